@@ -1,0 +1,112 @@
+"""The only reader of the environment: settings of a job, and a worker's place in it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Self
+
+from fastckpt.errors import ConfigError
+
+AGENT_VARIABLE = "FASTCKPT_AGENT"
+"""Tells workers the address of the agent that launched them."""
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting, such as ``FASTCKPT_SHM_DIR`` of ``shm_dir``."""
+    return f"FASTCKPT_{setting.upper()}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user can set for a job, by ``--fast-*`` options or ``FASTCKPT_*`` variables.
+
+    Attributes:
+        shm_dir: Directory on a tmpfs under which arenas are made.
+        slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
+        flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
+        flush_timeout: Seconds that the end of a job may wait for its last flush.
+        fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
+        events: File to which agent and workers append one JSON object per event; empty for none.
+    """
+
+    shm_dir: str = "/dev/shm"
+    slots: int = 3
+    flush: bool = True
+    flush_timeout: float = 600.0
+    fill_threads: int = 0
+    events: str = ""
+
+    def __post_init__(self) -> None:
+        if self.slots not in (2, 3):
+            raise ConfigError(f"slots is {self.slots}; an arena has 2 or 3 slots")
+        if self.flush_timeout < 0:
+            raise ConfigError(f"flush_timeout is {self.flush_timeout}; give seconds, 0 or more")
+        if self.fill_threads < 0:
+            raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read ``FASTCKPT_*``; raises ConfigError naming the variable that cannot be read."""
+        environment = os.environ if environment is None else environment
+        found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
+        return cls(**{name: _parse(cls, name, text) for name, text in found.items()})
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` reads these settings again."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def _parse(settings: type[Settings], name: str, text: str) -> object:
+    default = getattr(settings, name)
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[text.lower()] if isinstance(default, bool) else type(default)(text)
+    except (KeyError, ValueError) as error:
+        kind = "yes or no" if isinstance(default, bool) else f"a {type(default).__name__}"
+        raise ConfigError(f"{variable(name)} is {text!r}; give {kind}") from error
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in the job, as torchrun's variables tell it.
+
+    Without a launcher it is the only worker of a job of one.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    group_rank: int = 0
+    group_world_size: int = 1
+    restart_count: int = 0
+    run_id: str = ""
+    master: str = ""
+    agent: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read RANK, LOCAL_RANK and the other variables that a launcher sets."""
+        environment = os.environ if environment is None else environment
+        if "RANK" not in environment:
+            return cls(agent=environment.get(AGENT_VARIABLE, ""))
+
+        def number(name: str, default: int) -> int:
+            try:
+                return int(environment.get(name, default))
+            except ValueError as error:
+                raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
+
+        return cls(
+            rank=number("RANK", 0),
+            local_rank=number("LOCAL_RANK", number("RANK", 0)),
+            world_size=number("WORLD_SIZE", 1),
+            local_world_size=number("LOCAL_WORLD_SIZE", number("WORLD_SIZE", 1)),
+            group_rank=number("GROUP_RANK", 0),
+            group_world_size=number("GROUP_WORLD_SIZE", 1),
+            restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
+            run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
+            master=f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}",
+            agent=environment.get(AGENT_VARIABLE, ""),
+        )

@@ -1,0 +1,45 @@
+"""The errors that fastckpt raises; each message gives the value, the limit and the remedy."""
+
+
+class FastckptError(Exception):
+    """Base of all errors of this project."""
+
+
+class ConfigError(FastckptError, ValueError):
+    """A setting has a value that cannot be used."""
+
+
+class ArenaTooSmall(FastckptError):
+    """Shared memory cannot hold the slots that a checkpoint directory needs."""
+
+
+class ArenaInUse(FastckptError):
+    """Another live job owns the arena of this checkpoint directory."""
+
+
+class AgentLost(FastckptError, ConnectionError):
+    """The process that owns the arena does not answer."""
+
+
+class ProtocolError(FastckptError):
+    """A message is not one that this version understands."""
+
+
+class StepError(FastckptError, ValueError):
+    """A step cannot be saved in this history."""
+
+
+class NotLoadable(FastckptError, TypeError):
+    """A state would save but not load with ``weights_only=True``."""
+
+
+class BadCheckpoint(FastckptError):
+    """A checkpoint, or one of its files, is incomplete or damaged."""
+
+
+class NoLoadableCheckpoint(FastckptError):
+    """Checkpoints exist, but none of them can be loaded by all ranks."""
+
+
+class PersistError(FastckptError):
+    """A checkpoint could not be made durable."""

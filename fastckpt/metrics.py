@@ -1,0 +1,57 @@
+"""What happens, as phases, counts and events: one mechanism for timing, logging and fault injection."""
+
+import json
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+logger = logging.getLogger("fastckpt")
+
+counts: Counter[str] = Counter()
+"""How often each thing happened in this process."""
+
+seconds: dict[str, float] = {}
+"""How long the last run of each phase took in this process."""
+
+Observer = Callable[[str, dict[str, Any]], None]
+_observers: list[Observer] = []
+_events = -1
+
+
+def observe(observer: Observer) -> None:
+    """Call ``observer(phase, fields)`` whenever a phase begins in this process, in the thread that begins it."""
+    _observers.append(observer)
+
+
+@contextmanager
+def phase(name: str, **fields: Any) -> Iterator[None]:
+    """Time a stage of a state's way, such as ``phase("snapshot.fill", step=7)``."""
+    for observer in _observers:
+        observer(name, fields)
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = time.perf_counter() - start
+        counts[name] += 1
+        logger.debug("%s %.1f ms %s", name, 1e3 * seconds[name], fields)
+
+
+def write_events_to(path: str) -> None:
+    """Append this process's events to the file at ``path``; an empty path stops that."""
+    global _events
+    if _events >= 0:
+        os.close(_events)
+    _events = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else -1
+
+
+def event(name: str, **fields: Any) -> None:
+    """Record that something happened now: one line of JSON, complete even if this process dies next."""
+    logger.debug("event %s %s", name, fields)
+    if _events >= 0:
+        line = json.dumps({"event": name, "time": time.time(), "pid": os.getpid(), **fields})
+        os.write(_events, line.encode() + b"\n")

@@ -1,0 +1,1 @@
+"""A torchrun-compatible launcher whose agent keeps checkpoints in shared memory."""
