@@ -1,0 +1,1 @@
+"""What the bytes mean: ids, manifests and the layout of files, as pure functions."""

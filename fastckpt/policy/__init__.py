@@ -1,0 +1,1 @@
+"""Decisions as pure functions: when, which, where from."""
