@@ -1,0 +1,65 @@
+"""Checks that a saved state will load with ``weights_only=True``, and names the part that will not."""
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fastckpt.errors import NotLoadable
+from fastckpt.format.sink import Sink
+from fastckpt.format.skeleton import Skeleton
+
+
+def check_loadable(state: Any, skeleton: Skeleton) -> None:
+    """Raise NotLoadable, with the path of the first culprit, if stock ``torch.load`` would refuse the file."""
+    error = _refusal(_sink(skeleton))
+    if error is None:
+        return
+    path, culprit = _culprit("state", state)
+    raise NotLoadable(
+        f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
+        f"refuses. Save it as plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
+        f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory."
+    ) from error
+
+
+def _sink(skeleton: Skeleton) -> Sink:
+    sink = Sink()
+    for offset, data in skeleton.segments:
+        sink.seek(offset)
+        sink.write(data)
+    sink.seek(0)
+    return sink
+
+
+def _refusal(file: Sink | io.BytesIO) -> Exception | None:
+    """The error of loading from ``file``; on the meta device no tensor bytes are read."""
+    try:
+        torch.load(file, map_location="meta", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        return error
+    return None
+
+
+def _culprit(path: str, node: Any) -> tuple[str, Any]:
+    """The innermost part that is refused when it is saved on its own."""
+    for step, child in _children(node):
+        buffer = io.BytesIO()
+        try:
+            with torch.serialization.skip_data():
+                torch.save(child, buffer)
+        except (RuntimeError, NotImplementedError):
+            torch.save(child, buffer := io.BytesIO())
+        buffer.seek(0)
+        if _refusal(buffer) is not None:
+            return _culprit(f"{path}{step}", child)
+    return path, node
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    if type(node) in (list, tuple):
+        yield from ((f"[{i}]", child) for i, child in enumerate(node))
+    elif isinstance(node, Mapping) and type(node).__module__ in ("builtins", "collections"):
+        yield from ((f"[{key!r}]", child) for key, child in node.items())

@@ -1,0 +1,57 @@
+"""Plans the next save of a state, from the last one where only numbers and bytes have changed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastckpt.format.loadable import check_loadable
+from fastckpt.format.skeleton import Skeleton, sketch, sketch_structure
+from fastckpt.format.structure import Number, Opaque, Structure
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a save needs: the skeleton, and what goes into its places and gaps.
+
+    The storages are alive as long as the plan is: drop it once they are copied.
+    """
+
+    skeleton: Skeleton
+    numbers: list[Number]
+    storages: list[torch.UntypedStorage]
+
+
+class Planner:
+    """Plans the saves of one file, and remembers the skeleton of the last one.
+
+    Pickling a skeleton costs about 24 us a tensor; comparing a state with the last one costs about 1 us.
+    """
+
+    def __init__(self, *, weights_only: bool = True) -> None:
+        self._weights_only = weights_only
+        self._shape: list[Any] | None = None
+        self._skeleton: Skeleton | None = None
+
+    def plan(self, state: Any) -> Plan:
+        """Plan a save of ``state``.
+
+        Raises:
+            NotLoadable: It would save, but not load with ``weights_only=True``; names the key.
+            Exception: Whatever torch.save raises for a state that it cannot pickle.
+        """
+        try:
+            structure = Structure(state)
+            if self._skeleton is None or structure.shape != self._shape:
+                skeleton = sketch_structure(state, structure)
+                self._check(state, skeleton)
+                self._shape, self._skeleton = structure.shape, skeleton
+            return Plan(self._skeleton, structure.numbers, structure.storages)
+        except (Opaque, RecursionError):
+            skeleton, storages = sketch(state)
+            self._check(state, skeleton)
+            return Plan(skeleton, [], storages)
+
+    def _check(self, state: Any, skeleton: Skeleton) -> None:
+        if self._weights_only:
+            check_loadable(state, skeleton)

@@ -1,0 +1,140 @@
+"""Takes a state apart: what must be equal for two states to share a skeleton, and what may differ.
+
+A state of plain containers, tensors and Python leaves falls into
+
+- its *shape*: a flat list of containers, keys, tensor layouts and constants;
+- its *numbers*: the int and float leaves, which have a place of fixed width in a skeleton;
+- its *storages*: the bytes of its tensors, each storage once, in the order in which a pickler meets them.
+
+Two states of equal shape have skeletons that differ in the numbers alone. A state that holds anything else
+(a user's object, a tensor subclass, a quantized tensor, ...) is *opaque*: nothing is known of its parts.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+Number = int | float
+INT64 = 1 << 63
+
+_CONSTANTS = frozenset({type(None), bool, str, bytes, complex, torch.dtype, torch.device, torch.Size})
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class Opaque(Exception):
+    """The state holds an object whose parts are not known."""
+
+
+class Structure:
+    """A state taken apart; raises Opaque where that is not possible."""
+
+    __slots__ = ("_indices", "_seen", "numbers", "shape", "storages")
+
+    def __init__(self, state: Any) -> None:
+        self.shape: list[Any] = []
+        self.numbers: list[Number] = []
+        self.storages: list[torch.UntypedStorage] = []
+        self._indices: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._visit(state)
+
+    def _visit(self, node: Any) -> None:
+        kind = type(node)
+        if kind in _TENSORS:
+            self._tensor(kind, node)
+        elif kind is float:
+            self.shape.append(float)
+            self.numbers.append(node)
+        elif kind is int and -INT64 <= node < INT64:
+            self.shape.append(int)
+            self.numbers.append(node)
+        elif kind in _CONSTANTS or kind is int:
+            self.shape += (kind, node)
+        else:
+            self._container(kind, node)
+
+    def _container(self, kind: type, node: Any) -> None:
+        if kind not in (dict, OrderedDict, list, tuple):
+            raise Opaque(kind)
+        if id(node) in self._seen:
+            # a pickle holds a container once, however often it is met
+            self.shape += (id, self._seen[id(node)])
+            return
+        self._seen[id(node)] = len(self._seen)
+        self.shape += (kind, len(node))
+        visit = self._visit
+        if kind is list or kind is tuple:
+            for child in node:
+                visit(child)
+            return
+        for key in node:
+            if type(key) is not str:
+                _check_key(key)
+        self.shape += (*node, *map(type, node))
+        for child in node.values():
+            visit(child)
+        if kind is OrderedDict:
+            # state_dict() keeps its versions in an attribute, which pickles with it
+            visit(node.__dict__)
+
+    def _tensor(self, kind: type, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.__dict__:
+            raise Opaque(kind)
+        if not (tensor.is_cpu or tensor.is_cuda):
+            raise Opaque(tensor.device)
+        storage = tensor.untyped_storage()
+        index = self._indices.setdefault(storage._cdata, len(self._indices))
+        if index == len(self.storages):
+            self.storages.append(storage)
+        self.shape.append(
+            (
+                kind,
+                index,
+                storage.nbytes(),
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.storage_offset(),
+                tensor.requires_grad,
+                tensor.device,
+                tensor.is_conj(),
+                tensor.is_neg(),
+                len(tensor._backward_hooks or ()),
+            )
+        )
+
+
+def _check_key(key: Any) -> None:
+    if type(key) is tuple:
+        for part in key:
+            _check_key(part)
+    elif type(key) not in _CONSTANTS and type(key) not in (int, float):
+        raise Opaque(type(key))
+
+
+def with_numbers(state: Any, numbers: list[Number]) -> Any:
+    """A copy of a state (that is not opaque) with its numbers, in their order, replaced by ``numbers``."""
+    return _rebuild(state, iter(numbers), {})
+
+
+def _rebuild(node: Any, numbers: Any, built: dict[int, Any]) -> Any:
+    kind = type(node)
+    if kind is float or (kind is int and -INT64 <= node < INT64):
+        return next(numbers)
+    if kind not in (dict, OrderedDict, list, tuple):
+        return node
+    if id(node) in built:
+        return built[id(node)]
+    if kind is tuple:
+        built[id(node)] = tuple(_rebuild(child, numbers, built) for child in node)
+        return built[id(node)]
+    copy = built[id(node)] = kind()
+    if kind is list:
+        copy.extend(_rebuild(child, numbers, built) for child in node)
+    else:
+        for key, child in node.items():
+            copy[key] = _rebuild(child, numbers, built)
+    if kind is OrderedDict:
+        copy.__dict__.update(_rebuild(node.__dict__, numbers, built))
+    return copy

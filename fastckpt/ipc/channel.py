@@ -1,0 +1,110 @@
+"""Both ends of the connection between a writer and the saver."""
+
+import asyncio
+import os
+import socket
+import struct
+import time
+
+from fastckpt.errors import AgentLost, ProtocolError
+from fastckpt.ipc.messages import MAX_SIZE, Message, decode, encode
+
+_LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("iII")
+
+
+def pack(message: Message) -> bytes:
+    """A message as it goes over the wire: its length in four bytes, then JSON."""
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def bind(address: str) -> socket.socket:
+    """Listen at an abstract address (``@name``): it has no file, and is gone when this process is."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(_abstract(address))
+    listener.listen(128)
+    return listener
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process at the other end, as the kernel tells them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+async def receive(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None when the other end is closed; raises ProtocolError for garbage."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > MAX_SIZE:
+            raise ProtocolError(f"a message of {length} bytes is longer than {MAX_SIZE}")
+        return decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class Channel:
+    """A writer's end: asks one thing at a time, each with a deadline."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        """Connect to the saver at ``address``, trying for ``timeout`` seconds.
+
+        Raises:
+            AgentLost: Nobody answers there, or somebody else's process does.
+        """
+        self._timeout = timeout
+        self._socket = _connect(address, timeout)
+        _, uid = peer(self._socket)
+        if uid != os.getuid():
+            self._socket.close()
+            raise AgentLost(f"the process at {address} belongs to user {uid}, not to {os.getuid()}")
+
+    def ask(self, message: Message, timeout: float | None = None) -> Message:
+        """Send a message and wait for its answer.
+
+        Raises:
+            AgentLost: The saver is gone, or does not answer within ``timeout`` seconds.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            self._socket.settimeout(seconds)
+            self._socket.sendall(pack(message))
+            (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
+            return decode(self._read_exactly(length))
+        except TimeoutError as error:
+            raise AgentLost(f"no answer to {type(message).__name__} in {seconds:g} s from the launcher") from error
+        except OSError as error:
+            raise AgentLost(f"the launcher that owns the checkpoints in memory is gone: {error}") from error
+
+    def _read_exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise ConnectionResetError(f"closed after {len(data)} of {size} bytes")
+            data += chunk
+        return data
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def _connect(address: str, timeout: float) -> socket.socket:
+    end = time.monotonic() + timeout
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(_abstract(address))
+            return connection
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > end:
+                raise AgentLost(f"nobody answers at {address}: {error}") from error
+            time.sleep(0.01)
+
+
+def _abstract(address: str) -> str:
+    return "\0" + address.removeprefix("@")

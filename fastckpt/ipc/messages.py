@@ -1,0 +1,200 @@
+"""The messages between a writer and the saver, and their check on arrival.
+
+A writer asks and the saver answers every message once, in order. Messages are hints: what counts as committed is read
+from the records in the slots.
+"""
+
+import json
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Union, get_args, get_origin
+
+from fastckpt.errors import ProtocolError
+
+MAX_SIZE = 1 << 20
+"""The longest message in bytes."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A writer introduces itself and its checkpoint directory. Answer: Welcome."""
+
+    directory: str
+    local_rank: int
+    local_world_size: int
+    world_size: int
+    group_rank: int
+    restart_count: int
+    policy: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Where the arena is, and the history that this generation of workers writes."""
+
+    arena: str
+    history: int
+    telemetry: str
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Images of these sizes (bytes) will be saved: make room in all slots, soon. Answer: Done."""
+
+    files: dict[str, int]
+
+
+@dataclass(frozen=True)
+class BeginSave:
+    """A save begins, with images of these sizes (bytes). Answer: Granted or Skipped."""
+
+    history: int
+    step: int
+    files: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Granted:
+    """The slot to write to, and the checkpoints made durable since the writer was last told."""
+
+    slot: str
+    persisted: list[list[int]] = field(default_factory=list)
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """This id is not saved, on any rank, and why."""
+
+    reason: str
+    persisted: list[list[int]] = field(default_factory=list)
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The writer's done record of this id is in the slot; persist it if ``persist``. Answer: Done."""
+
+    history: int
+    step: int
+    persist: bool
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Which checkpoints are in memory? They stay until Release. Answer: Pinned."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Slots that hold a whole checkpoint."""
+
+    slots: list[str]
+
+
+@dataclass(frozen=True)
+class Release:
+    """The writer reads no slot any more. Answer: Done."""
+
+
+@dataclass(frozen=True)
+class NextHistory:
+    """The writer has resumed for the ``round``-th time. Answer: Welcome, with the same history for all ranks."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How far is persistence? Answer: Status."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is durable, what is on its way, and what went wrong.
+
+    Attributes:
+        waiting: Persists that wait or run.
+        newest: History and step of the newest durable checkpoint; empty for none.
+        persisted: As in Granted.
+        trouble: The last failure of a persist that no later one has made good; empty for none.
+    """
+
+    waiting: int
+    newest: list[int]
+    persisted: list[list[int]]
+    trouble: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The message was carried out."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The message could not be carried out; the error's class and text."""
+
+    kind: str
+    text: str
+
+
+Message = Union[  # noqa: UP007
+    Hello,
+    Welcome,
+    Reserve,
+    BeginSave,
+    Granted,
+    Skipped,
+    Committed,
+    Pin,
+    Pinned,
+    Release,
+    NextHistory,
+    Ask,
+    Status,
+    Done,
+    Failed,
+]
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_HINTS = {kind: typing.get_type_hints(kind) for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """A message as JSON."""
+    data = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    if len(data) > MAX_SIZE:
+        raise ProtocolError(f"a message of {len(data)} bytes is longer than {MAX_SIZE}")
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """Read a message; raises ProtocolError for anything but a well-formed one."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {data[:80]!r}") from error
+    kind = _KINDS.get(content.pop("kind", "")) if isinstance(content, dict) else None
+    if kind is None:
+        raise ProtocolError(f"unknown kind of message: {data[:80]!r}")
+    required = {f.name for f in fields(kind) if f.default_factory is f.default}
+    if not required <= content.keys() <= _HINTS[kind].keys():
+        raise ProtocolError(f"{kind.__name__} with fields {sorted(content)}; it has {sorted(_HINTS[kind])}")
+    for name, value in content.items():
+        if not _fits(value, _HINTS[kind][name]):
+            raise ProtocolError(f"{kind.__name__}.{name} is {str(value)[:80]!r}; it must be a {_HINTS[kind][name]}")
+    return kind(**content)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if hint is Any:
+        return True
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    return type(value) is hint and not (hint is int and value < 0)

@@ -1,0 +1,1 @@
+"""Shared memory of this node: the arena, its slots, and the images in them."""

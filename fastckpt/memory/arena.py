@@ -1,0 +1,170 @@
+"""Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from fastckpt.errors import ArenaInUse, ArenaTooSmall
+from fastckpt.memory.headroom import headroom
+
+_OWNER, _WRITERS = "owner", "writers"
+
+
+def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
+    """Where the arena of a checkpoint directory lies.
+
+    Args:
+        shm_dir: A directory on a tmpfs.
+        checkpoint_dir: The checkpoint directory, as a real path.
+        node_slot: Which of the agents that share this host and checkpoint directory it belongs to.
+    """
+    key = hashlib.sha256(f"{checkpoint_dir}\0{node_slot}".encode()).hexdigest()[:16]
+    return Path(shm_dir) / f"fastckpt-{os.getuid()}-{key}"
+
+
+class Arena:
+    """An arena that this process owns, until `remove` or `release`.
+
+    The lock on its ``owner`` file says that somebody owns it; the file says who.
+    """
+
+    def __init__(self, path: Path, lock: int, adopted: bool) -> None:
+        self.path = path
+        self.adopted = adopted
+        self.slots: list[Path] = sorted(path.glob("slot-*"))
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, checkpoint_dir: str) -> Self:
+        """Make the arena, or adopt the one that a dead owner left.
+
+        Raises:
+            ArenaInUse: Its owner is alive, or it does not belong to this user.
+        """
+        while True:
+            _make_private(path)
+            lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = os.pread(lock, 4096, 0).decode(errors="replace")
+                os.close(lock)
+                raise ArenaInUse(
+                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: {owner}. End that "
+                    f"job, or give this one another checkpoint directory."
+                ) from error
+            if _is_named(lock, path / _OWNER):
+                break
+            os.close(lock)  # the former owner removed it between our open and our lock
+        adopted = os.fstat(lock).st_size > 0
+        os.truncate(lock, 0)
+        os.pwrite(lock, json.dumps(_identity(checkpoint_dir)).encode(), 0)
+        return cls(path, lock, adopted)
+
+    def wait_for_writers(self, seconds: float) -> bool:
+        """Wait until no writer of the former owner is left; False if one still is when the time is over."""
+        fd = os.open(self.path / _WRITERS, os.O_RDWR | os.O_CREAT, 0o600)
+        end = time.monotonic() + seconds
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return True
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        return False
+                    time.sleep(0.01)
+        finally:
+            os.close(fd)
+
+    def make_slots(self, count: int) -> None:
+        """Have exactly ``count`` slots; what lies in others is lost."""
+        wanted = [self.path / f"slot-{i}" for i in range(count)]
+        for slot in self.slots:
+            if slot not in wanted:
+                shutil.rmtree(slot)
+        for slot in wanted:
+            slot.mkdir(mode=0o700, exist_ok=True)
+        self.slots = wanted
+
+    def reserve(self, slot: Path, name: str, size: int) -> None:
+        """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
+
+        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB.
+
+        Raises:
+            ArenaTooSmall: The memory ran out since `check`.
+        """
+        path, temporary = slot / name, slot / f".new-{name}"
+        if path.exists() and path.stat().st_size == size:
+            return
+        path.unlink(missing_ok=True)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        except OSError as error:
+            temporary.unlink()
+            raise ArenaTooSmall(too_small(self.path, size, 1, str(headroom(self.path)))) from error
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    def release(self) -> None:
+        """Leave the memory to whoever adopts it."""
+        os.close(self._lock)
+
+
+def too_small(path: Path, size: int, slots: int, free: str) -> str:
+    """The text of an ArenaTooSmall: what is needed, what there is, and what to do."""
+    return (
+        f"shared memory cannot hold {slots} x {size / 2**30:.2f} GiB under {path.parent}: {free}. Enlarge it (docker: "
+        f"--shm-size; a memory limit: raise it), choose another tmpfs with --fast-shm-dir, or use --fast-slots 2."
+    )
+
+
+def hold_writers_lock(arena: Path) -> int:
+    """Tell adopters of the arena that this process may write to it, as long as the descriptor is open."""
+    fd = os.open(arena / _WRITERS, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ArenaInUse(
+            f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
+            f"remove it, or choose another tmpfs with --fast-shm-dir"
+        )
+
+
+def _is_named(fd: int, path: Path) -> bool:
+    try:
+        named, opened = path.stat(follow_symlinks=False), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def _identity(checkpoint_dir: str) -> dict[str, object]:
+    return {
+        "pid": os.getpid(),
+        "started": psutil.Process().create_time(),
+        "host": socket.gethostname(),
+        "directory": checkpoint_dir,
+    }

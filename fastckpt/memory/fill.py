@@ -1,0 +1,106 @@
+"""Copies the bytes of storages to their places, on all cores that training leaves idle."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+PIECE = 32 << 20
+"""Bytes that a thread copies at a time."""
+SMALL = 128 << 10
+"""Below this many bytes a copy is over before another thread could have taken it."""
+
+_signature = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0)
+_copy_without_gil = ctypes.CFUNCTYPE(*_signature)(ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0)
+
+
+class Copy(NamedTuple):
+    """``size`` bytes of a storage to go to an address of this process."""
+
+    target: int
+    source: torch.UntypedStorage
+    size: int
+
+
+def idle_cores(workers: int) -> int:
+    """How many threads may copy while the ``workers`` of this node wait: all cores, at most 16, at least one.
+
+    Args:
+        workers: Workers on this node that copy states of full size at the same time.
+    """
+    return max(1, min(16, len(os.sched_getaffinity(0)) // max(1, workers)))
+
+
+class Filler:
+    """Copies with a fixed number of threads, the caller's among them."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = max(1, threads)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def fill(self, copies: Sequence[Copy]) -> None:
+        """Do all ``copies``; returns when every byte has arrived."""
+        on_device = [copy for copy in copies if copy.source.device.type != "cpu"]
+        large = self._copy_small([copy for copy in copies if copy.source.device.type == "cpu"])
+        _start_device_copies(on_device)
+        self._copy_large(large)
+        for device in {copy.source.device for copy in on_device}:
+            torch.accelerator.synchronize(device)
+
+    def _copy_small(self, copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
+        large = []
+        for target, source, size in copies:
+            if size < SMALL:
+                _copy_holding_gil(target, source.data_ptr(), size)
+            else:
+                large.append((target, source.data_ptr(), size))
+        return large
+
+    def _copy_large(self, spans: list[tuple[int, int, int]]) -> None:
+        if self._threads == 1:
+            _run(spans)
+            return
+        shares = _shares(spans, self._threads)
+        self._pool = self._pool or ThreadPoolExecutor(self._threads - 1, "fastckpt-fill")
+        others = [self._pool.submit(_run, share) for share in shares[1:]]
+        _run(shares[0])
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _run(spans: list[tuple[int, int, int]]) -> None:
+    for target, source, size in spans:
+        _copy_without_gil(target, source, size)
+
+
+def _shares(spans: list[tuple[int, int, int]], count: int) -> list[list[tuple[int, int, int]]]:
+    """Cut the spans into ``count`` lists of nearly as many bytes each."""
+    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+    total = sum(size for _, _, size in spans)
+    done = 0
+    for target, source, size in spans:
+        offset = 0
+        while offset < size:
+            index = min(count - 1, done * count // max(1, total))
+            end_of_share = -(-total * (index + 1) // count)
+            piece = min(size - offset, PIECE, max(1, end_of_share - done))
+            shares[index].append((target + offset, source + offset, piece))
+            offset += piece
+            done += piece
+    return shares
+
+
+def _start_device_copies(copies: Sequence[Copy]) -> None:
+    for target, source, size in copies:
+        memory = (ctypes.c_char * size).from_address(target)
+        place = torch.frombuffer(memory, dtype=torch.uint8)
+        place.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source), non_blocking=True)

@@ -1,0 +1,83 @@
+"""One mapped file of a slot, filled in place."""
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+from fastckpt.format.plan import Plan
+from fastckpt.format.skeleton import Skeleton
+from fastckpt.format.structure import Number
+from fastckpt.memory.fill import Copy
+
+
+class Image:
+    """A worker's mapping of an image that the agent reserved, kept from save to save.
+
+    The file never shrinks, and its bytes were reserved before it got its name, so that writing into the mapping
+    cannot fail for want of memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map ``path`` and fault its pages in; raises OSError if it is not there."""
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(fd)
+            self.size = status.st_size
+            self._inode = (status.st_dev, status.st_ino)
+            self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        finally:
+            os.close(fd)
+        self.path = path
+        self._anchor = ctypes.c_char.from_buffer(self._map)
+        self.address = ctypes.addressof(self._anchor)
+        self._skeleton: Skeleton | None = None
+        self._numbers: list[Number] = []
+
+    def is_current(self) -> bool:
+        """Whether the name still leads to the file that is mapped."""
+        try:
+            status = self.path.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
+
+    def install(self, plan: Plan) -> list[Copy]:
+        """Write all of a plan but the bytes of its storages; returns the copies that are left to do.
+
+        Where the last save had the same skeleton, only the numbers that changed are written.
+        """
+        if self._skeleton is not plan.skeleton:
+            self._write_skeleton(plan.skeleton)
+        self._write_numbers(plan)
+        base = self.address
+        return [
+            Copy(base + gap.offset, storage, gap.size)
+            for gap, storage in zip(plan.skeleton.gaps, plan.storages, strict=True)
+            if gap.size
+        ]
+
+    def _write_skeleton(self, skeleton: Skeleton) -> None:
+        self._skeleton = None
+        for offset, data in (*skeleton.segments, skeleton.padding(self.size)):
+            self._map[offset : offset + len(data)] = data
+        self._numbers = []
+        self._skeleton = skeleton
+
+    def _write_numbers(self, plan: Plan) -> None:
+        old, new = self._numbers, plan.numbers
+        if not old:
+            changed = range(len(new))
+        else:
+            # 0.0 equals -0.0, and nan nothing: only what is equal and not zero is sure to have equal bytes
+            changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b or not a]
+        places = plan.skeleton.places
+        for i in changed:
+            offset, kind = places[i]
+            kind.pack_into(self._map, offset, new[i])
+        self._numbers = new
+
+    def close(self) -> None:
+        """Unmap."""
+        del self._anchor
+        self._map.close()

@@ -1,0 +1,81 @@
+"""Which slot a save goes into: never the newest whole checkpoint, never one that somebody uses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Id = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """What the owner of an arena knows of a slot.
+
+    Attributes:
+        id: History and step of the save in it; None if it holds none.
+        committed: Whether the save is whole.
+        pinned: Why it must not change now, such as "step 7 is being persisted"; empty if it may.
+        writers: The local ranks that must write their part.
+        done: Those of them that have.
+    """
+
+    id: Id | None = None
+    committed: bool = False
+    pinned: str = ""
+    writers: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Skip:
+    """No slot is free, and why."""
+
+    reason: str
+
+
+def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id]) -> int | Skip:
+    """The index of the slot for a new save, or why there is none.
+
+    Args:
+        slots: All slots of the arena.
+        latest: The newest id that each local rank has begun.
+    """
+    committed = [slot.id for slot in slots if slot.committed and slot.id is not None]
+    newest = max(committed, default=None)
+    free = {
+        i: _rank(slot)
+        for i, slot in enumerate(slots)
+        if slot.id is None or (slot.id != newest and not slot.pinned and not _is_filling(slot, latest))
+    }
+    if free:
+        return min(free, key=lambda i: (free[i], i))
+    reasons = [reason for slot in slots if (reason := _obstacle(slot, newest))]
+    return Skip("; ".join(reasons))
+
+
+def _rank(slot: SlotView) -> tuple[int, Id]:
+    """Empty slots first, then those that will never be whole, then the oldest."""
+    if slot.id is None:
+        return 0, (0, 0)
+    return (2, slot.id) if slot.committed else (1, slot.id)
+
+
+def _is_filling(slot: SlotView, latest: Mapping[int, Id]) -> bool:
+    """Whether a save may still become whole, or a writer may still be writing into the slot.
+
+    A writer that has gone on to a newer id without finishing will never finish.
+    """
+    if slot.committed or slot.id is None:
+        return False
+    missing = slot.writers - slot.done
+    inside = any(latest.get(writer) == slot.id for writer in missing)
+    given_up = any(latest.get(writer, (0, 0)) > slot.id for writer in missing)
+    return inside or not given_up
+
+
+def _obstacle(slot: SlotView, newest: Id | None) -> str:
+    if slot.pinned:
+        return slot.pinned
+    if slot.id is None or slot.id == newest:
+        return ""
+    missing = ", ".join(str(writer) for writer in sorted(slot.writers - slot.done))
+    return f"step {slot.id[1]} waits for local rank {missing}, which must save it too"
