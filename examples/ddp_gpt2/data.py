@@ -26,14 +26,10 @@ def read_text(data_dir: str = "") -> bytes:
 
 def split(text: bytes, block_size: int) -> tuple[Tensor, Tensor]:
     """Tokens to train on, and the last twentieth to validate with."""
-    tokens = (
-        torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-    )
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
     cut = len(tokens) - len(tokens) // 20
     if len(tokens) - cut <= block_size:
-        raise ValueError(
-            f"{len(text)} bytes of text are too few; a block of {block_size} needs {20 * block_size + 20}"
-        )
+        raise ValueError(f"{len(text)} bytes of text are too few; a block of {block_size} needs {20 * block_size + 20}")
     return tokens[:cut], tokens[cut:]
 
 
@@ -70,9 +66,7 @@ class ShuffledBatches:
         self._together = batch_size * world_size
         self._blocks = (len(tokens) - 1) // block_size
         if self._blocks < self._together:
-            raise ValueError(
-                f"the text has {self._blocks} blocks; one step takes {self._together}: give more text"
-            )
+            raise ValueError(f"the text has {self._blocks} blocks; one step takes {self._together}: give more text")
         self._start_epoch(epoch=0, taken=0)
 
     @property

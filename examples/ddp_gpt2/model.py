@@ -37,11 +37,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Let each position look at itself and at those before it."""
-        heads = (
-            part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
-        )
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in parts)
         dropout = self.dropout if self.training else 0.0
-        y = functional.scaled_dot_product_attention(*heads, dropout_p=dropout, is_causal=True)
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return functional.dropout(self.projection(y.transpose(1, 2).flatten(2)), self.dropout, self.training)
 
 

@@ -8,6 +8,7 @@ Kill a worker: the others restart with it and continue from memory, bit for bit 
 import argparse
 import math
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,7 @@ from fastckpt import metrics
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--n_layer", type=int, default=6)
     add("--n_head", type=int, default=6)
@@ -116,8 +115,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     optimizer = torch.optim.AdamW(model.parameter_groups(args.weight_decay), args.lr, (0.9, 0.95), fused=True)
     torch.manual_seed(args.seed + 1 + rank)  # each rank drops out other activations
 
-    def state(step: int) -> dict[str, object]:
-        parts = {"model": model, "optimizer": optimizer, "batches": batches}
+    def state(step: int) -> dict[str, Any]:
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "batches": batches}
         return {"step": step} | {name: part.state_dict() for name, part in parts.items()}
 
     progress, step = Progress(rank, steps, args.log_interval, args.losses), 0
@@ -148,9 +147,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     finish(args, model, progress)
 
 
-def train_step(
-    ddp: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, clip: float
-) -> Tensor:
+def train_step(ddp: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor, lr: float, clip: float) -> Tensor:
     for group in optimizer.param_groups:
         group["lr"] = lr
     loss.backward()

@@ -1,0 +1,115 @@
+"""The example's batches: the same text on every start, every block once, and no block lost by a resume."""
+
+import pytest
+import torch
+
+from examples.ddp_gpt2.data import ShuffledBatches, read_text, split, validation_batch, windows
+
+BLOCK = 8
+TOKENS = torch.arange(37 * BLOCK + 1)  # 37 blocks, each known by its first token
+
+
+def blocks_of(batch) -> list[int]:
+    return [first // BLOCK for first in batch[0][:, 0].tolist()]
+
+
+def ranks(world_size: int, batch_size: int = 3) -> list[ShuffledBatches]:
+    return [ShuffledBatches(TOKENS, BLOCK, batch_size, rank, world_size, seed=7) for rank in range(world_size)]
+
+
+def test_the_standard_library_is_plenty_of_text_and_always_the_same():
+    text = read_text()
+    assert len(text) > 2_000_000
+    assert b"def " in text
+    assert text == read_text()
+
+
+def test_text_comes_from_all_files_of_a_directory(tmp_path):
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "one.txt").write_bytes(b"one")
+    (tmp_path / "deeper" / "two.txt").write_bytes(b"two")
+    assert sorted(read_text(str(tmp_path)).split(b"\n")) == [b"one", b"two"]
+
+
+def test_the_last_twentieth_is_held_out():
+    training, validation = split(bytes(range(200)) * 2, block_size=8)
+    assert training.tolist() + validation.tolist() == list(range(200)) * 2
+    assert len(validation) == 20
+
+
+@pytest.mark.parametrize("text", [b"", b"too short"])
+def test_too_little_text_is_refused_with_what_is_needed(text):
+    with pytest.raises(ValueError, match=r"bytes of text are too few; a block of 8 needs 180"):
+        split(text, block_size=8)
+    assert split(bytes(180), block_size=8)
+
+
+def test_targets_are_one_token_further():
+    inputs, targets = windows(TOKENS, torch.tensor([0, 5]), BLOCK)
+    assert inputs.shape == targets.shape == (2, BLOCK)
+    assert inputs[1].tolist() == list(range(5, 5 + BLOCK))
+    assert torch.equal(targets, inputs + 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_an_epoch_takes_each_block_at_most_once_over_all_ranks(world_size):
+    loaders = ranks(world_size)
+    steps = loaders[0].steps_per_epoch
+    epochs = [[b for _ in range(steps) for r in loaders for b in blocks_of(r.take())] for _ in range(2)]
+    for taken in epochs:
+        assert len(taken) == len(set(taken)) == steps * 3 * world_size > 37 - 3 * world_size
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("done", range(14))
+def test_a_resume_continues_with_the_next_batch(done):
+    whole, interrupted = ranks(2)[1], ranks(2)[1]
+    for _ in range(done):
+        whole.take()
+        interrupted.take()
+    resumed = ranks(2)[1]
+    resumed.load_state_dict(interrupted.state_dict())
+    for _ in range(14):
+        assert all(torch.equal(x, y) for x, y in zip(resumed.take(), whole.take(), strict=True))
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_a_resume_with_other_ranks_takes_what_is_left_of_the_epoch(world_size):
+    before = ranks(2)
+    taken = [block for _ in range(3) for rank in before for block in blocks_of(rank.take())]
+    after = ranks(world_size)
+    for rank in after:
+        rank.load_state_dict(before[0].state_dict())
+    while after[0].state_dict()["epoch"] == 0:
+        taken += [block for rank in after for block in blocks_of(rank.take())]
+    assert len(taken) == len(set(taken)) > 37 - 3 * world_size
+
+
+def test_peeking_takes_nothing():
+    batches = ranks(1)[0]
+    state = batches.state_dict()
+    peeked = batches.peek()
+    assert batches.state_dict() == state
+    assert torch.equal(peeked[0], batches.take()[0])
+
+
+def test_batches_leave_the_generator_of_training_alone():
+    before = torch.get_rng_state()
+    batches = ranks(1)[0]
+    for _ in range(20):
+        batches.take()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_step_larger_than_the_text_is_refused():
+    with pytest.raises(ValueError, match="the text has 37 blocks; one step takes 40"):
+        ShuffledBatches(TOKENS, BLOCK, batch_size=20, world_size=2)
+
+
+def test_ranks_share_the_validation_blocks():
+    parts = [validation_batch(TOKENS, BLOCK, 4, rank, 3)[0][:, 0].tolist() for rank in range(3)]
+    together = sorted(sum(parts, []))
+    assert together == sorted(validation_batch(TOKENS, BLOCK, 12, 0, 1)[0][:, 0].tolist())
+    assert len(set(together)) == 12
+    assert together[0] == 0
+    assert together[-1] == len(TOKENS) - BLOCK - 1
