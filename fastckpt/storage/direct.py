@@ -1,0 +1,117 @@
+"""Copies a file from memory to storage at the storage's rate, and digests it on the way."""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+BLOCK = 32 * 2**20
+"""Bytes that are mapped, digested and written at once."""
+SECTOR = 4096
+"""O_DIRECT takes no shorter unit than this on any file system that we know."""
+READ = 2 * 2**20
+
+
+def copy_file(source: Path, target: Path) -> tuple[int, str]:
+    """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
+
+    The source is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
+    else the process dies of SIGBUS. The target's name is durable only when its directory has been synced, too.
+
+    Returns:
+        The size in bytes, and the xxh3-128 digest in 32 hexadecimal digits.
+
+    Raises:
+        OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
+    """
+    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.ExitStack() as on_exit:
+        on_exit.callback(os.close, reader)
+        writer = _create(target)
+        on_failure = on_exit.enter_context(contextlib.ExitStack())
+        on_failure.callback(target.unlink, missing_ok=True)
+        on_exit.callback(os.close, writer)
+        size = os.fstat(reader).st_size
+        digest = _copy(reader, writer, size)
+        os.fdatasync(writer)
+        on_failure.pop_all()
+    return size, digest
+
+
+def digest_file(path: Path) -> str:
+    """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read."""
+    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(READ))
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+    return digest.hexdigest()
+
+
+def _create(target: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(target, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
+    return os.open(target, flags, 0o600)
+
+
+def _copy(reader: int, writer: int, size: int) -> str:
+    digest = xxhash.xxh3_128()
+    with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
+        for offset in range(0, size, BLOCK):
+            with _window(reader, offset, min(BLOCK, size - offset)) as window:
+                digested = thread.submit(digest.update, window)
+                try:
+                    _write(writer, window, offset)
+                finally:
+                    digested.result()
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _window(reader: int, offset: int, length: int) -> Iterator[memoryview]:
+    # Small windows, since unmapping holds the GIL for as long as the mapping is large.
+    with (
+        mmap.mmap(reader, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as window,
+        memoryview(window) as view,
+    ):
+        yield view
+
+
+def _write(writer: int, view: memoryview, offset: int) -> None:
+    aligned = len(view) // SECTOR * SECTOR
+    _write_exactly(writer, view[:aligned], offset)
+    if aligned < len(view):
+        _use_page_cache(writer)
+        _write_exactly(writer, view[aligned:], offset + aligned)
+
+
+def _write_exactly(writer: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        try:
+            count = os.pwrite(writer, view[done:], offset + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not _use_page_cache(writer):
+                raise
+            continue
+        if count == 0:
+            raise OSError(errno.EIO, f"a write of {len(view) - done} bytes at {offset + done} wrote none")
+        done += count
+
+
+def _use_page_cache(writer: int) -> bool:
+    """Turn O_DIRECT off for a write that it refuses; returns whether it was on."""
+    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
+    fcntl.fcntl(writer, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return bool(flags & os.O_DIRECT)
