@@ -111,16 +111,21 @@ def follow(path: Path, agent: subprocess.Popen[bytes]) -> Iterator[Event]:
 
 
 def kill_one_worker(run: Run, agent: subprocess.Popen[bytes], after_step: int) -> None:
-    """SIGKILL one worker, any of them, at a random instant soon after a step; the kill goes into the log."""
+    """SIGKILL one worker, any of them, at a random instant of the step after ``after_step``."""
     pids: dict[str, int] = {}
+    first: Event = {}
     for event in follow(run.events, agent):
         if event["event"] == "workers_started":
             pids = event["pids"]
-        if event["event"] == "step" and event["step"] >= after_step:
+        elif event["event"] == "step" and event["step"] >= after_step:
             break
+        elif event["event"] == "step":
+            first = first or event
     else:
         raise DemoError(f"the run ended before step {after_step} was in its log")
-    time.sleep(random.uniform(0.0, 0.2))
+    step_time = (event["time"] - first["time"]) / (event["step"] - first["step"])
+    time.sleep(random.uniform(0.0, step_time))
+
     local_rank, pid = random.choice(sorted(pids.items()))
     worker = psutil.Process(pid)
     if agent.pid not in [parent.pid for parent in worker.parents()]:

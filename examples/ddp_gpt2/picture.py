@@ -23,7 +23,12 @@ def draw(path: Path, failure: Failure, reference: Sequence[Event], records: Sequ
         axes.set_ylabel("loss (nats per byte)")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="upper right")
+    shown = {
+        label: handle
+        for axes in (whole, close)
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown), frameon=False)
     figure.suptitle(
         f"GPT-2, worker {failure.local_rank} killed after step {failure.last_step}: "
         f"resumed at step {failure.resumed_step} from {failure.tier}, training on after {failure.back:.1f} s",
@@ -47,10 +52,16 @@ def _draw_whole(
     axes: Axes, failure: Failure, reference: Sequence[Event], before: Sequence[Event], after: Sequence[Event]
 ) -> None:
     axes.plot(*_points(reference), color=_REFERENCE, lw=5, label="uninterrupted run")
-    axes.plot(*_points(before), color=_BEFORE, lw=1.2, label="before the kill")
-    axes.plot(*_points(after), color=_AFTER, lw=1.2, label="after the resume")
+    axes.plot(*_points(before), color=_BEFORE, lw=1.2, label="done before the kill")
+    axes.plot(*_points(after), color=_AFTER, lw=1.2, label="done after the resume")
     axes.plot(*_points(reference, "validation"), "o", ms=12, mfc="none", color=_VALIDATION)
-    axes.plot(*_points([*before, *after], "validation"), "o", ms=5, color=_VALIDATION, label="validation")
+    axes.plot(
+        *_points([*before, *after], "validation"),
+        "o",
+        ms=5,
+        color=_VALIDATION,
+        label="validation (ring: uninterrupted)",
+    )
     axes.axvline(failure.last_step, color=_KILL, lw=1.5, ls="--", label=f"SIGKILL, worker {failure.local_rank}")
     axes.set_title("the whole run", fontsize=11)
 
@@ -61,12 +72,12 @@ def _draw_close(
     margin = max(6, len(failure.repeated))
     near = range(failure.resumed_step - margin, failure.last_step + margin + 1)
     reference, before, after = ([r for r in part if r["step"] in near] for part in (reference, before, after))
-    axes.plot(*_points(reference), "o-", ms=11, lw=5, color=_REFERENCE, label="uninterrupted run")
-    axes.plot(*_points(before), "o-", ms=7, lw=1.2, mfc="none", mew=1.5, color=_BEFORE, label="before the kill")
-    axes.plot(*_points(after), "x-", ms=7, lw=1.2, mew=1.8, color=_AFTER, label="after the resume")
-    axes.axvline(failure.last_step + 0.5, color=_KILL, lw=1.5, ls="--", label="SIGKILL")
+    axes.plot(*_points(reference), "-", lw=7, color=_REFERENCE)
+    axes.plot(*_points(before), "o-", ms=11, lw=1.4, mfc="none", mew=1.6, color=_BEFORE)
+    axes.plot(*_points(after), "o-", ms=5, lw=1.4, color=_AFTER)
+    axes.axvline(failure.last_step + 0.5, color=_KILL, lw=1.5, ls="--")
     if failure.repeated:
         first, last = failure.repeated[0], failure.repeated[-1]
-        label = f"done twice: {len(failure.repeated)}"
+        label = f"steps done twice: {len(failure.repeated)}"
         axes.axvspan(first - 0.5, last + 0.5, color=_KILL, alpha=0.1, lw=0, label=label)
     axes.set_title("around the kill", fontsize=11)

@@ -108,7 +108,7 @@ def test_a_step_larger_than_the_text_is_refused():
 
 def test_ranks_share_the_validation_blocks():
     parts = [validation_batch(TOKENS, BLOCK, 4, rank, 3)[0][:, 0].tolist() for rank in range(3)]
-    together = sorted(sum(parts, []))
+    together = sorted(start for part in parts for start in part)
     assert together == sorted(validation_batch(TOKENS, BLOCK, 12, 0, 1)[0][:, 0].tolist())
     assert len(set(together)) == 12
     assert together[0] == 0
