@@ -1,0 +1,182 @@
+"""torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
+
+import logging
+import threading
+from typing import Any
+
+import torch.distributed.run as torchrun
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from fastckpt import metrics
+from fastckpt.config import AGENT_VARIABLE, Settings
+from fastckpt.engine.saver import Saver
+from fastckpt.errors import FastckptError
+from fastckpt_run.deaths import Death, DeathWatch, describe
+from fastckpt_run.rendezvous import forget_last_round
+from fastckpt_run.report import explain
+from fastckpt_run.script import require_script
+from fastckpt_run.workers import kill_orphans, run_script_path
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_SIGNALS_TO_GIVE_UP = 3
+_CLOSE_MARGIN = 60.0
+
+
+class FastckptAgent(LocalElasticAgent):
+    """Starts, watches and restarts the workers of this node as torch's agent does, with these differences.
+
+    - It owns a saver, whose address and settings workers find in their environment. After each stop of
+      the workers the saver pins the newest checkpoint and flushes it in the background; the end of the job,
+      a signal included, waits for the last flush.
+    - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
+    - Workers that another's failure takes along are killed at once, with their children.
+    - Each round starts with an empty store, so that restarted workers find each other.
+    - A group that is beyond repair is a failure, with an exit code that says so.
+    """
+
+    def __init__(self, spec: WorkerSpec, *, settings: Settings, **torchs: Any) -> None:
+        super().__init__(spec, **torchs)
+        self._settings = settings
+        self._saver = Saver(settings)
+        self._watch = DeathWatch({})
+        # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
+        self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
+        if spec.entrypoint is torchrun.run_script_path:
+            spec.entrypoint = run_script_path
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the job to its end, and its last flush to its end."""
+        require_script(self._worker_group.spec)
+        metrics.write_events_to(self._settings.events)
+        self._saver.start()
+        signals = 0
+        try:
+            result: RunResult = super().run(role)
+            self._explain(result)
+            return result
+        except SignalException as error:
+            signals = _signals_in(error)
+            raise
+        finally:
+            self._close_saver(signals)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        forget_last_round(worker_group.spec.rdzv_handler)
+        super()._rendezvous(worker_group)
+
+    def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
+        super()._set_local_rank_env(worker_env, local_rank, spec)
+        worker_env |= {AGENT_VARIABLE: self._saver.address, **self._settings.to_environment()}
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._watch = DeathWatch(pids)
+        metrics.event(
+            "workers_started",
+            pids=pids,
+            restart_count=worker_group.spec.max_restarts - self._remaining_restarts,
+            world_size=worker_group.workers[0].world_size,
+            master_port=worker_group.master_port,
+        )
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        deaths = [death for death in self._watch.wait(self._longest_wait) if death.exitcode]
+        for death in deaths:
+            self._tell(death)
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.UNHEALTHY:
+            return self._give_up_stuck(worker_group)
+        if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
+            first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+            self._tell(Death(first.local_rank, first.pid, first.exitcode))
+        return result
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        super()._stop_workers(worker_group)
+        metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])
+        try:
+            self._saver.breakpoint()
+        except (FastckptError, OSError):
+            metrics.counts["breakpoint.failed"] += 1
+            logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        super()._shutdown(*args, **kwargs)
+        self._watch.close()
+        if self._pcontext and self._worker_group.state != WorkerState.SUCCEEDED:
+            for pid in self._pcontext.pids().values():
+                kill_orphans(pid)
+
+    def _tell(self, death: Death) -> None:
+        worker = self._worker_group.workers[death.local_rank]
+        metrics.event(
+            "worker_died",
+            local_rank=death.local_rank,
+            rank=worker.global_rank,
+            worker_pid=death.pid,
+            exitcode=death.exitcode,
+            restarts_left=self._remaining_restarts,
+        )
+        logger.warning(
+            "worker %d (local rank %d, pid %d) died: %s; stopping all, %d of %d restarts left",
+            worker.global_rank,
+            death.local_rank,
+            death.pid,
+            describe(death.exitcode),
+            self._remaining_restarts,
+            self._worker_group.spec.max_restarts,
+        )
+
+    def _give_up_stuck(self, worker_group: WorkerGroup) -> RunResult:
+        """Kill workers that the kernel does not let run; torch would end the job with exit code 0."""
+        assert self._pcontext is not None
+        self._pcontext.close()
+        stuck = self._uninterruptible_state_first_seen.keys()
+        failures = {
+            worker.global_rank: ProcessFailure(worker.local_rank, worker.id, -9, error_file="")
+            for worker in worker_group.workers
+            if worker.id in stuck or not stuck
+        }
+        return RunResult(WorkerState.FAILED, failures=failures)
+
+    def _explain(self, result: RunResult | None) -> None:
+        if result is not None and self._pcontext is not None:
+            for failure in result.failures.values():
+                explain(failure, self._pcontext)
+
+    def _close_saver(self, signals: int) -> None:
+        """Wait for the last flush; of all the signals that the job got, the third ends the wait."""
+        closed = threading.Event()
+
+        def close() -> None:
+            try:
+                self._saver.close()
+            finally:
+                closed.set()
+
+        # Not in this thread, where the next signal's exception would hit it anywhere.
+        threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
+        while not closed.is_set():
+            try:
+                if not closed.wait(self._settings.flush_timeout + _CLOSE_MARGIN):
+                    logger.error("the saver does not end; leaving it, and the memory that it owns")
+                    return
+            except SignalException as error:
+                signals += 1
+                if signals >= _SIGNALS_TO_GIVE_UP:
+                    raise
+                logger.warning("%s: the last flush goes on; %d more to give it up", error.sigval.name, 3 - signals)
+
+
+def _signals_in(error: BaseException | None) -> int:
+    """How many signals have come, one during the handling of another."""
+    count = 0
+    while error is not None:
+        count += isinstance(error, SignalException)
+        error = error.__context__
+    return count

@@ -1,0 +1,71 @@
+"""The command fastckpt-run: torchrun, with checkpoints in shared memory."""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import click
+import torch.distributed.run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+
+from fastckpt.errors import FastckptError
+from fastckpt_run.help import launcher_parser
+from fastckpt_run.options import parse
+from fastckpt_run.substitution import substituted
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line ``argv``; exits with torchrun's exit code and a message for people to read."""
+    _log_readably()
+    try:
+        run(sys.argv[1:] if argv is None else argv)
+    except click.ClickException as error:
+        _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
+    except FastckptError as error:
+        _exit(1, f"fastckpt-run: error: {error}")
+    except ChildFailedError as error:
+        _exit(1, str(error))
+    except SignalException as error:
+        _exit(1, f"fastckpt-run: stopped by {error.sigval.name}")
+    except (ValueError, RuntimeError, AssertionError) as error:
+        if not _raised_in(error, torchrun.config_from_args, torchrun.get_args_parser):
+            raise
+        _exit(1, f"fastckpt-run: error: {error}")
+
+
+@record
+def run(argv: Sequence[str]) -> None:
+    """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
+    settings, arguments = parse(launcher_parser(), argv)
+    with substituted(settings):
+        torchrun.run(arguments)  # type: ignore[no-untyped-call]
+
+
+def _raised_in(error: BaseException, *functions: Callable[..., Any]) -> bool:
+    """Whether ``error`` came out of one of ``functions``: then it is about the user's arguments."""
+    codes = {getattr(function, "__code__", None) for function in functions}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _exit(code: int, message: str) -> NoReturn:
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(code)
+
+
+def _log_readably() -> None:
+    """Our log lines to stderr; from torch's no second copy of a worker's traceback."""
+    ours = logging.getLogger("fastckpt")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("fastckpt-run: %(message)s"))
+        ours.addHandler(handler)
+        ours.propagate = False
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
+
+
+def _without_traceback(line: logging.LogRecord) -> bool:
+    line.exc_info = None
+    return True

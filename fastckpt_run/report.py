@@ -1,0 +1,44 @@
+"""What a failed job says of its workers: each traceback once, wherever the worker wrote it."""
+
+from collections import deque
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from fastckpt_run.workers import FunctionWorkers
+
+_TRACEBACK = "Traceback (most recent call last):"
+_TAIL = 200
+
+
+def explain(failure: ProcessFailure, workers: PContext) -> None:
+    """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is."""
+    if failure.exitcode < 0 and not isinstance(failure.message, dict):
+        if failure.local_rank in getattr(workers, "stopped", ()):
+            failure.message += ", from the agent, because another worker had failed"
+    elif _on_console(workers, failure.local_rank):
+        failure.message = f"{_summary(failure)}see above for what the worker printed"
+    elif not isinstance(failure.message, dict):
+        failure.message = _last_traceback(Path(workers.stderrs[failure.local_rank]))
+
+
+def _summary(failure: ProcessFailure) -> str:
+    return f"{failure.message['message']}; " if isinstance(failure.message, dict) else ""
+
+
+def _on_console(workers: PContext, local_rank: int) -> bool:
+    """Whether what the worker wrote to stderr has been shown; functions' tracebacks go to error files only."""
+    teed = any(local_rank in tail._log_files for tail in workers._tail_logs[1:2])
+    return not isinstance(workers, FunctionWorkers) and (teed or not workers.stderrs[local_rank])
+
+
+def _last_traceback(log: Path) -> str:
+    """The end of a redirected stderr, from its last traceback on."""
+    if not log.is_file():
+        return "not known: its stderr was not shown"
+    with log.open(errors="replace") as lines:
+        tail = deque(lines, _TAIL)
+    starts = [i for i, line in enumerate(tail) if line.startswith(_TRACEBACK)]
+    text = "".join(list(tail)[starts[-1] :]) if starts else ""
+    return f"see {log}\n{text}".replace("\n", "\n  ").rstrip()

@@ -1,0 +1,27 @@
+"""Refuse to start workers for a script that is not there."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from fastckpt_run.workers import run_script_path
+
+
+def require_script(spec: WorkerSpec) -> None:
+    """Raise a click.ClickException that names the script if no worker could find it.
+
+    An interpreter that the user put in place of ours may find scripts where we cannot; it is not checked.
+    """
+    if callable(spec.entrypoint):
+        found, script = spec.entrypoint is not run_script_path or Path(spec.args[0]).exists(), spec.args[0]
+    elif spec.entrypoint == sys.executable:
+        script = spec.args[1]
+        found = script in ("-", "-m") or Path(script).exists()
+    else:
+        script = spec.entrypoint
+        found = shutil.which(str(script)) is not None or Path(str(script)).exists()
+    if not found:
+        raise click.ClickException(f"no such script: {script}")

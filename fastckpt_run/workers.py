@@ -1,0 +1,137 @@
+"""Workers that die with their agent, and all at once when one of them fails."""
+
+import ctypes
+import json
+import logging
+import os
+import signal
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import torch.distributed.run as torchrun
+from torch import multiprocessing
+from torch.distributed.elastic.multiprocessing import MultiprocessContext, RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from fastckpt_run.deaths import peek
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_PR_SET_PDEATHSIG = 1
+_KILL_WAIT = 30.0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the process ``parent``, which must be its parent, dies."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)  # it died before the kernel could know
+
+
+def kill_group(leader: int) -> None:
+    """Kill all processes of the group that the unreaped child ``leader`` leads."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill_orphans(leader: int) -> None:
+    """Kill what a reaped worker left in its process group.
+
+    The kernel gives the number of a group that has members to no new process: if there is no process of
+    that number, the group is still the worker's.
+    """
+    if not Path(f"/proc/{leader}").exists():
+        kill_group(leader)
+
+
+class BoundSubprocessHandler(SubprocessHandler):
+    """Starts a worker that the kernel kills when its agent dies."""
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+        agent = os.getpid()
+        return Popen(
+            args,
+            env=env,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
+            preexec_fn=lambda: die_with(agent),  # noqa: PLW1509 (between fork and exec is the point)
+        )
+
+
+def run_script_path(training_script: str, *script_args: str) -> None:
+    """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
+    os.setsid()
+    agent = multiprocessing.parent_process()
+    if agent is not None and agent.pid == os.getppid():  # a fork server stands in between and sees to it itself
+        die_with(agent.pid)
+    torchrun.run_script_path(training_script, *script_args)
+
+
+class ScriptWorkers(SubprocessContext):
+    """Workers that run a command; those that one worker's failure takes along are killed, not asked."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stopped: set[int] = set()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """As torch's; without a signal, which is how torch stops the others after a failure, SIGKILL."""
+        if death_sig is None:
+            self.stopped |= {r for r, handler in self.subprocess_handlers.items() if handler.proc.poll() is None}
+        super().close(death_sig or signal.SIGKILL, timeout)
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        for local_rank in self._running_local_ranks:
+            worker = self.subprocess_handlers[local_rank].proc
+            exitcode = peek(worker.pid) if worker.returncode is None else worker.returncode
+            if exitcode and worker.returncode is None:
+                kill_group(worker.pid)  # before torch reaps it and the number loses its meaning
+            if exitcode:
+                _drop_if_torn(Path(self.error_files[local_rank]))
+        super()._capture_process_failures(done_local_ranks)
+
+
+class FunctionWorkers(MultiprocessContext):
+    """Workers that run a function, with the same manners."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stopped: set[int] = set()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """As torch's; without a signal SIGKILL."""
+        super().close(death_sig or signal.SIGKILL, timeout)
+
+    def _poll(self) -> RunProcsResult | None:
+        if self._pc is not None:
+            failed = {rank for rank, process in enumerate(self._pc.processes) if peek(process.pid)}
+            if failed:
+                self._kill_all_but_tell(failed)
+        return super()._poll()
+
+    def _kill_all_but_tell(self, failed: set[int]) -> None:
+        assert self._pc is not None
+        for process in self._pc.processes:
+            kill_group(process.pid)
+            process.kill()  # one that has not come to its own session yet
+        # torch names the first dead that it finds: let it find those that failed.
+        self._pc.sentinels = {fd: rank for fd, rank in self._pc.sentinels.items() if rank in failed}
+        wait(list(self._pc.sentinels), _KILL_WAIT)
+        for rank in failed:
+            _drop_if_torn(Path(self.error_files[rank]))
+
+
+def _drop_if_torn(error_file: Path) -> None:
+    """Remove the error file of a worker that was killed while it wrote it; torch would raise on it."""
+    if not error_file.is_file():
+        return
+    try:
+        json.loads(error_file.read_bytes())
+    except ValueError:
+        logger.warning("%s is incomplete: its worker was killed while it wrote it", error_file)
+        error_file.unlink()
