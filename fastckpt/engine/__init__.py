@@ -1,0 +1,1 @@
+"""The stages of a state's way, joined from the parts."""

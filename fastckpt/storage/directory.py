@@ -1,0 +1,132 @@
+"""The durable tier of one checkpoint directory."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from fastckpt.errors import ConfigError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import JSON, Manifest
+from fastckpt.storage import removal
+from fastckpt.storage.durable import explained
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.publish import Publication, Request, write_tracker
+from fastckpt.storage.scan import Reader, Scan
+from fastckpt.storage.stored import Stored
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointDirectory:
+    """Publishes, finds, verifies and deletes the checkpoints of a directory.
+
+    On storage::
+
+        checkpoint-<step>/                      model.pt, rank_0.pt, ..., manifest.json
+        latest_checkpointed_iteration.txt       the step published last, for other tools
+        .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
+        .fastckpt/{tmp,retired,dropped,deleted}-*, writers
+
+    The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
+    (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
+    there in their recorded sizes. A file that a user named belongs to one checkpoint alone: to the one that
+    recorded its inode and modification time, else to the newest one that recorded its size and digest; the other
+    checkpoints that were saved to that path count no more. While a manifest's ``draft`` still exists, its
+    rename has not committed it. The tracker is never read. Directories without a manifest of ours are not touched,
+    except that one in the way of a checkpoint's name is renamed.
+
+    Methods may be called by several threads and processes; but one process at a time should publish and delete.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._layout = Layout(self.path)
+        self._reader = Reader(self._layout)
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Copy images to storage as one checkpoint; it is durable when this returns.
+
+        It takes the place of a checkpoint of the same step, or of the same ``target``. The images must not change
+        meanwhile.
+
+        Args:
+            id: What was saved.
+            images: The files by their names in the checkpoint.
+            target: Path that the user chose for ``model.pt``; empty for the default.
+            parent: What this history was resumed from.
+            world_size: Ranks of the job.
+            details: What else to record.
+
+        Raises:
+            PersistError: Storage refused, say for want of space. Older checkpoints are as they were and nothing
+                of this one is left; or it was complete, but could not be made durable.
+            ConfigError: ``target`` is part of another checkpoint.
+            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+        """
+        with explained(f"persist {id}", self.path, images.values()):
+            own = self._layout.own(target, id)
+            request = Request(id, images, own, parent, world_size, details or {})
+            with self._layout.writing():
+                publication = Publication(self._layout, request)
+                manifest = publication.run()
+                write_tracker(self._layout, id.step)
+                publication.finish()
+        return manifest
+
+    def scan(self) -> Scan:
+        """All checkpoints, and what is damaged, in one reading."""
+        with explained("read checkpoints", self.path):
+            return self._reader.scan()
+
+    def checkpoints(self) -> list[Stored]:
+        """All whole checkpoints, newest id first."""
+        return self.scan().whole
+
+    def damaged(self) -> list[tuple[Path, str]]:
+        """Checkpoints that are there but not whole: the path, and what is wrong."""
+        return self.scan().damaged
+
+    def verify(self, stored: Stored, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all.
+
+        Raises BadCheckpoint with file, expected and found size or digest if one is not what was saved.
+        """
+        stored.verify(names)
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint, wherever it was saved to; nothing happens if there is none of that id.
+
+        Raises:
+            ConfigError: It is the newest whole one.
+            PersistError: Storage refused.
+        """
+        with explained(f"delete {id}", self.path):
+            if not self.path.is_dir():
+                return
+            with self._layout.writing():
+                places = self.scan().places
+                if places and places[0].id == id:
+                    raise ConfigError(
+                        f"cannot delete {id} in {self.path}: it is the newest of {len({p.id for p in places})} "
+                        "whole checkpoints, which is always kept. Save a newer one first."
+                    )
+                for stored in places:
+                    if stored.id == id:
+                        removal.delete(self._layout, stored)
+
+    def sweep(self) -> list[Path]:
+        """Remove or restore what crashed writers left; does nothing while anybody writes here.
+
+        Returns the paths that were removed or restored. Raises PersistError if storage refuses.
+        """
+        with explained("sweep", self.path), self._layout.alone() as alone:
+            return removal.sweep(self._layout, self._reader) if alone else []

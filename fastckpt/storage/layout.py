@@ -1,0 +1,138 @@
+"""Where everything lies in a checkpoint directory."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MODEL, Manifest
+from fastckpt.storage.durable import make_directories
+from fastckpt.storage.stored import read_manifest
+
+PRIVATE = ".fastckpt"
+TRACKER = "latest_checkpointed_iteration.txt"
+SWEEP_DEADLINE = 60.0
+"""Seconds that a writer waits for the sweep of another process to end."""
+
+_PLACE = re.compile("checkpoint-[0-9]{1,19}")
+_RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
+
+
+class Layout:
+    """The paths of one checkpoint directory, and the lock that tells whether anybody writes to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.private = root / PRIVATE
+        self.tracker = root / TRACKER
+
+    def home(self, manifest: Manifest) -> Path:
+        """The directory in which a checkpoint's manifest belongs."""
+        return self.record(manifest.id) if manifest.target else self.default(manifest.id.step)
+
+    def record(self, id: SaveId) -> Path:
+        """The directory of all but the file that the user named."""
+        return self.private / f"checkpoint-{id.history}-{id.step}"
+
+    def default(self, step: int) -> Path:
+        """The directory of a step whose file the user did not name."""
+        return self.root / f"checkpoint-{step}"
+
+    def draft(self, kind: str) -> Path:
+        """A new private path.
+
+        ``tmp`` is being written; ``retired`` made way for another and counts still; ``dropped`` counts no more;
+        ``deleted`` counts no more, nor shall the file that its user named remain.
+        """
+        return self.private / f"{kind}-{secrets.token_hex(6)}"
+
+    def drafts(self, kind: str) -> list[Path]:
+        """All private paths of that kind."""
+        return sorted(self.private.glob(f"{kind}-*"))
+
+    def records(self) -> list[Path]:
+        """The directories of all but the files that the user named."""
+        return [place for place in self.drafts("checkpoint") if _RECORD.fullmatch(place.name)]
+
+    def places(self) -> list[Path]:
+        """All directories that may hold a manifest of ours, those in place before those that made way."""
+        here = [place for place in sorted(self.root.glob("checkpoint-*")) if _PLACE.fullmatch(place.name)]
+        return [*here, *self.records(), *self.drafts("retired")]
+
+    def target_of(self, manifest: Manifest) -> Path:
+        """The file that the user named for `MODEL`."""
+        return self.root / manifest.target
+
+    def own(self, target: str, id: SaveId) -> str:
+        """A user's path as a manifest's ``target``: empty if it is the default one.
+
+        Links are followed, as torch.save would follow them. Raises ConfigError for a path that would tear
+        another checkpoint.
+        """
+        if not target:
+            return ""
+        path, root = Path(os.path.realpath(target)), Path(os.path.realpath(self.root))
+        if path == root / f"checkpoint-{id.step}" / MODEL:
+            return ""
+        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or self._is_checkpoint(path.parent):
+            raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
+        return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    def _is_checkpoint(self, place: Path) -> bool:
+        try:
+            return read_manifest(place) is not None
+        except BadCheckpoint:
+            return bool(_PLACE.fullmatch(place.name))
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long."""
+        make_directories(self.root)
+        make_directories(self.private, 0o700)
+        with self._lock() as lock:
+            deadline = time.monotonic() + SWEEP_DEADLINE
+            while not _locked(lock, fcntl.LOCK_SH):
+                if time.monotonic() > deadline:
+                    raise PersistError(
+                        f"{self.private} is being swept by another process for over {SWEEP_DEADLINE:.0f} s. "
+                        f"See who has {self.private}/writers locked (lslocks), then save again."
+                    )
+                time.sleep(0.01)
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether nobody writes, nor begins to until this ends."""
+        if not self.private.is_dir():
+            yield False
+            return
+        with self._lock() as lock:
+            yield _locked(lock, fcntl.LOCK_EX)
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[int]:
+        lock = os.open(self.private / "writers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield lock
+        finally:
+            os.close(lock)
+
+
+def _locked(lock: int, mode: int) -> bool:
+    """Try to lock. Where the file system has no locks, writers go on and sweeps never find themselves alone."""
+    try:
+        fcntl.flock(lock, mode | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            return mode == fcntl.LOCK_SH
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        return False
+    return True

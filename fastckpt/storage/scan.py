@@ -1,0 +1,67 @@
+"""Which checkpoints of a directory count: the reader's rule."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt.errors import BadCheckpoint
+from fastckpt.storage.claims import Claims
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.stored import Stored, read_manifest
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a directory holds.
+
+    Attributes:
+        places: Every whole checkpoint, newest id first. An id has several places if it was saved to several
+            paths, or if a crash came between its second publication and the end of its first.
+        damaged: Places and users' files that are no whole checkpoints, and why.
+        stale: Records that count no more, or never did: see `Claims`.
+    """
+
+    places: list[Stored]
+    damaged: list[tuple[Path, str]]
+    stale: list[Stored]
+
+    @property
+    def whole(self) -> list[Stored]:
+        """One place for each id, newest first."""
+        return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
+
+
+class Reader:
+    """Finds the checkpoints of a directory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._claims = Claims()
+
+    def scan(self) -> Scan:
+        """Read all manifests, and look at all files that they name."""
+        found: list[Stored] = []
+        damaged: list[tuple[Path, str]] = []
+        for place in self._layout.places():
+            try:
+                stored = self.read(place)
+                if stored:
+                    stored.check_sizes()
+                    found.append(stored)
+            except BadCheckpoint as error:
+                if place.exists():  # else another process removed it just now
+                    damaged.append((place, str(error)))
+        verdict = self._claims.settle(stored for stored in found if stored.target)
+        places = [stored for stored in found if not stored.target] + verdict.owners
+        # Stable: of two places of an id, the one that did not make way comes first.
+        places.sort(key=lambda stored: stored.id, reverse=True)
+        return Scan(places, damaged + verdict.damaged, verdict.stale)
+
+    def read(self, place: Path) -> Stored | None:
+        """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""
+        manifest = read_manifest(place)
+        if manifest is None:
+            return None
+        home = self._layout.home(manifest)
+        if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
+            raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
+        return Stored(manifest, place, self._layout.target_of(manifest) if manifest.target else None)
