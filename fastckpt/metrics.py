@@ -27,8 +27,13 @@ def observe(observer: Observer) -> None:
     _observers.append(observer)
 
 
+def unobserve(observer: Observer) -> None:
+    """Stop calling an observer."""
+    _observers.remove(observer)
+
+
 @contextmanager
-def phase(name: str, **fields: Any) -> Iterator[None]:
+def phase(name: str, /, **fields: Any) -> Iterator[None]:
     """Time a stage of a state's way, such as ``phase("snapshot.fill", step=7)``."""
     for observer in _observers:
         observer(name, fields)
@@ -49,7 +54,7 @@ def write_events_to(path: str) -> None:
     _events = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else -1
 
 
-def event(name: str, **fields: Any) -> None:
+def event(name: str, /, **fields: Any) -> None:
     """Record that something happened now: one line of JSON, complete even if this process dies next."""
     logger.debug("event %s %s", name, fields)
     if _events >= 0:

@@ -1,20 +1,181 @@
 """The service that owns arenas: it runs in the agent, or under plain torchrun in the first local rank."""
 
+import asyncio
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastckpt import metrics
 from fastckpt.config import Settings
+from fastckpt.engine.keeper import Keeper
+from fastckpt.errors import FastckptError, ProtocolError
+from fastckpt.ipc import messages as m
+from fastckpt.ipc.channel import bind, pack, peer, receive
+
+logger = logging.getLogger("fastckpt")
+
+T = TypeVar("T")
+START_TIMEOUT = 10.0
+"""Seconds for the service to listen, and to answer the agent."""
 
 
 class Saver:
     """Owns shared memory, answers writers and persists; all its work runs in threads of its own."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.address = "@fastckpt-placeholder"
+    def __init__(self, settings: Settings, address: str = "") -> None:
+        self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
+        self._keepers: dict[tuple[str, int], Keeper] = {}
+        self._opening = asyncio.Lock()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
 
     def start(self) -> None:
         """Listen at `address`, which workers find in FASTCKPT_AGENT."""
+        self._thread.start()
+        self._call(self._listen()).result(START_TIMEOUT)
 
     def breakpoint(self) -> None:
         """Pin the newest checkpoint in memory and begin to flush it; call when all workers are dead and reaped."""
 
+        async def restart() -> None:
+            for keeper in self._keepers.values():
+                keeper.restart()
+
+        self._call(restart()).result(START_TIMEOUT)
+
     def close(self) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``."""
+        if self._loop.is_closed():
+            return
+        self._call(self._close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T] | Any":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
+
+    async def _close(self) -> None:
+        self._server.close()
+        for keeper in self._keepers.values():
+            await keeper.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        pid, uid = peer(writer.get_extra_info("socket"))
+        try:
+            if uid != os.getuid():
+                logger.warning("refused process %d of user %d", pid, uid)
+                return
+            await _Connection(pid, self._keeper).serve(reader, writer)
+        except ProtocolError as error:
+            logger.warning("hung up on process %d: %s", pid, error)
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the worker died, or the job ends
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _keeper(self, hello: m.Hello) -> Keeper:
+        """The keeper of the worker's checkpoint directory."""
+        async with self._opening:
+            key = (hello.directory, hello.group_rank)
+            if key not in self._keepers:
+                keeper = Keeper(hello, self._settings)
+                await keeper.open()
+                self._keepers[key] = keeper
+            return self._keepers[key]
+
+
+class _Connection:
+    """Serves one writer, from its hello until it hangs up or dies."""
+
+    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Keeper]]) -> None:
+        self._pid = pid
+        self._find = find
+        self._keeper: Keeper | None = None
+        self._rank = -1
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        death = _watch(self._pid, reader)
+        try:
+            while (message := await receive(reader)) is not None:
+                try:
+                    answer = await self._answer(message)
+                except (FastckptError, OSError) as error:
+                    answer = m.Failed(type(error).__name__, str(error))
+                writer.write(pack(answer))
+                await writer.drain()
+        finally:
+            death()
+            if self._keeper is not None:
+                self._keeper.leave(self._rank, self._pid)
+
+    async def _answer(self, message: m.Message) -> m.Message:
+        if isinstance(message, m.Hello):
+            self._keeper, self._rank = await self._find(message), message.local_rank
+            return self._keeper.join(message, self._pid)
+        if self._keeper is None:
+            raise ProtocolError(f"{type(message).__name__} before Hello")
+        return await self._act(self._keeper, message)
+
+    async def _act(self, keeper: Keeper, message: m.Message) -> m.Message:
+        match message:
+            case m.BeginSave():
+                return await keeper.begin(self._rank, message)
+            case m.Committed():
+                keeper.committed(message)
+            case m.Reserve():
+                await keeper.reserve(message.files)
+            case m.Pin():
+                return m.Pinned(keeper.pin(self._pid))
+            case m.Release():
+                keeper.release(self._pid)
+            case m.NextHistory():
+                return keeper.next_history(message.round)
+            case m.Ask():
+                return keeper.status(self._rank)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
+        return m.Done()
+
+
+def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
+    """End the reader's stream when the process dies; returns what ends the watch.
+
+    A socket's end is a hint alone: a forked child of the worker keeps it open.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        reader.feed_eof()
+        return lambda: None
+
+    def stop() -> None:
+        if loop.remove_reader(fd):
+            os.close(fd)
+
+    def died() -> None:
+        metrics.event("writer_died", worker=pid)
+        reader.feed_eof()
+        stop()
+
+    loop.add_reader(fd, died)
+    return stop

@@ -1,0 +1,188 @@
+"""What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
+
+import enum
+import logging
+import operator
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastckpt import metrics
+from fastckpt.config import Place, Settings
+from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function
+from fastckpt.engine.link import Link
+from fastckpt.engine.service import saver_address, stop_own_saver
+from fastckpt.engine.snapshot import Snapshotter
+from fastckpt.errors import FastckptError, PersistError, StepError
+from fastckpt.format.ids import SaveId
+from fastckpt.memory.fill import idle_cores
+from fastckpt.policy import retention
+from fastckpt.storage.directory import CheckpointDirectory
+
+logger = logging.getLogger("fastckpt")
+
+
+class StorageType(enum.Enum):
+    """How far a save goes before it counts: into shared memory, or on to storage in the background."""
+
+    MEMORY = 0
+    DISK = 1
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of a save.
+
+    Attributes:
+        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage).
+        step: The step.
+        reason: Why it was not saved, or that memory held the step already; else empty.
+        skipped: How many saves this checkpointer has skipped so far.
+        trouble: Why persists fail at the moment; empty while they do not. Training need not stop for it.
+    """
+
+    saved: bool
+    step: int
+    reason: str = ""
+    skipped: int = 0
+    trouble: str = ""
+
+    def __bool__(self) -> bool:
+        return self.saved
+
+
+class Writer:
+    """Saves the states of one worker to one checkpoint directory; each state is a file of the checkpoint."""
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        weights_only: bool = True,
+    ) -> None:
+        self.place, self.settings = Place.from_environment(), Settings.from_environment()
+        metrics.write_events_to(self.settings.events)
+        self.directory = Path(os.path.realpath(checkpoint_dir))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.threads = self.settings.fill_threads or idle_cores(1)
+        self.resumed_from: SaveId | None = None
+        self.skipped = 0
+        self._strategy = deletion_strategy
+        policy = getattr(deletion_strategy, "policy", None)
+        address = saver_address(self.place, self.settings)
+        self.link = Link(self.directory, self.place, address, retention.to_json(policy) if policy else {})
+        self._snapshots = Snapshotter(self.link, self.threads, weights_only=weights_only)
+        self._last: SaveId | None = None
+        self._held: SaveId | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        metrics.observe(self._beat)
+
+    def prepare(self, states: Mapping[str, Any]) -> None:
+        """Have memory made ready for states like these; raises ArenaTooSmall."""
+        self._check_usable()
+        self._snapshots.prepare(states)
+
+    def save(self, step: int, states: Mapping[str, Any], storage_type: StorageType, path: str) -> SaveResult:
+        """Save the states as files of these names.
+
+        Raises:
+            StepError: The step is older than one saved since the last resume.
+            NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
+        """
+        self._check_usable()
+        save = self._id(step)
+        persist = StorageType(storage_type) is StorageType.DISK
+        if save == self._held:
+            if persist:
+                self.link.committed(save, persist=True)
+            return SaveResult(True, save.step, "memory held it already", self.skipped)
+        self._last = save
+        outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path))
+        if outcome.skipped:
+            self.skipped += 1
+            metrics.counts["skipped_saves"] += 1
+        else:
+            self._held = save
+            metrics.event("saved", step=save.step, rank=self.place.rank)
+        self._clean_up(outcome.persisted)
+        return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait until nothing is on its way to storage; the step of the newest durable checkpoint, None if none is.
+
+        Raises:
+            TimeoutError: It takes longer than ``timeout`` seconds.
+            PersistError: The newest persist has failed for good.
+        """
+        self._check_usable()
+        end = time.monotonic() + timeout
+        while (status := self.link.status()).waiting:
+            if time.monotonic() > end:
+                raise TimeoutError(f"{status.waiting} checkpoints are not durable after {timeout:g} s {status.trouble}")
+            time.sleep(0.01)
+        self._clean_up([SaveId(*pair) for pair in status.persisted])
+        if status.trouble:
+            raise PersistError(status.trouble)
+        return status.newest[1] if status.newest else None
+
+    def open_history(self) -> None:
+        """Let later saves belong to a new history, if this one has any: the job goes on from another point."""
+        if self._last is not None:
+            self.link.next_history()
+            self._last = self._held = None
+
+    def close(self) -> None:
+        """Hang up; without fastckpt-run, wait for the last flush. Does nothing the second time."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        metrics.unobserve(self._beat)
+        self._snapshots.close()
+        self.link.close()
+        if not self.place.agent:
+            stop_own_saver()
+
+    def _id(self, step: int) -> SaveId:
+        step = operator.index(step)
+        if step < 0:
+            raise StepError(f"step {step} is negative; steps are whole numbers from 0")
+        if self._last is not None and step < self._last.step:
+            raise StepError(
+                f"step {step} comes after step {self._last.step} was saved; steps must not go back. To train on from "
+                f"an older checkpoint, load it with load_checkpoint(resume_path=...): that opens a new history."
+            )
+        return SaveId(self.link.history, step)
+
+    def _details(self, path: str) -> dict[str, Any]:
+        return {
+            "world_size": self.place.world_size,
+            "num_threads": torch.get_num_threads(),
+            "path": str(Path(path).absolute()) if path else "",
+            "parent": list(self.resumed_from) if self.resumed_from else None,
+        }
+
+    def _clean_up(self, persisted: list[SaveId]) -> None:
+        """Let a user's own deletion strategy see what became durable; it runs here, never in the agent."""
+        strategy = self._strategy
+        if strategy is None or self.place.rank != 0 or getattr(strategy, "policy", None) is not None:
+            return
+        delete = delete_function(CheckpointDirectory(self.directory))
+        for save in persisted:
+            strategy.clean_up(save.step, delete)
+
+    def _beat(self, phase: str, fields: dict[str, Any]) -> None:
+        step = fields.get("step", -1)
+        self.link.telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
+        if self._closed:
+            raise FastckptError("the checkpointer is closed")

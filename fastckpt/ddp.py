@@ -1,0 +1,225 @@
+"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and what differs per rank beside it."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from fastckpt import metrics
+from fastckpt.checkpointer import SaveResult, StorageType, Writer
+from fastckpt.engine.agreement import agreement
+from fastckpt.engine.deletion import (
+    CheckpointDeletionStrategy,
+    KeepLatestStepStrategy,
+    KeepStepIntervalStrategy,
+)
+from fastckpt.engine.load import load_copy
+from fastckpt.engine.predict import with_optimizer_state
+from fastckpt.engine.resume import Files, Resume, Resumed
+from fastckpt.engine.rng import restore_rng, rng_state
+
+__all__ = [
+    "CheckpointDeletionStrategy",
+    "DdpCheckpointer",
+    "KeepLatestStepStrategy",
+    "KeepStepIntervalStrategy",
+    "SaveResult",
+    "StorageType",
+    "settle",
+]
+
+logger = logging.getLogger("fastckpt")
+
+MODEL = "model.pt"
+
+
+class DdpCheckpointer:
+    """Saves a DDP job's state to memory and storage, and brings it back after a failure.
+
+    Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
+    ranks: the first rank of each node copies it. What differs per rank goes into ``rank_state``.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
+
+    Raises:
+        ArenaInUse: Another live job on this host uses the directory.
+
+    Attributes:
+        rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
+        loaded_step: The step that was loaded; -1 before that, or if there was none.
+        loaded_from: "memory", "storage", or "" if nothing was loaded.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        weights_only: bool = True,
+    ) -> None:
+        self._writer = Writer(checkpoint_dir, deletion_strategy, weights_only=weights_only)
+        self._weights_only = weights_only
+        self.rank_state: dict[str, Any] = {}
+        self.loaded_step = -1
+        self.loaded_from = ""
+        place = self._writer.place
+        self._own = f"rank_{place.rank}.pt"
+        self._writes_model = place.local_rank == 0
+        if place.group_world_size > 1 and place.local_rank == 0:
+            logger.warning("%d nodes: a restart resumes from storage, not from memory", place.group_world_size)
+
+    def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Have memory reserved and faulted in before the first save, behind training's back.
+
+        Args:
+            state_dict: A state like those to be saved; only its structure and sizes matter.
+            optimizer: An optimizer whose state is part of ``state_dict`` but still empty: what it will hold after
+                its first step is foreseen for Adam, AdamW and SGD.
+
+        Raises:
+            ArenaTooSmall: Shared memory cannot hold two checkpoints of that size.
+        """
+        self._writer.prepare(self._states(with_optimizer_state(state_dict, optimizer), None))
+
+    def save_checkpoint(
+        self,
+        step: int,
+        state_dict: dict[str, Any],
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType = StorageType.MEMORY,
+        rank_state: dict[str, Any] | None = None,
+    ) -> SaveResult:
+        """Save the state of a step. Once this returns, the state may be changed.
+
+        A step that memory already holds is not copied again: with DISK it is persisted. A save is skipped if every
+        slot is in use; the result says so, and so it does for every rank.
+
+        Args:
+            step: The step, not below the last one saved.
+            state_dict: What all ranks have in common. Only the first rank of each node reads it.
+            path: Where the file lies once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            rank_state: What differs on this rank, such as its position in the data. The state of torch's random
+                generators (CPU and current device) is added, and restored by `load_checkpoint`.
+
+        Raises:
+            StepError: The step is older than one saved since the last load.
+            NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
+            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size.
+            AgentLost: The launcher is gone.
+        """
+        return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path))
+
+    def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
+        """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
+
+        The tensors are the caller's own, on the CPU; random generators are as they were when it was saved.
+
+        Args:
+            resume_path: A file or checkpoint directory to load instead of the newest one.
+
+        Returns:
+            The saved state; empty if nothing was ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged or missing for some rank.
+            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
+        """
+        start = time.perf_counter()
+        writer = self._writer
+        ranks = agreement(writer.place.world_size)
+        writer.open_history()
+        writer.link.history = max(ranks.gather(writer.link.history))
+        verifies = (MODEL, self._own) if self._writes_model else (self._own,)
+        resume = Resume(writer.link, writer.directory, (MODEL,), verifies)
+        path = os.fspath(resume_path)
+        resumed = resume.run_path(Path(path), self._load, ranks) if path else resume.run(self._load, ranks)
+        return self._apply(resumed, time.perf_counter() - start)
+
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
+        """Wait until all that was saved with DISK is durable.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            The step of the newest durable checkpoint; None if there is none.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        return self._writer.wait(timeout)
+
+    def close(self) -> None:
+        """End saving. Without fastckpt-run this waits until the last checkpoint in memory is durable."""
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
+        own = {self._own: {"rng": rng_state(), "state": rank_state or {}}}
+        return {MODEL: state_dict, **own} if self._writes_model else own
+
+    def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        def read(path: Path) -> Any:
+            return load_copy(path, self._writer.threads, weights_only=self._weights_only)
+
+        return read(files[MODEL]), read(files[self._own]) if self._own in files else None
+
+    def _apply(self, resumed: Resumed, seconds: float) -> dict[str, Any]:
+        if resumed.state is None:
+            return {}
+        state, own = resumed.state
+        step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
+        self._writer.resumed_from = resumed.id
+        self.loaded_step, self.loaded_from = step, resumed.tier
+        if own is None:
+            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+        else:
+            self.rank_state = own["state"]
+            restore_rng(own["rng"])
+        threads = resumed.details.get("num_threads")
+        if threads not in (None, torch.get_num_threads()):
+            logger.warning(
+                "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
+                "very same results.", threads, torch.get_num_threads(), threads,
+            )  # fmt: skip
+        metrics.event("resumed", step=step, tier=resumed.tier, rank=rank, seconds=seconds)
+        if rank == 0:
+            logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
+        return state  # type: ignore[no-any-return]
+
+
+def settle(model: torch.nn.Module, step_fn: Callable[[], object]) -> None:
+    """Bring DDP into the shape that it has in the middle of a run; call it at every start, before loading a state.
+
+    DDP reduces its first backward in buckets of one order, and all later ones in the order in which gradients came.
+    From three ranks on, sums then round otherwise in the first step after a restart than in a run that was never
+    interrupted. This makes that first step a discarded one: parameters, buffers and random generators are left as
+    they were, and no gradients remain.
+
+    Args:
+        model: The DistributedDataParallel model.
+        step_fn: One forward and backward with a batch of the usual shape; no optimizer step.
+    """
+    rng = rng_state()
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    step_fn()
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    model.zero_grad(set_to_none=True)
+    restore_rng(rng)

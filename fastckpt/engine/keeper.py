@@ -1,0 +1,251 @@
+"""Keeps the checkpoints of one directory in memory: which slot a save takes, what is committed, what is pinned."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fastckpt import metrics
+from fastckpt.config import Settings
+from fastckpt.engine.persister import Persister
+from fastckpt.engine.slot import Slot
+from fastckpt.errors import ArenaTooSmall
+from fastckpt.format.ids import SaveId
+from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
+from fastckpt.memory.arena import Arena, arena_path, too_small
+from fastckpt.memory.headroom import headroom
+from fastckpt.memory.telemetry import TelemetryBlock, unlink
+from fastckpt.policy.retention import from_json
+from fastckpt.policy.slots import Skip, choose_slot
+
+logger = logging.getLogger("fastckpt")
+
+ORPHANS_DEADLINE = 10.0
+"""Seconds to wait for the writers of a dead owner to be gone before its memory counts as lost."""
+DECISIONS = 64
+"""How many decisions on saves are remembered, for writers that are behind."""
+
+
+class Keeper:
+    """One checkpoint directory on this node. All methods run in the saver's event loop."""
+
+    def __init__(self, hello: Hello, settings: Settings) -> None:
+        """Make or adopt the arena; raises ArenaInUse."""
+        self.directory = Path(hello.directory)
+        self._settings = settings
+        path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
+        self.arena = Arena.open(path, hello.directory)
+        self.arena.make_slots(max(settings.slots, len(self.arena.slots)))
+        self.slots = [Slot(path) for path in self.arena.slots]
+        self.telemetry = TelemetryBlock(f"/{path.name}.telemetry", hello.local_world_size)
+        self.persister = Persister(self.directory, hello.group_rank, self.newest)
+        self._writers: dict[int, int] = {}
+        self._latest: dict[int, SaveId] = {}
+        self._decisions: dict[SaveId, Slot | Skip] = {}
+        self._sizes: dict[str, int] = {}
+        self._told: dict[int, int] = {}
+        self._history = 0
+        self._rounds: dict[int, int] = {}
+        self._reserving = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Read what memory and storage hold."""
+        loop = asyncio.get_running_loop()
+        alone = await loop.run_in_executor(self._pool, self.arena.wait_for_writers, ORPHANS_DEADLINE)
+        if not alone:
+            logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
+        for slot in self.slots:
+            slot.recover() if alone else slot.clear()
+        durable = await self.persister.open()
+        self._history = max([slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0])
+
+    def newest(self) -> Slot | None:
+        """The slot with the newest whole checkpoint; None if memory holds none."""
+        return max((slot for slot in self.slots if slot.committed), key=lambda slot: slot.id or (), default=None)
+
+    # --- writers come and go
+
+    def join(self, hello: Hello, pid: int) -> Welcome:
+        """A writer says hello."""
+        if hello.local_rank == 0:
+            self.persister.policy = from_json(hello.policy) if hello.policy else self.persister.policy
+        self._writers[hello.local_rank] = pid
+        return self.next_history(0)
+
+    def leave(self, local_rank: int, pid: int) -> None:
+        """A writer hung up or died: it pins nothing, and later saves do not wait for it."""
+        self.release(pid)
+        if self._writers.get(local_rank) == pid:
+            del self._writers[local_rank]
+
+    def next_history(self, round_: int) -> Welcome:
+        """The history of a round of resumes in this generation of workers, the same for every writer."""
+        if round_ not in self._rounds:
+            self._history += 1
+            self._rounds[round_] = self._history
+        return Welcome(str(self.arena.path), self._rounds[round_], self.telemetry.name)
+
+    def restart(self) -> None:
+        """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
+        for slot in self.slots:
+            persisting = slot.pins.get("persist")
+            slot.recover()
+            if persisting:
+                slot.pins["persist"] = persisting
+        self._writers.clear()
+        self._latest.clear()
+        self._decisions.clear()
+        self._rounds.clear()
+        self._flush()
+
+    def _flush(self) -> None:
+        newest = self.newest()
+        if newest is None or newest.id is None or not self._settings.flush:
+            return
+        if self.persister.durable is None or newest.id > self.persister.durable:
+            self.persister.submit(newest, flush=True)
+
+    # --- saves
+
+    async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
+        """Choose a slot for a save, once for all writers; raises ArenaTooSmall."""
+        save = SaveId(message.history, message.step)
+        self._latest[writer] = max(save, self._latest.get(writer, save))
+        decision = self._decisions.get(save) or self._decide(save)
+        persisted, trouble = self.news(writer), self.persister.trouble
+        if isinstance(decision, Slot) and decision.id == save:
+            await self._reserve(decision, message.files)
+            self._reserve_others(message.files)
+            return Granted(str(decision.path), persisted, trouble)
+        reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
+        return Skipped(reason, persisted, trouble)
+
+    def _decide(self, save: SaveId) -> Slot | Skip:
+        choice = choose_slot([slot.view() for slot in self.slots], self._latest)
+        if isinstance(choice, Skip):
+            decision: Slot | Skip = choice
+            metrics.event("skipped", step=save.step, reason=choice.reason)
+        else:
+            decision = self.slots[choice]
+            decision.begin(save, frozenset(self._writers))
+        self._decisions[save] = decision
+        while len(self._decisions) > DECISIONS:
+            del self._decisions[min(self._decisions)]
+        return decision
+
+    def committed(self, message: Committed) -> None:
+        """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
+        save = SaveId(message.history, message.step)
+        slot = next((slot for slot in self.slots if slot.id == save), None)
+        if slot is None:
+            return
+        slot.read()
+        slot.wanted |= message.persist
+        if slot.committed and slot.wanted:
+            slot.wanted = False
+            self.persister.submit(slot)
+
+    async def reserve(self, files: dict[str, int]) -> None:
+        """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
+        self._check_room(files)
+        self._reserve_others(files)
+
+    def _reserve_others(self, files: dict[str, int]) -> None:
+        async def reserve() -> None:
+            for slot in self.slots:
+                if slot.id is None:
+                    await self._reserve(slot, files)
+
+        if any(slot.id is None and not _has(slot, files) for slot in self.slots):
+            task = asyncio.create_task(reserve())
+            self._background.add(task)
+            task.add_done_callback(self._reserved)
+
+    def _reserved(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception():
+            logger.warning("a slot could not be made ready ahead of its save: %s", task.exception())
+
+    async def _reserve(self, slot: Slot, files: dict[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+        if _has(slot, files):
+            return
+        async with self._reserving:
+            self._check_room(files)
+            for name, size in files.items():
+                with metrics.phase("arena.reserve", name=name):
+                    await loop.run_in_executor(self._pool, self.arena.reserve, slot.path, name, size)
+
+    def _check_room(self, files: dict[str, int]) -> None:
+        """Raise ArenaTooSmall unless all slots, or at least two, can hold these files beside the others."""
+        sizes = self._sizes | files
+        free, count = headroom(self.arena.path), len(self.slots)
+        present = sum(f.stat().st_size for slot in self.slots for f in slot.path.glob("*.pt"))
+        while count * sum(sizes.values()) - present > free.free:
+            if count == 2 or self.slots[-1].id is not None:
+                raise ArenaTooSmall(too_small(self.arena.path, sum(sizes.values()), count, str(free)))
+            count = 2
+            logger.warning("shared memory holds two slots only (%s)", free)
+            self.arena.make_slots(count)
+            del self.slots[count:]
+        self._sizes = sizes
+
+    # --- readers
+
+    def pin(self, pid: int) -> list[str]:
+        """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
+        whole = sorted((slot for slot in self.slots if slot.committed), key=lambda s: s.id or (), reverse=True)
+        for slot in whole:
+            slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
+        return [str(slot.path) for slot in whole]
+
+    def release(self, pid: int) -> None:
+        """The process reads no more."""
+        for slot in self.slots:
+            slot.pins.pop(f"reader {pid}", None)
+
+    # --- what became of it
+
+    def news(self, writer: int) -> list[list[int]]:
+        """The ids made durable since this writer was last told."""
+        told = self._told.get(writer, 0)
+        self._told[writer] = len(self.persister.news)
+        return [list(save) for save in self.persister.news[told:]]
+
+    def status(self, writer: int) -> Status:
+        """How far persistence is."""
+        durable = self.persister.durable
+        wanted = sum(slot.wanted for slot in self.slots)
+        return Status(
+            self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble
+        )
+
+    async def close(self) -> None:
+        """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable."""
+        self._flush()
+        drained = await self.persister.drain(self._settings.flush_timeout)
+        self.persister.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        newest = self.newest()
+        lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
+        self.telemetry.close()
+        unlink(self.telemetry.name)
+        if lost and newest is not None and self._settings.flush:
+            self.arena.release()
+            why = self.persister.trouble if drained else f"not done in {self._settings.flush_timeout:g} s"
+            logger.error(
+                "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
+                "resumes from it, or copy it with: cp -r %s DESTINATION",
+                newest.id, why, newest.path,
+            )  # fmt: skip
+        else:
+            self.arena.remove()
+
+
+def _has(slot: Slot, files: dict[str, int]) -> bool:
+    try:
+        return all((slot.path / name).stat().st_size == size for name, size in files.items())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,99 @@
+"""A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastckpt import errors
+from fastckpt.config import Place
+from fastckpt.errors import FastckptError, ProtocolError
+from fastckpt.format.ids import SaveId
+from fastckpt.ipc import messages as m
+from fastckpt.ipc.channel import Channel
+from fastckpt.memory.arena import hold_writers_lock
+from fastckpt.memory.telemetry import TelemetryBlock
+
+M = TypeVar("M", bound=m.Message)
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds to find the saver and be welcomed: under plain torchrun the first local rank has to start it."""
+TIMEOUT = 30.0
+"""Seconds for an answer that needs no work."""
+RESERVE_TIMEOUT = 600.0
+"""Seconds for an answer that may wait for memory to be reserved."""
+
+
+class Link:
+    """One writer's link to the saver of its node."""
+
+    def __init__(self, directory: Path, place: Place, address: str, policy: dict[str, Any]) -> None:
+        """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
+        self.place = place
+        self._channel = Channel(address, CONNECT_TIMEOUT)
+        hello = m.Hello(
+            str(directory),
+            place.local_rank,
+            place.local_world_size,
+            place.world_size,
+            place.group_rank,
+            place.restart_count,
+            policy,
+        )
+        welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
+        self.arena = Path(welcome.arena)
+        self.history = welcome.history
+        self.telemetry = TelemetryBlock(welcome.telemetry)
+        self._lock = hold_writers_lock(self.arena)
+        self._round = 0
+
+    def reserve(self, files: dict[str, int]) -> None:
+        """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
+        self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
+
+    def begin(self, save: SaveId, files: dict[str, int]) -> m.Granted | m.Skipped:
+        """Ask for a slot; raises ArenaTooSmall."""
+        answer = self._send(m.BeginSave(save.history, save.step, files), RESERVE_TIMEOUT)
+        if not isinstance(answer, m.Granted | m.Skipped):
+            raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
+        return answer
+
+    def committed(self, save: SaveId, *, persist: bool) -> None:
+        """Tell that this writer's done record is in the slot."""
+        self._ask(m.Committed(save.history, save.step, persist), m.Done)
+
+    def pin(self) -> list[Path]:
+        """The slots with whole checkpoints, newest first; they stay until `release`."""
+        return [Path(slot) for slot in self._ask(m.Pin(), m.Pinned).slots]
+
+    def release(self) -> None:
+        """Let go of what `pin` pinned."""
+        self._ask(m.Release(), m.Done)
+
+    def next_history(self) -> int:
+        """Open the history of a further resume in this process; the same number for every rank of the node."""
+        self._round += 1
+        self.history = self._ask(m.NextHistory(self._round), m.Welcome).history
+        return self.history
+
+    def status(self) -> m.Status:
+        """How far persistence is."""
+        return self._ask(m.Ask(), m.Status)
+
+    def close(self) -> None:
+        """Hang up: later saves do not wait for this writer."""
+        self._channel.close()
+        self.telemetry.close()
+        os.close(self._lock)
+
+    def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
+        answer = self._send(message, timeout)
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"{type(answer).__name__} is no answer to {type(message).__name__}")
+        return answer
+
+    def _send(self, message: m.Message, timeout: float) -> m.Message:
+        answer = self._channel.ask(message, timeout)
+        if isinstance(answer, m.Failed):
+            kind = getattr(errors, answer.kind, FastckptError)
+            raise kind(answer.text)
+        return answer

@@ -1,0 +1,177 @@
+"""Persists slots in the background: one at a time, again after a failure, then retires old checkpoints."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastckpt import metrics
+from fastckpt.engine.slot import Slot
+from fastckpt.errors import FastckptError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import Manifest
+from fastckpt.memory import slots
+from fastckpt.policy.retention import KeepAll, Policy
+from fastckpt.storage.directory import CheckpointDirectory
+
+logger = logging.getLogger("fastckpt")
+
+ATTEMPTS = 6
+FIRST_PAUSE = 0.5
+"""Seconds before the first retry; each further one waits twice as long."""
+MODEL = "model.pt"
+
+
+@dataclass(eq=False)
+class _Job:
+    slot: Slot
+    id: SaveId
+    flush: bool
+    attempts: int = 0
+
+
+class Persister:
+    """The way from memory to the storage of one checkpoint directory.
+
+    A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
+    what cannot have a slot meanwhile is skipped, and its caller told so.
+    """
+
+    def __init__(self, directory: Path, group_rank: int, newest_slot: Callable[[], Slot | None]) -> None:
+        self._whole = group_rank == 0
+        # The first node persists the model. The others persist what is theirs alone, each for itself.
+        self.storage = CheckpointDirectory(directory if self._whole else directory / f".fastckpt/node-{group_rank}")
+        self.policy: Policy = KeepAll()
+        self.durable: SaveId | None = None
+        self.news: list[SaveId] = []
+        self.trouble = ""
+        self.failures = 0
+        self._newest_slot = newest_slot
+        self._jobs: list[_Job] = []
+        self._task: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "fastckpt-persist")
+
+    async def open(self) -> SaveId | None:
+        """Clear away what dead persists left; returns the newest durable id, if there is one."""
+
+        def look() -> SaveId | None:
+            self.storage.sweep()
+            return max((stored.id for stored in self.storage.checkpoints()), default=None)
+
+        self.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
+        return self.durable
+
+    @property
+    def waiting(self) -> int:
+        """How many persists wait or run."""
+        return len(self._jobs)
+
+    def submit(self, slot: Slot, *, flush: bool = False) -> None:
+        """Persist the checkpoint in ``slot``, unless it is durable or on its way already."""
+        assert slot.id is not None
+        if slot.id == self.durable or any(job.id == slot.id for job in self._jobs):
+            return
+        job = _Job(slot, slot.id, flush)
+        self._pin(job)
+        self._jobs.append(job)
+        if flush:
+            metrics.event("flush_started", step=job.id.step)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
+        if self._task is None:
+            return True
+        done, _ = await asyncio.wait([self._task], timeout=seconds)
+        return bool(done)
+
+    def close(self) -> None:
+        """End the thread once what it writes is written; what still waits is dropped."""
+        if self._task is not None:
+            self._task.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _run(self) -> None:
+        while self._jobs:
+            job = self._jobs[0]
+            try:
+                await self._persist(job)
+            except (FastckptError, OSError) as error:
+                await self._failed(job, error)
+            else:
+                self._finish(job)
+                await self._retire()
+
+    async def _persist(self, job: _Job) -> None:
+        loop, start = asyncio.get_running_loop(), time.perf_counter()
+        manifest = await loop.run_in_executor(self._pool, self._publish, job)
+        self.durable = max(self.durable or job.id, job.id)
+        self.news.append(job.id)
+        self.trouble = ""
+        size, seconds = sum(entry.size for entry in manifest.files), time.perf_counter() - start
+        metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
+        logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
+
+    def _publish(self, job: _Job) -> Manifest:
+        records = slots.read(job.slot.path)
+        details: dict[str, Any] = dict(records.details)
+        target, parent = details.pop("path", ""), details.pop("parent", None)
+        return self.storage.publish(
+            job.id,
+            {name: job.slot.path / name for name in records.files if self._whole or name != MODEL},
+            target=target if self._whole else "",
+            parent=SaveId(*parent) if parent else None,
+            world_size=details.pop("world_size", 1),
+            details=details,
+        )
+
+    async def _failed(self, job: _Job, error: Exception) -> None:
+        self.failures += 1
+        job.attempts += 1
+        metrics.counts["persist_failures"] += 1
+        self.trouble = f"{job.id} could not be persisted (attempt {job.attempts}): {error}"
+        metrics.event("persist_failed", step=job.id.step, attempt=job.attempts, error=str(error))
+        logger.warning("%s", self.trouble)
+        self._unpin(job)
+        if job.attempts >= ATTEMPTS:
+            self._jobs.remove(job)
+            return
+        await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
+        self._retarget(job)
+
+    def _retarget(self, job: _Job) -> None:
+        """Let a retry persist the newest checkpoint: the older one is of no use once that is durable."""
+        newest = self._newest_slot()
+        if newest is None or newest.id is None or any(other.id == newest.id for other in self._jobs if other is not job):
+            self._jobs.remove(job)
+            return
+        job.slot, job.id = newest, newest.id
+        self._pin(job)
+
+    def _finish(self, job: _Job) -> None:
+        self._unpin(job)
+        self._jobs.remove(job)
+
+    def _pin(self, job: _Job) -> None:
+        job.slot.pins["persist"] = f"step {job.id.step} is being persisted"
+
+    def _unpin(self, job: _Job) -> None:
+        job.slot.pins.pop("persist", None)
+
+    async def _retire(self) -> None:
+        def retire() -> None:
+            ids = [stored.id for stored in self.storage.checkpoints()]
+            for old in sorted(set(ids) - self.policy(ids)):
+                self.storage.delete(old)
+
+        if self.policy == KeepAll():
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, retire)
+        except (FastckptError, OSError) as error:
+            logger.warning("old checkpoints could not be deleted: %s", error)

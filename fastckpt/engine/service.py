@@ -1,0 +1,52 @@
+"""Finds the saver of this node; where no agent runs one, the first local rank does."""
+
+import atexit
+import hashlib
+import logging
+import os
+
+from fastckpt.config import Place, Settings
+from fastckpt.engine.saver import Saver
+
+logger = logging.getLogger("fastckpt")
+
+_own: Saver | None = None
+
+
+def saver_address(place: Place, settings: Settings) -> str:
+    """Where the saver of this node listens; starts one in this process if no launcher has and it is ours to do."""
+    if place.agent:
+        return place.agent
+    address = _shared_address(place)
+    if place.local_rank == 0:
+        _start(settings, address)
+    return address
+
+
+def stop_own_saver() -> None:
+    """End the saver of this process, if there is one, after its last flush."""
+    global _own
+    if _own is not None:
+        atexit.unregister(stop_own_saver)
+        _own.close()
+        _own = None
+
+
+def _start(settings: Settings, address: str) -> None:
+    global _own
+    if _own is not None:
+        return
+    logger.warning(
+        "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of a "
+        "killed worker or flushes it. Start the script with fastckpt-run for that."
+    )
+    _own = Saver(settings, address)
+    _own.start()
+    atexit.register(stop_own_saver)
+
+
+def _shared_address(place: Place) -> str:
+    """An address that all local ranks of one launch compute alike; the process's own if it was launched alone."""
+    launch = [place.run_id, place.master, place.restart_count, place.group_rank] if place.master else [os.getpid()]
+    key = hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
+    return f"@fastckpt-{key}"

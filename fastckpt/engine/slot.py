@@ -1,0 +1,56 @@
+"""A slot as its owner sees it: the records in it, and who reads from it now."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastckpt.format.ids import SaveId
+from fastckpt.memory import slots
+from fastckpt.policy.slots import SlotView
+
+
+@dataclass(eq=False)
+class Slot:
+    """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
+
+    Attributes:
+        wanted: Whether the save in it is to be persisted once it is whole.
+        pins: Who needs it to stay as it is, and why.
+    """
+
+    path: Path
+    id: SaveId | None = None
+    writers: frozenset[int] = frozenset()
+    done: set[int] = field(default_factory=set)
+    committed: bool = False
+    wanted: bool = False
+    pins: dict[str, str] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Take the state from the records."""
+        records = slots.read(self.path)
+        self.committed = records.committed is not None
+        self.id = records.begin.id if records.begin else None
+        self.writers = records.begin.writers if records.begin else frozenset()
+        self.done = {writer for writer, done in records.done.items() if done.id == self.id}
+
+    def recover(self) -> None:
+        """Take the state that dead writers left: a whole checkpoint, or nothing."""
+        self.read()
+        self.pins.clear()
+        if not self.committed:
+            self.clear()
+
+    def begin(self, save: SaveId, writers: frozenset[int]) -> None:
+        """Start a new save in this slot."""
+        slots.begin(self.path, slots.Begin(save, writers))
+        self.id, self.writers, self.done, self.committed, self.wanted = save, writers, set(), False, False
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        slots.clear(self.path)
+        self.id, self.writers, self.done, self.committed, self.wanted = None, frozenset(), set(), False, False
+
+    def view(self) -> SlotView:
+        """What the choice of a slot depends on."""
+        pinned = next(iter(self.pins.values()), "")
+        return SlotView(self.id, self.committed, pinned, self.writers, frozenset(self.done))

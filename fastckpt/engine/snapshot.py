@@ -1,0 +1,126 @@
+"""A writer's side of a save: plan, ask for a slot, fill its images, commit, notify."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastckpt import metrics
+from fastckpt.engine.link import Link
+from fastckpt.format.ids import SaveId
+from fastckpt.format.plan import Plan, Planner
+from fastckpt.ipc.messages import Skipped
+from fastckpt.memory import slots
+from fastckpt.memory.fill import Copy, Filler
+from fastckpt.memory.image import Image
+
+logger = logging.getLogger("fastckpt")
+
+PREFAULT_DEADLINE = 600.0
+"""Seconds after which a slot that was not made ready is not waited for any more."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a snapshot.
+
+    Attributes:
+        skipped: Why it was not taken; empty if it was.
+        persisted: Ids that became durable since the last save.
+        trouble: What keeps persists from succeeding at the moment; empty for nothing.
+    """
+
+    skipped: str
+    persisted: list[SaveId]
+    trouble: str
+
+
+class Snapshotter:
+    """Takes snapshots of this writer's states; one state is one image."""
+
+    def __init__(self, link: Link, threads: int, *, weights_only: bool) -> None:
+        self._link = link
+        self._weights_only = weights_only
+        self._planners: dict[str, Planner] = {}
+        self._capacities: dict[str, int] = {}
+        self._images: dict[Path, Image] = {}
+        self._mapping = threading.Lock()
+        self._filler = Filler(threads)
+
+    def prepare(self, states: Mapping[str, Any]) -> None:
+        """Have memory reserved and mapped for states like these, behind the caller's back; raises ArenaTooSmall."""
+        for name, plan in self._plan(states).items():
+            self._capacities[name] = self._capacity(name, plan)
+        self._link.reserve(self._capacities)
+        names = tuple(states)
+        threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True).start()
+
+    def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
+        """Copy the states into a slot. Once this returns, they may be changed.
+
+        Raises:
+            NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
+        """
+        step = save.step
+        with metrics.phase("snapshot.skeleton", step=step):
+            plans = self._plan(states)
+            sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
+        answer = self._link.begin(save, sizes)
+        persisted = [SaveId(*pair) for pair in answer.persisted]
+        if isinstance(answer, Skipped):
+            return Outcome(answer.reason, persisted, answer.trouble)
+        self._capacities |= sizes
+        slot = Path(answer.slot)
+        with metrics.phase("snapshot.fill", step=step):
+            copies: list[Copy] = []
+            for name, plan in plans.items():
+                copies += self._image(slot / name).install(plan)
+            self._filler.fill(copies)
+        with metrics.phase("snapshot.commit", step=step):
+            slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
+        with metrics.phase("snapshot.notify", step=step):
+            self._link.committed(save, persist=persist)
+        return Outcome("", persisted, answer.trouble)
+
+    def _plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
+        for name in states.keys() - self._planners.keys():
+            self._planners[name] = Planner(weights_only=self._weights_only)
+        return {name: self._planners[name].plan(state) for name, state in states.items()}
+
+    def _capacity(self, name: str, plan: Plan) -> int:
+        """The size of the image: that of the last save if it fits, so that mappings last."""
+        last = self._capacities.get(name, 0)
+        return last if plan.skeleton.fits(last) else plan.skeleton.capacity()
+
+    def _image(self, path: Path) -> Image:
+        with self._mapping:
+            image = self._images.get(path)
+            if image is not None and image.is_current():
+                return image
+            if image is not None:
+                image.close()
+            self._images[path] = Image(path)
+            return self._images[path]
+
+    def _prefault(self, names: tuple[str, ...]) -> None:
+        end = time.monotonic() + PREFAULT_DEADLINE
+        waiting = [slot / name for slot in sorted(self._link.arena.glob("slot-*")) for name in names]
+        try:
+            while waiting and time.monotonic() < end:
+                for path in [path for path in waiting if path.exists()]:
+                    self._image(path)
+                    waiting.remove(path)
+                time.sleep(0.02)
+        except OSError as error:
+            logger.debug("mapping ahead of the first save ended: %s", error)
+
+    def close(self) -> None:
+        """Unmap all images."""
+        self._filler.close()
+        with self._mapping:
+            for image in self._images.values():
+                image.close()
+            self._images.clear()
