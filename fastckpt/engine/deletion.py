@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastckpt.errors import ConfigError
-from fastckpt.format.ids import SaveId
 from fastckpt.policy.retention import KeepEvery, KeepLast, Policy
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import Stored
@@ -56,18 +55,6 @@ class KeepLatestStepStrategy(_PolicyStrategy):
 
     def __init__(self, max_to_keep: int, checkpoint_dir: str) -> None:
         super().__init__(KeepLast(max_to_keep), checkpoint_dir)
-
-
-def apply(policy: Policy, directory: CheckpointDirectory) -> list[SaveId]:
-    """Delete every checkpoint of a directory that the policy does not keep; returns what was deleted.
-
-    Raises PersistError if storage refuses.
-    """
-    ids = [stored.id for stored in directory.checkpoints()]
-    rest = sorted(set(ids) - policy(ids))
-    for id in rest:
-        directory.delete(id)
-    return rest
 
 
 def delete_function(directory: CheckpointDirectory) -> DeleteFunction:

@@ -1,6 +1,5 @@
 """The durable tier of one checkpoint directory."""
 
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from fastckpt.storage.publish import Publication, Request, write_tracker
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored
 
-logger = logging.getLogger(__name__)
+__all__ = ["CheckpointDirectory", "Scan", "Stored"]
 
 
 class CheckpointDirectory:
