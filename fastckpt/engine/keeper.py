@@ -14,7 +14,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path, too_small
 from fastckpt.memory.headroom import headroom
-from fastckpt.memory.telemetry import TelemetryBlock, unlink
+from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
 
@@ -37,7 +37,7 @@ class Keeper:
         self.arena = Arena.open(path, hello.directory)
         self.arena.make_slots(max(settings.slots, len(self.arena.slots)))
         self.slots = [Slot(path) for path in self.arena.slots]
-        self.telemetry = TelemetryBlock(f"/{path.name}.telemetry", hello.local_world_size)
+        self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
         self._writers: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}

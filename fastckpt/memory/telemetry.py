@@ -4,6 +4,7 @@ import mmap
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import posix_ipc
 
@@ -57,6 +58,11 @@ class TelemetryBlock:
     def close(self) -> None:
         """Unmap."""
         self._map.close()
+
+
+def telemetry_name(arena: Path) -> str:
+    """The name of the block that belongs to an arena; POSIX names have no directories."""
+    return "/" + str(arena).strip("/").replace("/", ".")
 
 
 def unlink(name: str) -> None:

@@ -90,24 +90,32 @@ def _window(reader: int, offset: int, length: int) -> Iterator[memoryview]:
 
 def _write(writer: int, view: memoryview, offset: int) -> None:
     aligned = len(view) // SECTOR * SECTOR
-    _write_exactly(writer, view[:aligned], offset)
+    # Each slice is released where it was made: one that a traceback kept would keep the window mapped.
+    with view[:aligned] as sectors:
+        _write_exactly(writer, sectors, offset)
     if aligned < len(view):
         _use_page_cache(writer)
-        _write_exactly(writer, view[aligned:], offset + aligned)
+        with view[aligned:] as tail:
+            _write_exactly(writer, tail, offset + aligned)
 
 
 def _write_exactly(writer: int, view: memoryview, offset: int) -> None:
     done = 0
     while done < len(view):
-        try:
-            count = os.pwrite(writer, view[done:], offset + done)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not _use_page_cache(writer):
-                raise
-            continue
-        if count == 0:
-            raise OSError(errno.EIO, f"a write of {len(view) - done} bytes at {offset + done} wrote none")
-        done += count
+        with view[done:] as rest:
+            done += _write_some(writer, rest, offset + done)
+
+
+def _write_some(writer: int, view: memoryview, offset: int) -> int:
+    try:
+        count = os.pwrite(writer, view, offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _use_page_cache(writer):
+            raise
+        count = os.pwrite(writer, view, offset)
+    if count == 0:
+        raise OSError(errno.EIO, f"a write of {len(view)} bytes at {offset} wrote none")
+    return count
 
 
 def _use_page_cache(writer: int) -> bool:

@@ -1,0 +1,73 @@
+"""Isolation: every test has its own shared memory and temporary directory, and leaves nothing behind."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "FASTCKPT_TEST"
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaks a process, a /dev/shm entry, a socket or a temporary file."""
+    name = f"fastckpt-test-{os.getpid()}-{time.monotonic_ns()}"
+    shm, temporary = Path("/dev/shm") / name, Path("/tmp") / name
+    shm.mkdir(mode=0o700)
+    temporary.mkdir()
+    monkeypatch.setenv(MARK, name)
+    monkeypatch.setenv("FASTCKPT_SHM_DIR", str(shm))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
+        monkeypatch.delenv(variable)
+    sockets = _sockets()
+    try:
+        yield
+        leaks = _processes(name)
+        leaks += [f"shared memory {path}" for path in Path("/dev/shm").glob(f"*{name}*") if path != shm]
+        leaks += [f"shared memory {path}" for path in shm.iterdir()]
+        leaks += [f"temporary file {path}" for path in temporary.iterdir()]
+        leaks += [f"socket {socket}" for socket in _sockets() - sockets]
+    finally:
+        shutil.rmtree(shm, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        for path in Path("/dev/shm").glob(f"*{name}*"):
+            path.unlink()
+    assert not leaks, f"{request.node.name} left behind: {leaks}"
+
+
+def _processes(mark: str) -> list[str]:
+    """Processes that inherited the mark of this test and live on; they are ended."""
+    end = time.monotonic() + 2
+    while (found := [p for p in psutil.process_iter() if _has_mark(p, mark)]) and time.monotonic() < end:
+        time.sleep(0.02)  # the dying need a moment
+    described = [f"process {p.pid} {p.name()}" for p in found]
+    for process in found:
+        process.kill()
+    return described
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        return process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _sockets() -> set[str]:
+    links = set()
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            links.add(os.readlink(path))
+        except FileNotFoundError:
+            continue  # the descriptor that listed the directory
+    return {link for link in links if link.startswith("socket:")}
