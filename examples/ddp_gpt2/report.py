@@ -56,7 +56,7 @@ class Failure:
         again = [event for event in after if event["time"] >= restart["time"]]
         resumed = _resumed(again, workers=len(restart["pids"]))
         step = _first(again, "step")
-        found = {name: _first(after, name) for name in _TOLD} | {"resumed": resumed, "step": step}
+        found = [_first(after, name) for name in _TOLD if name not in ("resumed", "step")] + [resumed, step]
         done = [e["step"] for e in events if e["event"] == "step" and e["time"] < restart["time"]]
         return cls(
             local_rank=killed["local_rank"],
@@ -64,7 +64,7 @@ class Failure:
             last_step=max(done, default=0),
             resumed_step=resumed["step"],
             tier=resumed["tier"],
-            moments=sorted((e["time"] - killed["time"], _TOLD[name](e)) for name, e in found.items()),
+            moments=sorted((e["time"] - killed["time"], _tell(e)) for e in found),
             back=step["time"] - killed["time"],
         )
 
@@ -75,10 +75,17 @@ _TOLD: dict[str, Callable[[Event], str]] = {
     "workers_stopped": lambda _: "all workers are stopped",
     "flush_started": lambda e: f"flush of step {e['step']} from memory to storage begins",
     "flush_done": lambda e: f"flush is done: step {e['step']}, {e['bytes'] / 1e6:.1f} MB",
-    "workers_started": lambda e: f"workers are started again (restart {e['restart']})",
+    "workers_started": lambda e: f"workers are started again, as pids {sorted(e['pids'].values())}",
     "resumed": lambda e: f"all workers have resumed at step {e['step']} from {e['tier']}",
     "step": lambda e: f"first step after the failure is done: step {e['step']}",
 }
+
+
+def _tell(event: Event) -> str:
+    try:
+        return _TOLD[event["event"]](event)
+    except KeyError as error:
+        raise IncompleteRecordError(f"the event {event['event']!r} has no {error}") from error
 
 
 def _first(events: Iterable[Event], name: str) -> Event:

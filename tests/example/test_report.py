@@ -7,7 +7,7 @@ from examples.ddp_gpt2.picture import draw
 from examples.ddp_gpt2.report import Comparison, Failure, IncompleteRecordError, describe, read_lines
 
 RECORDED = [
-    {"event": "workers_started", "time": 100.0, "pids": {"0": 11, "1": 12}, "restart": 0},
+    {"event": "workers_started", "time": 100.0, "pids": {"0": 11, "1": 12}, "restart_count": 0},
     *({"event": "step", "time": 103.0 + step, "step": step, "rank": r} for step in range(1, 5) for r in (0, 1)),
     {"event": "saved", "time": 106.2, "step": 3, "rank": 0},
     {"event": "killed", "time": 107.1, "local_rank": 1, "victim": 12},
@@ -15,7 +15,7 @@ RECORDED = [
     {"event": "worker_died", "time": 107.11, "local_rank": 1, "rank": 1, "exitcode": -9},
     {"event": "workers_stopped", "time": 107.15},
     {"event": "flush_started", "time": 107.16, "step": 3},
-    {"event": "workers_started", "time": 107.2, "pids": {"0": 21, "1": 22}, "restart": 1},
+    {"event": "workers_started", "time": 107.2, "pids": {"0": 21, "1": 22}, "restart_count": 1},
     {"event": "flush_done", "time": 107.25, "step": 3, "bytes": 3_500_000, "seconds": 0.09},
     {"event": "resumed", "time": 109.0, "step": 3, "tier": "memory", "rank": 1, "seconds": 0.01},
     {"event": "resumed", "time": 109.1, "step": 3, "tier": "memory", "rank": 0, "seconds": 0.01},
@@ -40,7 +40,7 @@ def test_the_timeline_counts_from_the_kill():
         "the agent notices that worker 1 has died",
         "all workers are stopped",
         "flush of step 3 from memory to storage begins",
-        "workers are started again (restart 1)",
+        "workers are started again, as pids [21, 22]",
         "flush is done: step 3, 3.5 MB",
         "all workers have resumed at step 3 from memory",
         "first step after the failure is done: step 4",
@@ -55,6 +55,13 @@ def test_the_timeline_counts_from_the_kill():
 def test_what_the_record_lacks_is_named_not_invented(name):
     with pytest.raises(IncompleteRecordError, match=f"no '{name}'"):
         Failure.from_events(without(name, after=107.0))
+
+
+def test_a_missing_part_of_an_event_is_named():
+    events = [{**event, "event": event["event"]} for event in RECORDED]
+    del next(event for event in events if event["event"] == "flush_done")["bytes"]
+    with pytest.raises(IncompleteRecordError, match="'flush_done' has no 'bytes'"):
+        Failure.from_events(events)
 
 
 def test_all_workers_must_have_resumed_alike():
