@@ -15,7 +15,7 @@ def drop(layout: Layout, place: Path) -> None:
     """Remove a place, but no file that a user named; first it ceases to count, durably."""
     dropped = layout.draft("dropped")
     move(place, dropped)
-    remove(dropped)
+    _remove_with_draft(dropped)
 
 
 def delete(layout: Layout, stored: Stored) -> None:
@@ -31,12 +31,12 @@ def sweep(layout: Layout, reader: Reader) -> list[Path]:
     """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
     done = [*_finish_deletions(layout, reader)]
     for stored in reader.scan().stale:
-        draft = draft_of(stored.place)
         drop(layout, stored.place)
-        done += [stored.place, *_removed(draft)]
+        done.append(stored.place)
     done += _settle_retired(layout, reader)
     for place in layout.drafts("tmp") + layout.drafts("dropped"):
-        done += [*_removed(draft_of(place)), *_removed(place)]
+        _remove_with_draft(place)
+        done.append(place)
     return done
 
 
@@ -44,8 +44,10 @@ def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
     for place in layout.drafts("deleted"):
         stored = _read(reader, place)
         if stored and stored.target and _owns_target(stored, reader.scan()):
-            yield from _removed(stored.target)
-        yield from _removed(place)
+            remove(stored.target)
+            yield stored.target
+        remove(place)
+        yield place
 
 
 def _owns_target(stored: Stored, scan: Scan) -> bool:
@@ -73,7 +75,8 @@ def _read(reader: Reader, place: Path) -> Stored | None:
         return None
 
 
-def _removed(path: Path | None) -> list[Path]:
-    if path is not None:
-        remove(path)
-    return [path] if path else []
+def _remove_with_draft(place: Path) -> None:
+    draft = draft_of(place)  # first, since only the place tells of it
+    if draft:
+        remove(draft)
+    remove(place)

@@ -1,0 +1,43 @@
+"""Small checkpoints to publish, and what must hold of a directory of them."""
+
+import os
+from pathlib import Path
+
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+
+
+def images(path: Path, id: SaveId) -> dict[str, Path]:
+    """The files of one state, unlike those of any other; their sizes are the same for all."""
+    path.mkdir(parents=True, exist_ok=True)
+    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id, "empty": b""}
+    for name, content in contents.items():
+        (path / name).write_bytes(content)
+    return {name: path / name for name in contents}
+
+
+def publish(directory: CheckpointDirectory, id: SaveId, target: str = "") -> None:
+    source = directory.path.parent / f"image-{id.history}-{id.step}"
+    directory.publish(id, images(source, id), target=target, world_size=2, details={"omp_num_threads": 1})
+
+
+def ids(directory: CheckpointDirectory) -> list[SaveId]:
+    return [stored.id for stored in directory.checkpoints()]
+
+
+def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
+    """Every checkpoint that counts is what was saved under its id; returns the ids, newest first."""
+    found = directory.checkpoints()
+    for stored in found:
+        directory.verify(stored)
+        assert stored.path_of("model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
+        assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
+    assert directory.damaged() == []
+    return [stored.id for stored in found]
+
+
+def assert_clean(directory: CheckpointDirectory) -> None:
+    """No writer left anything behind."""
+    left = [Path(at) / name for at, dirs, files in os.walk(directory.path.parent) for name in dirs + files]
+    kinds = ("tmp-", "retired-", "dropped-", "deleted-", ".fastckpt-")
+    assert [path for path in left if path.name.startswith(kinds)] == []

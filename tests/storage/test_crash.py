@@ -1,0 +1,213 @@
+"""A process that is killed while it writes leaves the old or the new checkpoint whole, never a mixture."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.storage.checkpoints import assert_clean, assert_sound, ids, publish
+
+ROOT = Path(__file__).parents[2]
+OLDEST, OLD, NEW = SaveId(0, 1), SaveId(0, 7), SaveId(1, 7)
+
+PHASES = ["write", "manifest", "retire", "record", "rename", "tracker", "drop"]
+
+
+@pytest.fixture(scope="module")
+def crash():
+    """Does a deed in a process that kills itself at a phase or file operation; returns whether it was killed."""
+    with subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("crasher.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:
+
+        def do(directory: CheckpointDirectory, deed: str, id: SaveId, **how) -> bool:
+            process.stdin.write(json.dumps({"root": str(directory.path), "deed": deed, "id": id, **how}) + "\n")
+            process.stdin.flush()
+            status = int(process.stdout.readline())
+            assert status in (0, signal.SIGKILL)
+            return status == signal.SIGKILL
+
+        yield do
+        process.stdin.close()
+
+
+@pytest.fixture
+def fast_path():
+    """A directory in memory: a killed process leaves the same there as on a disk, and fsync costs nothing."""
+    path = Path(tempfile.mkdtemp(prefix="fastckpt-storage-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return CheckpointDirectory(tmp_path / "dir")
+
+
+def default(directory):
+    """A new step beside older ones."""
+    publish(directory, OLD)
+    return SaveId(0, 8), ""
+
+
+def another_history(directory):
+    """A step that an earlier history has, too."""
+    publish(directory, OLD)
+    return NEW, ""
+
+
+def again(directory):
+    """The very same id."""
+    publish(directory, OLD)
+    return OLD, ""
+
+
+def strangers_directory(directory):
+    """A directory of another tool has the name."""
+    publish(directory, OLD)
+    (directory.path / "checkpoint-9").mkdir()
+    (directory.path / "checkpoint-9/theirs").write_text("theirs")
+    return SaveId(0, 9), ""
+
+
+def new_target(directory):
+    publish(directory, OLD)
+    return NEW, str(directory.path.parent / "user/ckpt.pt")
+
+
+def target_overwritten(directory):
+    """The user saves to the same file each time; sizes are equal."""
+    target = str(directory.path / "ckpt.pt")
+    publish(directory, OLD, target)
+    return NEW, target
+
+
+def target_again(directory):
+    target = str(directory.path / "ckpt.pt")
+    publish(directory, OLD, target)
+    return OLD, target
+
+
+SCENES = [default, another_history, again, strangers_directory, new_target, target_overwritten, target_again]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("phase", PHASES)
+def test_killed_at_a_phase(directory, crash, scene, phase):
+    publish(directory, OLDEST)
+    id, target = scene(directory)
+    killed = crash(directory, "publish", id, target=target, phase=f"persist.{phase}")
+    assert killed or (phase == "record" and not target)
+    found = assert_sound(CheckpointDirectory(directory.path))
+    assert found[0] == (id if phase in ("tracker", "drop") or not killed else OLD)
+    assert OLDEST in found
+    check_after_sweep(directory, found, id, target)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_killed_at_every_file_operation(fast_path, crash, scene):
+    operation, seen = 0, []
+    while True:
+        operation += 1
+        directory = CheckpointDirectory(fast_path / str(operation) / "dir")
+        publish(directory, OLDEST)
+        id, target = scene(directory)
+        if not crash(directory, "publish", id, target=target, operation=operation):
+            break
+        found = assert_sound(CheckpointDirectory(directory.path))
+        assert found[0] in (OLD, id) and OLDEST in found
+        seen.append(found[0])
+        check_after_sweep(directory, found, id, target)
+        shutil.rmtree(directory.path.parent)
+    assert operation > 20
+    assert seen == sorted(seen)  # before the commit the old one, after it the new one
+
+
+def check_after_sweep(directory, found, id, target):
+    directory.sweep()
+    # What was replaced, by a whole newer one, need not remain.
+    assert assert_sound(directory) in (found, [found[0], OLDEST])
+    assert_clean(directory)
+    assert directory.sweep() == []
+    theirs = [path.read_text() for path in directory.path.rglob("theirs")]
+    assert theirs in ([], ["theirs"])
+    publish(directory, id, target)
+    assert assert_sound(directory)[0] == id
+    assert_clean(directory)
+
+
+@pytest.mark.parametrize("target", ["", "ckpt-7.pt"])
+@pytest.mark.parametrize("retry", ["sweep", "delete"])
+def test_killed_while_deleting(fast_path, crash, target, retry):
+    operation = 0
+    while True:
+        operation += 1
+        directory = CheckpointDirectory(fast_path / str(operation) / "dir")
+        publish(directory, OLDEST)
+        publish(directory, OLD, target and str(directory.path / target))
+        publish(directory, NEW, str(directory.path / "new.pt"))
+        if not crash(directory, "delete", OLD, operation=operation):
+            break
+        found = assert_sound(directory)
+        assert found in ([NEW, OLD, OLDEST], [NEW, OLDEST])
+        directory.sweep()
+        assert assert_sound(directory) == found
+        directory.delete(OLD)
+        assert ids(directory) == [NEW, OLDEST]
+        assert_clean(directory)
+        assert not (directory.path / "ckpt-7.pt").exists()
+        shutil.rmtree(directory.path.parent)
+    assert operation > 10
+
+
+@pytest.mark.parametrize("phase", ["rename", "drop"])
+@pytest.mark.parametrize("scene", [another_history, target_overwritten, target_again])
+def test_killed_while_sweeping(fast_path, crash, scene, phase):
+    operation = 0
+    while True:
+        operation += 1
+        directory = CheckpointDirectory(fast_path / str(operation) / "dir")
+        publish(directory, OLDEST)
+        id, target = scene(directory)
+        assert crash(directory, "publish", id, target=target, phase=f"persist.{phase}")
+        before = assert_sound(directory)
+        if not crash(directory, "sweep", id, operation=operation):
+            break
+        assert assert_sound(directory) in (before, [before[0], OLDEST])
+        check_after_sweep(directory, before, id, target)
+        shutil.rmtree(directory.path.parent)
+    assert operation > 10
+
+
+def test_sweep_keeps_off_a_live_writer(directory, tmp_path):
+    """What a writer that is stopped has written so far is not garbage."""
+    publish(directory, OLD)
+    with directory._layout.writing():
+        (directory.path / ".fastckpt/tmp-1234").mkdir()
+        assert CheckpointDirectory(directory.path).sweep() == []
+    assert CheckpointDirectory(directory.path).sweep() == [directory.path / ".fastckpt/tmp-1234"]
+
+
+def test_a_writer_waits_for_a_sweep_only_so_long(directory, monkeypatch):
+    from fastckpt.errors import PersistError
+    from fastckpt.storage import layout
+
+    monkeypatch.setattr(layout, "SWEEP_DEADLINE", 0.05)
+    publish(directory, OLD)
+    with directory._layout.alone() as alone:
+        assert alone
+        with pytest.raises(PersistError, match="being swept"):
+            publish(directory, NEW)
+    publish(directory, NEW)
