@@ -41,7 +41,8 @@ class LauncherParser(ArgumentParser):
         command().format_options(click.Context(command()), ours)
         usage, _, theirs = super().format_help().partition("\n\n")
         own = ours.getvalue().replace("Options:", "options of fastckpt:", 1).rstrip()
-        return f"{usage}\n\n{DESCRIPTION}\n\n{own}\n\ntorchrun's {theirs}"
+        theirs = theirs.replace("\noptions:", "\noptions of torchrun:", 1)
+        return f"{usage}\n\n{DESCRIPTION}\n\n{own}\n\n{theirs}"
 
     def error(self, message: str) -> NoReturn:
         """One line, and torchrun's exit code for it."""

@@ -11,10 +11,13 @@ import torch.distributed.run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-from fastckpt.errors import FastckptError
+from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.help import launcher_parser
 from fastckpt_run.options import parse
 from fastckpt_run.substitution import substituted
+
+# What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
+_READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,13 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
     except FastckptError as error:
-        _exit(1, f"fastckpt-run: error: {error}")
+        _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
     except ChildFailedError as error:
         _exit(1, str(error))
     except SignalException as error:
         _exit(1, f"fastckpt-run: stopped by {error.sigval.name}")
     except (ValueError, RuntimeError, AssertionError) as error:
-        if not _raised_in(error, torchrun.config_from_args, torchrun.get_args_parser):
+        if not _raised_in(error, *_READERS):
             raise
         _exit(1, f"fastckpt-run: error: {error}")
 
@@ -45,7 +48,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _raised_in(error: BaseException, *functions: Callable[..., Any]) -> bool:
-    """Whether ``error`` came out of one of ``functions``: then it is about the user's arguments."""
+    """Whether ``error`` came out of one of ``functions``."""
     codes = {getattr(function, "__code__", None) for function in functions}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

@@ -58,11 +58,12 @@ def split(parser: ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[
 
 def _option(field: Field[Any]) -> click.Option:
     name = field.name.replace("_", "-")
-    flag = f"{PREFIX}-{name}/{PREFIX}-no-{name}" if isinstance(field.default, bool) else f"{PREFIX}-{name}"
-    shown = {True: "yes", False: "no", "": "none"}.get(field.default, field.default)
+    default: Any = field.default
+    switch = isinstance(default, bool)
+    flag = f"{PREFIX}-{name}/{PREFIX}-no-{name}" if switch else f"{PREFIX}-{name}"
+    shown = ("no", "yes")[default] if switch else default or repr(default)
     text = f"{_explanations().get(field.name, '')} [env: {variable(field.name)}; default: {shown}]"
-    kind = None if isinstance(field.default, bool) else type(field.default)
-    return click.Option([field.name, flag], type=kind, default=None, help=text)
+    return click.Option([field.name, flag], type=None if switch else type(default), default=None, help=text)
 
 
 def _explanations() -> dict[str, str]:

@@ -69,7 +69,11 @@ def run_script_path(training_script: str, *script_args: str) -> None:
     agent = multiprocessing.parent_process()
     if agent is not None and agent.pid == os.getppid():  # a fork server stands in between and sees to it itself
         die_with(agent.pid)
-    torchrun.run_script_path(training_script, *script_args)
+    try:
+        torchrun.run_script_path(training_script, *script_args)
+    except SystemExit as end:
+        if end.code is not None:  # sys.exit() without a code: torch would wait for its result without end
+            raise
 
 
 class ScriptWorkers(SubprocessContext):
@@ -119,9 +123,11 @@ class FunctionWorkers(MultiprocessContext):
         for process in self._pc.processes:
             kill_group(process.pid)
             process.kill()  # one that has not come to its own session yet
+        for rank in set(range(self.nprocs)) - failed:
+            self._pc.processes[rank].join(_KILL_WAIT)
         # torch names the first dead that it finds: let it find those that failed.
         self._pc.sentinels = {fd: rank for fd, rank in self._pc.sentinels.items() if rank in failed}
-        wait(list(self._pc.sentinels), _KILL_WAIT)
+        wait(list(self._pc.sentinels), _KILL_WAIT)  # it is open while a child of the failed one lives
         for rank in failed:
             _drop_if_torn(Path(self.error_files[rank]))
 

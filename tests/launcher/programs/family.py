@@ -1,0 +1,42 @@
+"""A worker with a stubborn child, and if told so a DataLoader's; waits, deaf to SIGTERM, to be killed.
+
+After a restart it looks for survivors of the attempt before, and ends.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+folder = Path(os.environ["JOB_FOLDER"])
+
+
+def here() -> None:
+    (folder / f"pid.{os.getpid()}").touch()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+    survivors = [pid.suffix[1:] for pid in folder.glob("pid.*") if alive(int(pid.suffix[1:]))]
+    (folder / f"survivors.{os.environ['RANK']}").write_text(" ".join(survivors))
+    sys.exit()
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+here()
+if os.fork() == 0:
+    here()
+    time.sleep(600)
+if "loader" in sys.argv:
+    from torch.utils.data import DataLoader
+
+    batches = iter(DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(), multiprocessing_context="fork"))
+    next(batches)
+(folder / f"ready.{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(600)

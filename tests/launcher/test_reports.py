@@ -1,0 +1,59 @@
+"""How a job ends: torchrun's exit codes, and each traceback once."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
+
+END = program("end.py")
+
+
+@pytest.mark.parametrize("how", ["well", "three", "raise", "kill", "wait"])
+def test_exit_codes_are_torchruns(jobs: Jobs, tmp_path: Path, how: str) -> None:
+    folders = [tmp_path / "ours", tmp_path / "torchrun"]
+    both = []
+    for folder, launcher in zip(folders, (OURS, TORCHRUN), strict=True):
+        folder.mkdir()
+        both.append(jobs.start("--nproc-per-node=2", END, how, launcher=launcher, JOB_FOLDER=str(folder)))
+    if how == "wait":
+        for job, folder in zip(both, folders, strict=True):
+            until(lambda folder=folder: len(list(folder.glob("ready.*"))) == 2, "readiness")
+            job.send_signal(signal.SIGTERM)
+    printed = [job.communicate(timeout=120)[1] for job in both]
+    assert both[0].returncode == both[1].returncode, printed
+    assert both[0].returncode == (0 if how == "well" else 1)
+
+
+@pytest.mark.parametrize("recorded", [[], ["recorded"]], ids=["plain", "recorded"])
+@pytest.mark.parametrize("streams", [[], ["--redirects=3"], ["--tee=3"]], ids=["console", "redirects", "tee"])
+def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[str], streams: list[str]) -> None:
+    job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", *streams, END, "raise", *recorded)
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback (most recent call last)") == 1, job.stderr
+    assert job.stderr.count('raise ValueError("MARK")') == 1
+    assert "rank      : 0 (local_rank: 0)" in job.stderr.partition("Root Cause")[2]
+    assert "from the agent, because another worker had failed" in job.stderr.partition("Root Cause")[0]
+
+
+def test_a_traceback_of_run_path_is_printed_once(jobs: Jobs) -> None:
+    job = jobs.run("--run-path", END, "raise")
+    assert job.returncode == 1
+    assert job.stderr.count('raise ValueError("MARK")') == 1, job.stderr
+
+
+def test_the_root_cause_is_the_first_to_fail(jobs: Jobs) -> None:
+    """Rank 1 is killed by the agent; ranks do not decide who is named."""
+    job = jobs.run("--nproc-per-node=2", END, "three")
+    assert "exitcode  : 3" in job.stderr.partition("Root Cause")[2]
+    assert "exitcode  : -9" in job.stderr.partition("Root Cause")[0]
+    assert "worker 0 (local rank 0, pid " in job.stderr
+    assert "died: exit code 3; stopping all, 0 of 0 restarts left" in job.stderr
+
+
+def test_the_error_file_reaches_the_agents_own_parent(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.run(END, "raise", "recorded", TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json"))
+    assert job.returncode == 1
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "ValueError: MARK"
