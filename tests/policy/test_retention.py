@@ -53,8 +53,10 @@ def test_json_both_ways(policy):
 
 @pytest.mark.parametrize(
     "value",
-    [None, 3, "last", [], {}, {"keep": "last"}, {"keep": "last", "n": 0}, {"keep": "last", "n": True}]
-    + [{"keep": "last", "n": "3"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}],
+    [
+        *(None, 3, "last", [], {}, {"keep": "last"}, {"keep": "every", "n": 3}, {"keep": "all", "n": 3}, {"keep": []}),
+        *({"keep": "last", "n": n} for n in (0, True, "3", None)),
+    ],
 )
 def test_refuses_json_that_is_no_policy(value):
     with pytest.raises(ProtocolError, match="retention policy"):

@@ -52,9 +52,11 @@ def test_ids_order_by_history_first():
 
 @pytest.mark.parametrize(
     "value",
-    [None, 7, "7", [2, 7], {}, {"history": 0}, {"history": 0, "step": -1}, {"history": True, "step": 1}]
-    + [{"history": 0, "step": 1.0}, {"history": 0, "step": "1"}, {"history": 0, "step": LARGEST + 1}]
-    + [{"history": 0, "step": 1, "more": 1}],
+    [
+        *(None, 7, "7", [2, 7], {}, {"history": 0}, {"history": 0, "step": -1}, {"history": True, "step": 1}),
+        *({"history": 0, "step": step} for step in (1.0, "1", None, LARGEST + 1)),
+        {"history": 0, "step": 1, "more": 1},
+    ],
 )
 def test_refuses_what_is_no_id(value):
     with pytest.raises(ProtocolError):

@@ -1,0 +1,144 @@
+"""Damage of every kind is found, named, and never harms the checkpoint before."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from fastckpt.errors import BadCheckpoint
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.storage.checkpoints import assert_sound, ids, publish
+
+OLD, NEW = SaveId(0, 5), SaveId(0, 6)
+
+
+@pytest.fixture(params=["default", "target"])
+def directory(request, tmp_path):
+    directory = CheckpointDirectory(tmp_path / "dir")
+    publish(directory, OLD)
+    publish(directory, NEW, str(tmp_path / "user.pt") if request.param == "target" else "")
+    return directory
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path):
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def remove(path):
+    path.unlink()
+
+
+def directory_instead(path):
+    path.unlink()
+    path.mkdir()
+
+
+def dangling_link_instead(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
+@pytest.mark.parametrize("harm", [truncate, lengthen, empty, remove, directory_instead, dangling_link_instead])
+def test_files_of_another_size_do_not_count(directory, name, harm):
+    path = directory.checkpoints()[0].path_of(name)
+    harm(path)
+    assert ids(directory) == [OLD]
+    [(_, why)] = directory.damaged()
+    assert str(path) in why and re.search(r"\d+ (bytes|were saved)", why)
+    directory.sweep()
+    assert [why for _, why in directory.damaged()] == [why]  # bad ones are kept for a person to look at
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
+def test_a_flipped_bit_is_found_by_verify(directory, name):
+    stored = directory.checkpoints()[0]
+    path = stored.path_of(name)
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a disk does it, which tells nobody
+    assert ids(directory) == [NEW, OLD]  # a scan looks at sizes only
+    other = {"model.pt": "rank_0.pt", "rank_0.pt": "model.pt"}[name]
+    directory.verify(stored, [other])
+    with pytest.raises(BadCheckpoint, match=f"{path} is damaged: .* [0-9a-f]{{32}}; [0-9a-f]{{32}} was saved"):
+        directory.verify(stored)
+    with pytest.raises(BadCheckpoint, match="is damaged"):
+        directory.verify(stored, [name])
+
+
+def test_verify_names_what_is_missing(directory):
+    stored = directory.checkpoints()[0]
+    with pytest.raises(BadCheckpoint, match="no file 'other'"):
+        directory.verify(stored, ["other"])
+    stored.path_of("rank_0.pt").unlink()
+    with pytest.raises(BadCheckpoint, match=r"rank_0.pt of 8 bytes is not there"):
+        directory.verify(stored)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_an_unreadable_file_is_found_by_verify(directory, name):
+    stored = directory.checkpoints()[0]
+    stored.path_of(name).chmod(0)
+    with pytest.raises(BadCheckpoint, match="cannot be read"):
+        directory.verify(stored)
+
+
+def garble(path):
+    path.write_bytes(os.urandom(500))
+
+
+def flip(path):
+    text = bytearray(path.read_bytes())
+    text[text.index(b'"step": ') + 8] ^= 1
+    path.write_bytes(text)
+
+
+@pytest.mark.parametrize("harm", [truncate, empty, garble, flip, directory_instead])
+def test_a_damaged_manifest_is_reported(directory, harm):
+    manifest = directory.checkpoints()[0].place / "manifest.json"
+    harm(manifest)
+    assert ids(directory) == [OLD]
+    [(path, why)] = directory.damaged()
+    assert path == manifest.parent and str(manifest) in why
+    publish(directory, SaveId(0, 7))
+    assert ids(directory) == [(0, 7), OLD]
+
+
+def test_a_checkpoint_without_its_manifest_is_not_ours(directory):
+    (directory.checkpoints()[0].place / "manifest.json").unlink()
+    assert ids(directory) == [OLD] and directory.damaged() == []
+
+
+def test_a_manifest_in_another_steps_directory_is_reported(tmp_path):
+    directory = CheckpointDirectory(tmp_path)
+    publish(directory, OLD)
+    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-9")
+    assert ids(directory) == [OLD]
+    [(path, why)] = directory.damaged()
+    assert path == tmp_path / "checkpoint-9" and "belongs in" in why
+
+
+def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(tmp_path):
+    directory = CheckpointDirectory(tmp_path / "dir")
+    publish(directory, OLD)
+    garble(directory.path / "checkpoint-5/manifest.json")
+    publish(directory, SaveId(1, 5))
+    assert assert_sound(directory) == [(1, 5)]
+    [aside] = directory.path.glob("checkpoint-5.aside-*")
+    assert (aside / "model.pt").exists()
