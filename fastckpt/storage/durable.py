@@ -16,6 +16,8 @@ REMEDIES = {
     errno.EROFS: "Remount the file system for writing, or choose another directory",
     errno.EACCES: "Give this user the right to write there, or choose another directory",
     errno.EPERM: "Give this user the right to write there, or choose another directory",
+    errno.EISDIR: "Choose another path, or move away what is there",
+    errno.ENOTDIR: "Choose another path, or move away what is there",
 }
 OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

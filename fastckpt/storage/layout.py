@@ -55,7 +55,7 @@ class Layout:
 
     def drafts(self, kind: str) -> list[Path]:
         """All private paths of that kind."""
-        return sorted(self.private.glob(f"{kind}-*"))
+        return [path for path in _entries(self.private) if path.name.startswith(f"{kind}-")]
 
     def records(self) -> list[Path]:
         """The directories of all but the files that the user named."""
@@ -63,7 +63,7 @@ class Layout:
 
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""
-        here = [place for place in sorted(self.root.glob("checkpoint-*")) if _PLACE.fullmatch(place.name)]
+        here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name)]
         return [*here, *self.records(), *self.drafts("retired")]
 
     def target_of(self, manifest: Manifest) -> Path:
@@ -123,6 +123,14 @@ class Layout:
             yield lock
         finally:
             os.close(lock)
+
+
+def _entries(directory: Path) -> list[Path]:
+    """What is in a directory, if there is one. An unreadable one raises: it must not look like an empty one."""
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _locked(lock: int, mode: int) -> bool:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,6 @@ def crash():
 
         yield do
         process.stdin.close()
-
-
-@pytest.fixture
-def fast_path():
-    """A directory in memory: a killed process leaves the same there as on a disk, and fsync costs nothing."""
-    path = Path(tempfile.mkdtemp(prefix="fastckpt-storage-", dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

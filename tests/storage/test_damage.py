@@ -1,12 +1,13 @@
 """Damage of every kind is found, named, and never harms the checkpoint before."""
 
+import contextlib
 import os
 import re
 import shutil
 
 import pytest
 
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.storage.checkpoints import assert_sound, ids, publish
@@ -15,10 +16,10 @@ OLD, NEW = SaveId(0, 5), SaveId(0, 6)
 
 
 @pytest.fixture(params=["default", "target"])
-def directory(request, tmp_path):
-    directory = CheckpointDirectory(tmp_path / "dir")
+def directory(request, fast_path):
+    directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, OLD)
-    publish(directory, NEW, str(tmp_path / "user.pt") if request.param == "target" else "")
+    publish(directory, NEW, str(fast_path / "user.pt") if request.param == "target" else "")
     return directory
 
 
@@ -90,13 +91,34 @@ def test_verify_names_what_is_missing(directory):
         directory.verify(stored)
 
 
+@contextlib.contextmanager
+def as_nobody():
+    """Without root's right to read everything."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
 def test_an_unreadable_file_is_found_by_verify(directory, name):
     stored = directory.checkpoints()[0]
     stored.path_of(name).chmod(0)
-    with pytest.raises(BadCheckpoint, match="cannot be read"):
+    with as_nobody(), pytest.raises(BadCheckpoint, match="Permission denied"):
         directory.verify(stored)
+
+
+@pytest.mark.parametrize("part", [".", ".fastckpt"])
+def test_an_unreadable_directory_is_no_empty_one(directory, fast_path, part):
+    fast_path.chmod(0o755)
+    (directory.path / part).chmod(0)
+    with as_nobody(), pytest.raises(PersistError, match="Permission denied"):
+        directory.checkpoints()
+    (directory.path / part).chmod(0o700)
 
 
 def garble(path):
@@ -125,17 +147,17 @@ def test_a_checkpoint_without_its_manifest_is_not_ours(directory):
     assert ids(directory) == [OLD] and directory.damaged() == []
 
 
-def test_a_manifest_in_another_steps_directory_is_reported(tmp_path):
-    directory = CheckpointDirectory(tmp_path)
+def test_a_manifest_in_another_steps_directory_is_reported(fast_path):
+    directory = CheckpointDirectory(fast_path)
     publish(directory, OLD)
-    shutil.copytree(tmp_path / "checkpoint-5", tmp_path / "checkpoint-9")
+    shutil.copytree(fast_path / "checkpoint-5", fast_path / "checkpoint-9")
     assert ids(directory) == [OLD]
     [(path, why)] = directory.damaged()
-    assert path == tmp_path / "checkpoint-9" and "belongs in" in why
+    assert path == fast_path / "checkpoint-9" and "belongs in" in why
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(tmp_path):
-    directory = CheckpointDirectory(tmp_path / "dir")
+def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(fast_path):
+    directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, OLD)
     garble(directory.path / "checkpoint-5/manifest.json")
     publish(directory, SaveId(1, 5))

@@ -18,8 +18,8 @@ from tests.storage.checkpoints import assert_sound, ids, publish
 
 
 @pytest.fixture
-def directory(tmp_path):
-    return CheckpointDirectory(tmp_path / "dir")
+def directory(fast_path):
+    return CheckpointDirectory(fast_path / "dir")
 
 
 def steps(directory):
@@ -78,23 +78,23 @@ def test_names_of_a_checkpoint(directory, path):
     assert steps(directory) == [2]
 
 
-def test_the_file_that_a_user_named(directory, tmp_path):
+def test_the_file_that_a_user_named(directory, fast_path):
     publish(directory, SaveId(0, 1), str(directory.path / "one.pt"))
     publish(directory, SaveId(0, 2))
-    (tmp_path / "link").symlink_to(directory.path)
-    delete_function(directory)(str(tmp_path / "link/one.pt"))
+    (fast_path / "link").symlink_to(directory.path)
+    delete_function(directory)(str(fast_path / "link/one.pt"))
     assert steps(directory) == [2]
 
 
 @pytest.mark.parametrize("path", ["", "..", "../other", "/etc/passwd", "link"])
-def test_paths_outside_are_refused(directory, tmp_path, path, monkeypatch):
+def test_paths_outside_are_refused(directory, fast_path, path, monkeypatch):
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
-    (tmp_path / "other").mkdir()
-    (directory.path / "link").symlink_to(tmp_path / "other")
+    (fast_path / "other").mkdir()
+    (directory.path / "link").symlink_to(fast_path / "other")
     with pytest.raises(ConfigError, match="only checkpoints inside"):
         delete_function(directory)(str(directory.path / path))
-    assert steps(directory) == [2, 1] and (tmp_path / "other").is_dir()
+    assert steps(directory) == [2, 1] and (fast_path / "other").is_dir()
 
 
 def test_the_newest_whole_one_is_refused(directory):

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from fastckpt import metrics
 from fastckpt.errors import PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
@@ -115,25 +116,60 @@ def test_a_limit_on_file_sizes(tmp_path, target):
     assert_clean(directory)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_forbidden(tmp_path):
+@pytest.fixture
+def frozen(tmp_path):
+    """Forbids changes to a directory, to root as well."""
+    done = []
+
+    def freeze(path):
+        if subprocess.run(["chattr", "+i", path], check=False, capture_output=True).returncode:
+            pytest.skip("chattr +i is not permitted")
+        done.append(path)
+
+    yield freeze
+    for path in done:
+        subprocess.run(["chattr", "-i", path], check=True)
+
+
+@pytest.mark.parametrize("target", ["", "ckpt.pt"])
+def test_forbidden(tmp_path, frozen, target):
+    """The rename is refused, after everything was written."""
     directory = CheckpointDirectory(tmp_path / "dir")
     publish(directory, SaveId(0, 1))
-    directory.path.chmod(0o500)
-    try:
-        with pytest.raises(PersistError, match=r"Permission denied\. Give this user"):
-            publish(directory, SaveId(0, 2))
-        assert assert_sound(directory) == [(0, 1)]
-    finally:
-        directory.path.chmod(0o700)
+    frozen(directory.path)
+    with pytest.raises(PersistError, match=r"Operation not permitted\. Give this user"):
+        publish(directory, SaveId(0, 2), target and str(directory.path / target))
+    assert assert_sound(directory) == [(0, 1)]
+    assert_clean(directory)
+
+
+def test_an_old_one_that_made_way_comes_back_when_the_new_one_is_refused(tmp_path, frozen, monkeypatch):
+    directory = CheckpointDirectory(tmp_path / "dir")
+    publish(directory, SaveId(0, 5))
+
+    def freeze(phase, fields):
+        if phase == "persist.rename":
+            frozen(directory.path)
+
+    monkeypatch.setattr(metrics, "_observers", [freeze])
+    with pytest.raises(PersistError, match="Operation not permitted"):
+        publish(directory, SaveId(1, 5))
+    monkeypatch.undo()
+    assert assert_sound(directory) == [(0, 5)]  # where it made way to: it cannot be put back for now
+    subprocess.run(["chattr", "-i", directory.path], check=True)
+    assert directory.sweep() == [directory.path / "checkpoint-5"]
+    assert assert_sound(directory) == [(0, 5)]
+    publish(directory, SaveId(1, 5))
+    assert assert_sound(directory) == [(1, 5)]
+    assert_clean(directory)
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path):
     (tmp_path / "dir").write_text("a file")
     directory = CheckpointDirectory(tmp_path / "dir")
-    assert directory.checkpoints() == []
-    with pytest.raises(PersistError, match="dir"):
-        publish(directory, SaveId(0, 1))
+    for deed in (directory.checkpoints, directory.damaged, lambda: publish(directory, SaveId(0, 1))):
+        with pytest.raises(PersistError, match=r"Not a directory\. Choose another path"):
+            deed()
 
 
 def test_an_unwritable_tracker_does_not_fail_a_durable_checkpoint(tmp_path, caplog):

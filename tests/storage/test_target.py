@@ -13,13 +13,13 @@ from tests.storage.checkpoints import assert_clean, assert_sound, ids, images, p
 
 
 @pytest.fixture
-def directory(tmp_path):
-    return CheckpointDirectory(tmp_path / "dir")
+def directory(fast_path):
+    return CheckpointDirectory(fast_path / "dir")
 
 
 @pytest.fixture(params=["inside", "outside"])
-def target(request, directory, tmp_path):
-    return (directory.path if request.param == "inside" else tmp_path / "user/folder") / "ckpt.pt"
+def target(request, directory, fast_path):
+    return (directory.path if request.param == "inside" else fast_path / "user/folder") / "ckpt.pt"
 
 
 def test_the_file_lies_where_the_user_said(directory, target):
@@ -57,15 +57,17 @@ def revive(directory, id, record):
 
 
 @pytest.mark.parametrize("same_bytes", [False, True])
-def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(directory, target, tmp_path, same_bytes):
+def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
+    directory, target, fast_path, same_bytes
+):
     publish(directory, SaveId(0, 1))
     old, new = SaveId(0, 5), SaveId(0, 6)
     publish(directory, old, str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", tmp_path / "record")
-    source = images(tmp_path / "source", old if same_bytes else new)
+    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
+    source = images(fast_path / "source", old if same_bytes else new)
     directory.publish(new, source, target=str(target))
     publish(directory, SaveId(0, 9))
-    revive(directory, old, tmp_path / "record")
+    revive(directory, old, fast_path / "record")
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.damaged() == []
     directory.delete(old)
     directory.sweep()
@@ -73,7 +75,7 @@ def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(d
     directory.verify(directory.checkpoints()[1])
 
 
-def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, target, tmp_path):
+def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, target, fast_path):
     publish(directory, SaveId(0, 5), str(target))
     shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", directory.path / ".fastckpt/deleted-1234")
     publish(directory, SaveId(0, 6), str(target))
@@ -109,24 +111,24 @@ def test_a_moved_file_is_known_by_its_digest_which_is_read_once(directory, targe
     assert reads == [target]
 
 
-def test_of_two_records_with_the_same_bytes_the_newer_one_has_the_file(directory, target, tmp_path):
-    source = images(tmp_path / "source", SaveId(0, 5))
+def test_of_two_records_with_the_same_bytes_the_newer_one_has_the_file(directory, target, fast_path):
+    source = images(fast_path / "source", SaveId(0, 5))
     directory.publish(SaveId(0, 5), source, target=str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", tmp_path / "record")
+    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
     directory.publish(SaveId(0, 6), source, target=str(target))
-    revive(directory, SaveId(0, 5), tmp_path / "record")
+    revive(directory, SaveId(0, 5), fast_path / "record")
     assert ids(directory) == [(0, 6)]
     os.utime(target)
     assert ids(CheckpointDirectory(directory.path)) == [(0, 6)]
 
 
-def test_an_older_file_put_back_counts_and_the_newer_one_is_reported(directory, target, tmp_path):
+def test_an_older_file_put_back_counts_and_the_newer_one_is_reported(directory, target, fast_path):
     publish(directory, SaveId(0, 5), str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", tmp_path / "record")
-    shutil.copy(target, tmp_path / "old.pt")
+    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
+    shutil.copy(target, fast_path / "old.pt")
     publish(directory, SaveId(0, 6), str(target))
-    revive(directory, SaveId(0, 5), tmp_path / "record")
-    shutil.copy(tmp_path / "old.pt", target)
+    revive(directory, SaveId(0, 5), fast_path / "record")
+    shutil.copy(fast_path / "old.pt", target)
     assert ids(directory) == [(0, 5)]
     [(path, why)] = directory.damaged()
     assert path == target and "step 6 of history 0" in why
@@ -139,11 +141,11 @@ def test_a_file_of_the_users_own_at_the_target_is_replaced(directory, target):
     assert assert_sound(directory) == [(0, 5)]
 
 
-def test_links_are_followed_as_torch_save_follows_them(directory, target, tmp_path):
+def test_links_are_followed_as_torch_save_follows_them(directory, target, fast_path):
     target.parent.mkdir(parents=True)
-    target.symlink_to(tmp_path / "real.pt")
+    target.symlink_to(fast_path / "real.pt")
     publish(directory, SaveId(0, 5), str(target))
-    assert target.is_symlink() and directory.checkpoints()[0].path == tmp_path / "real.pt"
+    assert target.is_symlink() and directory.checkpoints()[0].path == fast_path / "real.pt"
     assert_sound(directory)
 
 
