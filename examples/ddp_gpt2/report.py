@@ -134,11 +134,10 @@ def describe(failure: Failure, losses: Comparison, weights_equal: bool) -> str:
     """The report for a person to read."""
     lines = ["seconds since the kill"]
     lines += [f"  {seconds:7.3f}  {text}" for seconds, text in failure.moments]
-    repeated = len(failure.repeated)
-    which = f": {failure.repeated[0]} to {failure.repeated[-1]}" if repeated else ""
+    repeated = ", ".join(map(str, failure.repeated)) or "none"
     lines += [
         "",
-        f"steps repeated  {repeated}{which}",
+        f"steps repeated  {repeated}",
         f"losses          {losses}",
         f"final weights   {'equal bit for bit' if weights_equal else 'DIFFER'}",
     ]
