@@ -81,7 +81,7 @@ class Layout:
         path, root = Path(os.path.realpath(target)), Path(os.path.realpath(self.root))
         if path == root / f"checkpoint-{id.step}" / MODEL:
             return ""
-        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or self._is_checkpoint(path.parent):
+        if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or any(map(self._is_checkpoint, path.parents)):
             raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
 

@@ -1,11 +1,12 @@
 """Removes checkpoints, and what crashed writers left behind."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.storage.claims import Claims, draft_of
-from fastckpt.storage.durable import move, remove
+from fastckpt.storage.durable import move, remove, sync_directory
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored
@@ -23,7 +24,9 @@ def delete(layout: Layout, stored: Stored) -> None:
     deleted = layout.draft("deleted")
     move(stored.place, deleted)
     if stored.target:
-        remove(stored.target)  # it is this checkpoint's own by the reader's rule, else this were not whole
+        # It is this checkpoint's own by the reader's rule, else this were not whole.
+        stored.target.unlink(missing_ok=True)
+        sync_directory(stored.target.parent)
     remove(deleted)
 
 
@@ -46,6 +49,8 @@ def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
         if stored and stored.target and _owns_target(stored, reader.scan()):
             remove(stored.target)
             yield stored.target
+            if stored.target.exists():
+                continue  # it must not be forgotten before it is gone
         remove(place)
         yield place
 
@@ -57,14 +62,15 @@ def _owns_target(stored: Stored, scan: Scan) -> bool:
 
 def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
     whole = {stored.place for stored in reader.scan().places}
-    for place in layout.drafts("retired"):
-        stored = _read(reader, place)
-        home = layout.home(stored.manifest) if stored else None
+    retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
+    for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
+        home = layout.home(stored.manifest)
         if home in whole:
-            drop(layout, place)
-            yield place
-        elif home and not home.exists():
-            move(place, home)
+            drop(layout, stored.place)
+            yield stored.place
+        elif not os.path.lexists(home):
+            move(stored.place, home)
+            whole.add(home)
             yield home
 
 

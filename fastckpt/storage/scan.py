@@ -8,6 +8,8 @@ from fastckpt.storage.claims import Claims
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.stored import Stored, read_manifest
 
+ATTEMPTS = 20
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -38,7 +40,19 @@ class Reader:
         self._claims = Claims()
 
     def scan(self) -> Scan:
-        """Read all manifests, and look at all files that they name."""
+        """Read all manifests, and look at all files that they name.
+
+        Reads until twice the same is found: who reads a directory while another process publishes may see a
+        checkpoint neither in the place that it left nor in the one that it came to.
+        """
+        result = self._scan_once()
+        for _ in range(ATTEMPTS):
+            before, result = result, self._scan_once()
+            if result == before:
+                break
+        return result
+
+    def _scan_once(self) -> Scan:
         found: list[Stored] = []
         damaged: list[tuple[Path, str]] = []
         for place in self._layout.places():

@@ -38,21 +38,24 @@ class Stored:
 
     def path_of(self, name: str) -> Path:
         """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
-        name = self.manifest.entry(name).name
-        return self.target if self.target and name == MODEL else self.place / name
+        return self._locate(self.manifest.entry(name))
 
     def check_sizes(self) -> None:
         """Raise BadCheckpoint if a file in its place is missing or not as long as recorded."""
         for entry in self.manifest.files:
             if not (self.target and entry.name == MODEL):
-                check_size(entry, self.path_of(entry.name))
+                check_size(entry, self._locate(entry))
 
     def verify(self, names: Iterable[str] | None = None) -> None:
         """Read the files, by default all; raise BadCheckpoint if one is not what was saved."""
-        for name in [entry.name for entry in self.manifest.files] if names is None else names:
-            entry, path = self.manifest.entry(name), self.path_of(name)
+        entries = self.manifest.files if names is None else [self.manifest.entry(name) for name in names]
+        for entry in entries:
+            path = self._locate(entry)
             check_size(entry, path)
             check_digest(entry, path, digest(path))
+
+    def _locate(self, entry: FileEntry) -> Path:
+        return self.target if self.target and entry.name == MODEL else self.place / entry.name
 
 
 def read_manifest(place: Path) -> Manifest | None:

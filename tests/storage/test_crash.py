@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,39 @@ def test_a_writer_waits_for_a_sweep_only_so_long(directory, monkeypatch):
         with pytest.raises(PersistError, match="being swept"):
             publish(directory, NEW)
     publish(directory, NEW)
+
+
+def test_of_several_that_made_way_the_newest_comes_back(directory, crash):
+    publish(directory, OLDEST)
+    publish(directory, SaveId(0, 7))
+    for id, phase in [(SaveId(1, 7), "drop"), (SaveId(2, 7), "drop"), (SaveId(3, 7), "rename")]:
+        assert crash(directory, "publish", id, phase=f"persist.{phase}")
+    assert assert_sound(directory) == [(2, 7), (1, 7), (0, 7), OLDEST]
+    directory.sweep()
+    assert assert_sound(directory) == [(2, 7), OLDEST]
+    assert_clean(directory)
+
+
+@pytest.mark.parametrize("target", ["", "ckpt.pt"])
+def test_readers_always_find_a_whole_one_while_another_process_publishes(fast_path, crash, target):
+    """The same step, or the same path, again and again: nothing else that a reader could fall back to."""
+    directory = CheckpointDirectory(fast_path / "dir")
+    named = target and str(directory.path / target)
+    publish(directory, SaveId(0, 7), named)
+    done = threading.Event()
+
+    def write():
+        for history in range(1, 60):
+            crash(directory, "publish", SaveId(history, 7), target=named)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    newest, reads = SaveId(0, 7), 0
+    while not done.is_set():
+        scan = CheckpointDirectory(directory.path).scan()
+        assert scan.damaged == []
+        assert scan.whole[0].id >= newest
+        newest, reads = scan.whole[0].id, reads + 1
+    writer.join()
+    assert reads > 5 and ids(directory) == [(59, 7)]
