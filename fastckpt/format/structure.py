@@ -79,7 +79,7 @@ class Structure:
             visit(node.__dict__)
 
     def _tensor(self, kind: type, tensor: torch.Tensor) -> None:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.__dict__:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.__dict__:
             raise Opaque(kind)
         if not (tensor.is_cpu or tensor.is_cuda):
             raise Opaque(tensor.device)
@@ -100,7 +100,6 @@ class Structure:
                 tensor.device,
                 tensor.is_conj(),
                 tensor.is_neg(),
-                len(tensor._backward_hooks or ()),
             )
         )
 
