@@ -1,0 +1,153 @@
+"""Jobs of the training under faults: start one, wait for what it does, compare it with one that nothing befell."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.faults.faults import Fault, to_text
+
+HERE = Path(__file__).parent
+DEADLINE = 240.0
+
+
+class Job:
+    """One launch, or several in a row, of train.py in a folder."""
+
+    def __init__(self, folder: Path, checkpoint_dir: Path | None = None) -> None:
+        self.folder = folder
+        self.checkpoint_dir = checkpoint_dir or folder / "checkpoints"
+        self.faults: list[Fault] = []
+        self.output = folder / "output"
+        self.process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def befalls(self, *faults: Fault) -> "Job":
+        self.faults += faults
+        return self
+
+    def start(
+        self,
+        *script: str,
+        ranks: int = 2,
+        launcher: tuple[str, ...] = (),
+        restarts: int | None = None,
+        **environment: str,
+    ) -> "Job":
+        (self.folder / "faults").write_text(to_text(self.faults))
+        restarts = len(self.faults) + 2 if restarts is None else restarts
+        shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
+        ours = (str(HERE / "launch.py"), str(self.folder))
+        arguments = ["--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script]
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *(launcher or (*ours, *shape)), str(HERE / "train.py"), *arguments],
+                stdout=output, stderr=output, start_new_session=True,
+                env=os.environ | self._environment() | environment,
+            )  # fmt: skip
+        return self
+
+    def _environment(self) -> dict[str, str]:
+        # torchrun leaves its logs in TMPDIR
+        return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
+
+    def wait(self) -> int:
+        """Wait for its end; the exit code."""
+        assert self.process is not None
+        return self.process.wait(DEADLINE)
+
+    def run(self, *script: str, **options: Any) -> "Job":
+        """Start, and wait for its good end."""
+        code = self.start(*script, **options).wait()
+        assert code == 0, f"exit code {code}:\n{self.text()}"
+        return self
+
+    def end(self) -> None:
+        """Clean up after a test that failed."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    # --- what it did
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def log(self, rank: int) -> list[dict[str, Any]]:
+        path = self.folder / f"log.{rank}"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def ranks(self) -> list[int]:
+        return sorted(int(path.suffix[1:]) for path in self.folder.glob("log.*"))
+
+    def pid(self, rank: int) -> int:
+        return int((self.folder / f"pid.{rank}").read_text())
+
+    def wait_for(self, what: str, value: int, rank: int = 0) -> None:
+        """Wait until a rank has logged ``what=value``."""
+        self.until(lambda: any(line.get(what) == value for line in self.log(rank)), f"{what}={value} of rank {rank}")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + DEADLINE
+        while not condition():
+            assert self.process is None or self.process.poll() is None, f"ended before {what}:\n{self.text()}"
+            assert time.monotonic() < end, f"{what} did not come true in {DEADLINE} s:\n{self.text()}"
+            time.sleep(0.02)
+
+    def struck(self) -> int:
+        return len(list(self.folder.glob("struck: *")))
+
+    def resumes(self, rank: int = 0) -> list[tuple[int, str]]:
+        """Step and tier of each start of a rank."""
+        return [(line["loaded"], line["tier"]) for line in self.log(rank) if "loaded" in line]
+
+    def losses(self, rank: int) -> dict[int, set[str]]:
+        """All losses of each step, of which there are several if steps were repeated."""
+        found: dict[int, set[str]] = {}
+        for line in self.log(rank):
+            if "loss" in line:
+                found.setdefault(line["step"], set()).add(line["loss"])
+        return found
+
+    def ends(self) -> dict[str, str]:
+        return {path.name: path.read_text() for path in sorted(self.folder.glob("end.*"))}
+
+    def repeated(self) -> list[tuple[int, int]]:
+        """For each resume, the steps that were done again, and how many saves since were reported as skipped."""
+        logs = [self._generations(rank) for rank in self.ranks()]
+        found = []
+        for now in range(1, min(map(len, logs))):
+            loaded = logs[0][now][0]["loaded"]
+            before = [line for log in logs for line in log[now - 1]]
+            done = max([line["step"] for line in before if "loss" in line], default=loaded)
+            skipped = {line["skipped"] for line in before if line.get("skipped", 0) > loaded}
+            found.append((max(0, done - loaded), len(skipped)))
+        return found
+
+    def _generations(self, rank: int) -> list[list[dict[str, Any]]]:
+        generations: list[list[dict[str, Any]]] = []
+        for line in self.log(rank):
+            if "loaded" in line:
+                generations.append([])
+            generations[-1].append(line)
+        return generations
+
+
+def assert_as_if_nothing_had_happened(job: Job, reference: Job, interval: int = 2) -> None:
+    """The very losses and weights of a run that nothing befell, and few steps repeated."""
+    assert job.ends() == reference.ends(), job.text()
+    for rank in reference.ranks():
+        assert job.losses(rank) == reference.losses(rank), f"rank {rank}:\n{job.text()}"
+    for steps, skips in job.repeated():
+        assert steps <= interval * (1 + skips), f"{job.repeated()}\n{job.text()}"
+
+
+def assert_all_struck(job: Job) -> None:
+    struck = {path.name.removeprefix("struck: ") for path in job.folder.glob("struck: *")}
+    assert struck == {str(fault) for fault in job.faults}
+    assert len(job.resumes()) >= 1

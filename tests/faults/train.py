@@ -1,0 +1,136 @@
+"""A training small enough to be killed often: DDP over gloo, dropout, AdamW, a shuffled sampler.
+
+Each rank appends a line of JSON for all that happens to ``<out>/log.<rank>``, and at the end writes the digest of its
+weights, its optimizer and its random generator to ``<out>/end.<rank>``.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DistributedSampler
+
+from fastckpt import metrics
+from fastckpt.ddp import DdpCheckpointer, StorageType, settle
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.faults.faults import from_text, strike_in_worker
+
+BATCH = 4
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--checkpoint-dir", required=True)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--memory", type=int, default=2)
+    parser.add_argument("--disk", type=int, default=10)
+    parser.add_argument("--settle", action="store_true")
+    parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
+    parser.add_argument("--resume-path", default="")
+    return parser.parse_args()
+
+
+class Log:
+    def __init__(self, out: Path, rank: int) -> None:
+        self._file = os.open(out / f"log.{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def __call__(self, **fields: Any) -> None:
+        os.write(self._file, json.dumps(fields).encode() + b"\n")
+
+
+class Data:
+    """A rank's share of shuffled samples, and the position in it."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.inputs = torch.randn(96, 8, generator=generator)
+        self.targets = torch.randint(4, (96,), generator=generator)
+        self._sampler = DistributedSampler(range(96), num_replicas=world, rank=rank, shuffle=True, seed=3)
+        self.epoch = self.taken = 0
+
+    def take(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._sampler.set_epoch(self.epoch)
+        indices = list(self._sampler)[self.taken : self.taken + BATCH]
+        self.taken += BATCH
+        if self.taken >= len(self._sampler):
+            self.epoch, self.taken = self.epoch + 1, 0
+        return self.inputs[indices], self.targets[indices]
+
+
+def digest(value: Any, into: Any = None) -> str:
+    into = into or hashlib.sha256()
+    if isinstance(value, torch.Tensor):
+        into.update(repr((value.dtype, value.shape)).encode() + value.contiguous().numpy().tobytes())
+    elif isinstance(value, dict | list | tuple):
+        for part in value.items() if isinstance(value, dict) else value:
+            digest(part, into)
+    else:
+        into.update(repr(value).encode())
+    return into.hexdigest()
+
+
+def main() -> None:
+    args = parse_arguments()
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    (args.out / f"pid.{rank}").write_text(str(os.getpid()))
+    log, data = Log(args.out, rank), Data(rank, world)
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 4))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(11 + rank)
+
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(ddp(inputs), targets)
+
+    faults = args.out / "faults"
+    strike_in_worker(from_text(faults.read_text()) if faults.exists() else [], rank, args.out)
+    checkpointer = DdpCheckpointer(args.checkpoint_dir)
+    if args.settle:
+        settle(ddp, lambda: loss_of(data.inputs[:BATCH], data.targets[:BATCH]).backward())
+    step = 0
+    if loaded := checkpointer.load_checkpoint(args.resume_path):
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        data.epoch, data.taken = (checkpointer.rank_state[name] for name in ("epoch", "taken"))
+        step = loaded["step"]
+        assert step == checkpointer.loaded_step
+    log(loaded=step, tier=checkpointer.loaded_from, pid=os.getpid())
+    while step < args.steps:
+        step += 1
+        with metrics.phase("train.step", step=step):
+            loss = loss_of(*data.take())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        log(step=step, loss=loss.item().hex())
+        if step % args.memory == 0 or step % args.disk == 0:
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            place = StorageType.MEMORY if step % args.disk else StorageType.DISK
+            own = {"epoch": data.epoch, "taken": data.taken}
+            result = checkpointer.save_checkpoint(step, state, storage_type=place, rank_state=own)
+            log(saved=step) if result.saved else log(skipped=step, reason=result.reason)
+        if step == args.stop_at:
+            log(waiting=step)
+            time.sleep(600)
+    dist.barrier()
+    (args.out / f"end.{rank}").write_text(digest([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()]))
+    checkpointer.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
