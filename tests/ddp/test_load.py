@@ -2,20 +2,18 @@
 
 import ctypes
 import os
-import random
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
+from fastckpt import ddp
 from fastckpt.ddp import StorageType, settle
 from fastckpt.engine.load import load_copy
-from fastckpt.engine.resume import LOAD_ERRORS
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
 from fastckpt.memory.arena import arena_path
 from fastckpt.storage.directory import CheckpointDirectory
@@ -254,6 +252,23 @@ class TestResumePath:
 
         assert ranks.together(refused) == ["refused"] * 2
 
+    @pytest.mark.xfail(strict=True, reason="D7: errors of torch.load that no vote carries")
+    @pytest.mark.parametrize("pickled", [b"\x80\x02.", b"\x80\x02X\x01\x00\x00\x00aX\x01\x00\x00\x00bb."])
+    def test_a_file_that_torch_cannot_read_is_told_to_all(self, ranks: Ranks, tmp_path: Path, pickled: bytes):
+        """A damaged pickle raises IndexError and AttributeError, too."""
+        torch.save(state(1), tmp_path / "whole.pt")
+        with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / "bad.pt", "w") as bad:
+            for name in whole.namelist():
+                bad.writestr(name, pickled if name.endswith("data.pkl") else whole.read(name))
+        ranks.start(2)
+
+        def refused(member: Any, rank: int) -> str:
+            with pytest.raises(BadCheckpoint, match=r"rank 0: .*; rank 1: "):
+                member.load_checkpoint(tmp_path / "bad.pt")
+            return "refused"
+
+        assert ranks.together(refused) == ["refused"] * 2
+
     def test_opens_a_history_in_which_smaller_steps_are_newest(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2, 8)
@@ -302,6 +317,20 @@ class TestDamage:
                 path.unlink()
         assert [loaded["step"] for loaded in self.restart(three)] == [2, 2]
         assert [member.rank_state["position"] for member in three.members] == [200, 201]
+
+    @pytest.mark.xfail(strict=True, reason="D7: ranks load what another rank has not verified yet")
+    def test_no_rank_reads_a_file_that_was_found_damaged(self, three: Ranks, monkeypatch):
+        """torch.load of damaged bytes may abort the process: all verify before any loads."""
+        read: list[str] = []
+
+        def noted(path: Path, *args: Any, **options: Any) -> Any:
+            read.append(path.parent.name)
+            return load_copy(path, *args, **options)
+
+        monkeypatch.setattr(ddp, "load_copy", noted)
+        flip(three.directory / "checkpoint-3" / "model.pt")
+        assert [loaded["step"] for loaded in self.restart(three)] == [2, 2]
+        assert "checkpoint-3" not in read and len(read) == 4
 
     def test_two_in_a_row_fall_back_twice(self, three: Ranks, said):
         flip(three.directory / "checkpoint-3" / "model.pt")
@@ -359,22 +388,6 @@ class TestDamage:
             (three.directory / "latest_checkpointed_iteration.txt").write_text(text)
             assert [loaded["step"] for loaded in self.restart(three)] == [3, 3]
             three.end()
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 2**32))
-def test_whatever_a_damaged_file_raises_becomes_a_vote(tmp_path: Path, seed: int):
-    """Ranks that do not digest a file may read it damaged: an error that is not caught would end the rank."""
-    path, rng = tmp_path / "model.pt", random.Random(seed)
-    torch.save(state(1, 10) | {"nested": {"list": [1, 2.5, None], "tensor": torch.ones(3, 4).t()}}, path)
-    data = bytearray(path.read_bytes())
-    for _ in range(rng.choice([1, 1, 2, 8])):
-        data[rng.randrange(len(data) if rng.random() < 0.5 else 700)] = rng.randrange(256)
-    path.write_bytes(data)
-    try:
-        load_copy(path, 1, weights_only=True)
-    except LOAD_ERRORS:
-        pass
 
 
 def _mapped_in_arena(tensor: torch.Tensor) -> bool:
