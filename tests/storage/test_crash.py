@@ -226,16 +226,20 @@ def test_readers_always_find_a_whole_one_while_another_process_publishes(fast_pa
 
     def write():
         for history in range(1, 60):
-            crash(directory, "publish", SaveId(history, 7), target=named)
+            if not done.is_set():
+                crash(directory, "publish", SaveId(history, 7), target=named)
         done.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     newest, reads = SaveId(0, 7), 0
-    while not done.is_set():
-        scan = CheckpointDirectory(directory.path).scan()
-        assert scan.damaged == []
-        assert scan.whole[0].id >= newest
-        newest, reads = scan.whole[0].id, reads + 1
-    writer.join()
+    try:
+        while not done.is_set():
+            scan = CheckpointDirectory(directory.path).scan()
+            assert scan.damaged == []
+            assert scan.whole[0].id >= newest
+            newest, reads = scan.whole[0].id, reads + 1
+    finally:
+        done.set()
+        writer.join()
     assert reads > 5 and ids(directory) == [(59, 7)]
