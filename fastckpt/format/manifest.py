@@ -79,13 +79,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.files]
-        twice = (
-            sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-        )
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         _demand(not twice, "files", twice, "named once each")
-        _demand(
-            _is_number(self.world_size) and self.world_size > 0, "world size", self.world_size, "1 or more"
-        )
+        _demand(_is_number(self.world_size) and self.world_size > 0, "world size", self.world_size, "1 or more")
         good_time = type(self.time) in (int, float) and math.isfinite(self.time) and self.time >= 0
         _demand(good_time, "time", self.time, "seconds since the epoch")
         _demand(self.target == "" or _is_target(self.target), "target", self.target, "a path without '..'")
@@ -102,9 +98,7 @@ class Manifest:
         for entry in self.files:
             if entry.name == name:
                 return entry
-        raise BadCheckpoint(
-            f"the checkpoint of {self.id} has no file {name!r}; it has {len(self.files)} others"
-        )
+        raise BadCheckpoint(f"the checkpoint of {self.id} has no file {name!r}; it has {len(self.files)} others")
 
     def to_json(self) -> str:
         """Text that `from_json` reads; raises BadCheckpoint if the details are not JSON."""
@@ -138,9 +132,7 @@ class Manifest:
                 target=body["target"],
             )
         except (KeyError, TypeError, ProtocolError) as error:
-            raise BadCheckpoint(
-                f"a manifest cannot be understood: {type(error).__name__}: {error}"
-            ) from error
+            raise BadCheckpoint(f"a manifest cannot be understood: {type(error).__name__}: {error}") from error
 
 
 def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # what it holds is checked where it is used

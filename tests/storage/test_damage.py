@@ -148,12 +148,12 @@ def test_a_checkpoint_without_its_manifest_is_not_ours(directory):
 
 
 def test_a_manifest_in_another_steps_directory_is_reported(fast_path):
-    directory = CheckpointDirectory(fast_path)
+    directory = CheckpointDirectory(fast_path / "dir")
     publish(directory, OLD)
-    shutil.copytree(fast_path / "checkpoint-5", fast_path / "checkpoint-9")
+    shutil.copytree(directory.path / "checkpoint-5", directory.path / "checkpoint-9")
     assert ids(directory) == [OLD]
     [(path, why)] = directory.damaged()
-    assert path == fast_path / "checkpoint-9" and "belongs in" in why
+    assert path == directory.path / "checkpoint-9" and "belongs in" in why
 
 
 def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(fast_path):
