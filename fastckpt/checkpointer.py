@@ -14,12 +14,12 @@ import torch
 
 from fastckpt import metrics
 from fastckpt.config import Place, Settings
-from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function
+from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
 from fastckpt.engine.link import Link
 from fastckpt.engine.service import saver_address, stop_own_saver
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import FastckptError, PersistError, StepError
-from fastckpt.format.ids import SaveId
+from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
 from fastckpt.policy import retention
 from fastckpt.storage.directory import CheckpointDirectory
@@ -74,7 +74,7 @@ class Writer:
         self.resumed_from: SaveId | None = None
         self.skipped = 0
         self._strategy = deletion_strategy
-        policy = getattr(deletion_strategy, "policy", None)
+        policy = policy_of(deletion_strategy)
         address = saver_address(self.place, self.settings)
         self.link = Link(self.directory, self.place, address, retention.to_json(policy) if policy else {})
         self._snapshots = Snapshotter(self.link, self.threads, weights_only=weights_only)
@@ -86,7 +86,7 @@ class Writer:
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory made ready for states like these; raises ArenaTooSmall."""
-        self._check_usable()
+        self.check_usable()
         self._snapshots.prepare(states)
 
     def save(self, step: int, states: Mapping[str, Any], storage_type: StorageType, path: str) -> SaveResult:
@@ -96,12 +96,12 @@ class Writer:
             StepError: The step is older than one saved since the last resume.
             NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
         """
-        self._check_usable()
+        self.check_usable()
         save = self._id(step)
         persist = StorageType(storage_type) is StorageType.DISK
         if save == self._held:
             if persist:
-                self.link.committed(save, persist=True)
+                self.link.committed(save, persist=True, path=_absolute(path))
             return SaveResult(True, save.step, "memory held it already", self.skipped)
         self._last = save
         outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path))
@@ -121,7 +121,7 @@ class Writer:
             TimeoutError: It takes longer than ``timeout`` seconds.
             PersistError: The newest persist has failed for good.
         """
-        self._check_usable()
+        self.check_usable()
         end = time.monotonic() + timeout
         while (status := self.link.status()).waiting:
             if time.monotonic() > end:
@@ -151,8 +151,8 @@ class Writer:
 
     def _id(self, step: int) -> SaveId:
         step = operator.index(step)
-        if step < 0:
-            raise StepError(f"step {step} is negative; steps are whole numbers from 0")
+        if not 0 <= step <= LARGEST:
+            raise StepError(f"step {step} is out of range; steps are whole numbers from 0 to {LARGEST}")
         if self._last is not None and step < self._last.step:
             raise StepError(
                 f"step {step} comes after step {self._last.step} was saved; steps must not go back. To train on from "
@@ -164,25 +164,34 @@ class Writer:
         return {
             "world_size": self.place.world_size,
             "num_threads": torch.get_num_threads(),
-            "path": str(Path(path).absolute()) if path else "",
+            "path": _absolute(path),
             "parent": list(self.resumed_from) if self.resumed_from else None,
         }
 
     def _clean_up(self, persisted: list[SaveId]) -> None:
         """Let a user's own deletion strategy see what became durable; it runs here, never in the agent."""
         strategy = self._strategy
-        if strategy is None or self.place.rank != 0 or getattr(strategy, "policy", None) is not None:
+        if strategy is None or self.place.rank != 0 or policy_of(strategy) is not None:
             return
         delete = delete_function(CheckpointDirectory(self.directory))
         for save in persisted:
-            strategy.clean_up(save.step, delete)
+            try:
+                strategy.clean_up(save.step, delete)
+            except (PersistError, OSError) as error:
+                metrics.counts["deletion_failures"] += 1
+                logger.warning("the deletion strategy could not delete: %s", error)
 
     def _beat(self, phase: str, fields: dict[str, Any]) -> None:
         step = fields.get("step", -1)
         self.link.telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise FastckptError after `close`, and in a forked process."""
         if os.getpid() != self._pid:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""

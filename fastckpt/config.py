@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 from fastckpt.errors import ConfigError
 
@@ -49,7 +49,8 @@ class Settings:
         """Read ``FASTCKPT_*``; raises ConfigError naming the variable that cannot be read."""
         environment = os.environ if environment is None else environment
         found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
-        return cls(**{name: _parse(cls, name, text) for name, text in found.items()})
+        values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
+        return cls(**values)
 
     def to_environment(self) -> dict[str, str]:
         """The variables from which `from_environment` reads these settings again."""

@@ -22,6 +22,7 @@ from fastckpt.engine.load import load_copy
 from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Files, Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
+from fastckpt.format.manifest import MODEL
 
 __all__ = [
     "CheckpointDeletionStrategy",
@@ -34,8 +35,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger("fastckpt")
-
-MODEL = "model.pt"
 
 
 class DdpCheckpointer:
@@ -135,6 +134,7 @@ class DdpCheckpointer:
         """
         start = time.perf_counter()
         writer = self._writer
+        writer.check_usable()
         ranks = agreement(writer.place.world_size)
         writer.open_history()
         writer.link.history = max(ranks.gather(writer.link.history))
@@ -166,7 +166,9 @@ class DdpCheckpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class StoreAgreement:
     _rounds = itertools.count()
 
     def __init__(self) -> None:
-        self._store = dist.PrefixStore("fastckpt", dist.distributed_c10d._get_default_store())
+        self._store = dist.distributed_c10d.PrefixStore("fastckpt", dist.distributed_c10d._get_default_store())
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank says; raises torch's DistStoreError if a rank does not come."""
@@ -52,6 +52,7 @@ def agreement(world_size: int) -> Agreement:
         return Alone()
     if not dist.is_initialized():
         raise FastckptError(
-            f"load_checkpoint is an agreement of all {world_size} ranks: call torch.distributed.init_process_group first"
+            f"load_checkpoint is an agreement of all {world_size} ranks: call "
+            f"torch.distributed.init_process_group first"
         )
     return StoreAgreement()

@@ -57,6 +57,12 @@ class KeepLatestStepStrategy(_PolicyStrategy):
         super().__init__(KeepLast(max_to_keep), checkpoint_dir)
 
 
+def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
+    """The policy that the agent can apply in place of a strategy; None for a user's own, or none."""
+    ours = type(strategy) in (KeepStepIntervalStrategy, KeepLatestStepStrategy)
+    return strategy.policy if ours and isinstance(strategy, _PolicyStrategy) else None
+
+
 def delete_function(directory: CheckpointDirectory) -> DeleteFunction:
     """What users' own strategies delete with: a function of a path.
 

@@ -10,7 +10,7 @@ from fastckpt.config import Settings
 from fastckpt.engine.persister import Persister
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
-from fastckpt.format.ids import SaveId
+from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path, too_small
 from fastckpt.memory.headroom import headroom
@@ -22,6 +22,8 @@ logger = logging.getLogger("fastckpt")
 
 ORPHANS_DEADLINE = 10.0
 """Seconds to wait for the writers of a dead owner to be gone before its memory counts as lost."""
+NEVER = SaveId(LARGEST, LARGEST)
+"""What a writer that has left begins next."""
 DECISIONS = 64
 """How many decisions on saves are remembered, for writers that are behind."""
 
@@ -39,6 +41,7 @@ class Keeper:
         self.slots = [Slot(path) for path in self.arena.slots]
         self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
+        self._world = hello.local_world_size
         self._writers: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
         self._decisions: dict[SaveId, Slot | Skip] = {}
@@ -72,6 +75,7 @@ class Keeper:
         if hello.local_rank == 0:
             self.persister.policy = from_json(hello.policy) if hello.policy else self.persister.policy
         self._writers[hello.local_rank] = pid
+        self._latest.pop(hello.local_rank, None)
         return self.next_history(0)
 
     def leave(self, local_rank: int, pid: int) -> None:
@@ -79,6 +83,7 @@ class Keeper:
         self.release(pid)
         if self._writers.get(local_rank) == pid:
             del self._writers[local_rank]
+            self._latest[local_rank] = NEVER
 
     def next_history(self, round_: int) -> Welcome:
         """The history of a round of resumes in this generation of workers, the same for every writer."""
@@ -129,11 +134,15 @@ class Keeper:
             metrics.event("skipped", step=save.step, reason=choice.reason)
         else:
             decision = self.slots[choice]
-            decision.begin(save, frozenset(self._writers))
+            decision.begin(save, self._expected())
         self._decisions[save] = decision
         while len(self._decisions) > DECISIONS:
             del self._decisions[min(self._decisions)]
         return decision
+
+    def _expected(self) -> frozenset[int]:
+        """The local ranks that must write their part: all but those that have left, the late ones too."""
+        return frozenset(rank for rank in range(self._world) if self._latest.get(rank) != NEVER)
 
     def committed(self, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
@@ -143,6 +152,7 @@ class Keeper:
             return
         slot.read()
         slot.wanted |= message.persist
+        slot.target = message.path or slot.target
         if slot.committed and slot.wanted:
             slot.wanted = False
             self.persister.submit(slot)
@@ -218,9 +228,7 @@ class Keeper:
         """How far persistence is."""
         durable = self.persister.durable
         wanted = sum(slot.wanted for slot in self.slots)
-        return Status(
-            self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble
-        )
+        return Status(self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble)
 
     async def close(self) -> None:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable."""

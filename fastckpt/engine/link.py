@@ -57,9 +57,9 @@ class Link:
             raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
         return answer
 
-    def committed(self, save: SaveId, *, persist: bool) -> None:
-        """Tell that this writer's done record is in the slot."""
-        self._ask(m.Committed(save.history, save.step, persist), m.Done)
+    def committed(self, save: SaveId, *, persist: bool, path: str = "") -> None:
+        """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
+        self._ask(m.Committed(save.history, save.step, persist, path), m.Done)
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""

@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,14 +27,16 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     fresh: list[torch.UntypedStorage] = []
 
     def into_fresh_memory(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
-        target = torch.UntypedStorage(storage.nbytes())
+        target = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
         _use_huge_pages(target)
         if storage.nbytes():
-            copies.append(Copy(target.data_ptr(), storage, storage.nbytes()))
+            copies.append((target.data_ptr(), storage, storage.nbytes()))
             fresh.append(target)
         return target
 
-    state = torch.load(path, map_location=into_fresh_memory, mmap=True, weights_only=weights_only)
+    # torch.load calls it with untyped storages; its annotation says otherwise
+    locate = cast(Any, into_fresh_memory)
+    state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
     filler = Filler(threads)
     try:
         filler.fill(copies)

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.slot import Slot
-from fastckpt.errors import FastckptError
+from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import Manifest
+from fastckpt.format.manifest import MODEL, Manifest
 from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.directory import CheckpointDirectory
@@ -23,7 +23,6 @@ logger = logging.getLogger("fastckpt")
 ATTEMPTS = 6
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each further one waits twice as long."""
-MODEL = "model.pt"
 
 
 @dataclass(eq=False)
@@ -59,7 +58,10 @@ class Persister:
         """Clear away what dead persists left; returns the newest durable id, if there is one."""
 
         def look() -> SaveId | None:
-            self.storage.sweep()
+            try:
+                self.storage.sweep()
+            except PersistError as error:
+                logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
             return max((stored.id for stored in self.storage.checkpoints()), default=None)
 
         self.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
@@ -124,7 +126,7 @@ class Persister:
         return self.storage.publish(
             job.id,
             {name: job.slot.path / name for name in records.files if self._whole or name != MODEL},
-            target=target if self._whole else "",
+            target=(job.slot.target or target) if self._whole else "",
             parent=SaveId(*parent) if parent else None,
             world_size=details.pop("world_size", 1),
             details=details,
@@ -147,7 +149,11 @@ class Persister:
     def _retarget(self, job: _Job) -> None:
         """Let a retry persist the newest checkpoint: the older one is of no use once that is durable."""
         newest = self._newest_slot()
-        if newest is None or newest.id is None or any(other.id == newest.id for other in self._jobs if other is not job):
+        if (
+            newest is None
+            or newest.id is None
+            or any(other.id == newest.id for other in self._jobs if other is not job)
+        ):
             self._jobs.remove(job)
             return
         job.slot, job.id = newest, newest.id

@@ -14,16 +14,26 @@ from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.link import Link
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MODEL
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate, choose
 from fastckpt.storage.directory import CheckpointDirectory, Stored
 
 logger = logging.getLogger("fastckpt")
 
-MODEL = "model.pt"
 Files = dict[str, Path]
 Load = Callable[[Files], Any]
-LOAD_ERRORS = (BadCheckpoint, OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, pickle.UnpicklingError)
+LOAD_ERRORS = (
+    BadCheckpoint,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    pickle.UnpicklingError,
+)
 """What a damaged file can raise in torch.load."""
 
 
@@ -81,9 +91,7 @@ class Resume:
             reports = agreement.gather({"has": [list(offer) for offer in offers], "damaged": self._damaged})
             has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
             while (choice := choose(has, excluded)) is not None:
-                error, state = self._attempt(offers[choice], load)
-                self._link.release()
-                votes = agreement.gather(error)
+                state, votes = self._attempt(offers[choice], load, agreement)
                 if not any(votes):
                     return Resumed(SaveId(*choice.id), choice.tier, state, offers[choice].details)
                 excluded.add(choice)
@@ -103,11 +111,11 @@ class Resume:
             BadCheckpoint: Some rank cannot load it; says which and why.
         """
         save, offer = self._at(Path(os.path.realpath(path)))
-        error, state = self._attempt(offer, load)
-        votes = agreement.gather(error)
+        state, votes = self._attempt(offer, load, agreement)
         if any(votes):
             raise BadCheckpoint(
-                f"{path} cannot be loaded: " + "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
+                f"{path} cannot be loaded: "
+                + "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
             )
         return Resumed(save, "storage", state, offer.details)
 
@@ -123,17 +131,24 @@ class Resume:
         own = {found.name: found for found in model.parent.glob("rank_*.pt")} if path.is_dir() else {}
         return None, _Offer({MODEL: model, **own}, {}, lambda: None)
 
-    def _attempt(self, offer: _Offer, load: Load) -> tuple[str, Any]:
-        try:
-            with metrics.phase("resume.verify"):
-                offer.verify()
-            with metrics.phase("resume.load"):
-                return "", load(offer.files)
-        except LOAD_ERRORS as error:
-            return f"{type(error).__name__}: {error}"[:500], None
+    def _attempt(self, offer: _Offer, load: Load, agreement: Agreement) -> tuple[Any, list[str]]:
+        """Verify, vote, load, vote: what was loaded, and the objection of each rank, empty for none.
+
+        No rank unpickles what another has found damaged: that can end the process.
+        """
+        with metrics.phase("resume.verify"):
+            _, objection = _try(offer.verify)
+        votes = agreement.gather(objection)
+        if any(votes):
+            return None, votes
+        with metrics.phase("resume.load"):
+            state, objection = _try(lambda: load(offer.files))
+        self._link.release()
+        return state, agreement.gather(objection)
 
     def _refuse_a_fresh_start(self, has: list[set[Candidate]], tried: list[str], damaged: list[str]) -> None:
-        for candidate in sorted(set.union(*has) - set.intersection(*has)):
+        everywhere = set[Candidate].intersection(*has)
+        for candidate in sorted(set[Candidate].union(*has) - everywhere):
             lacking = [rank for rank, report in enumerate(has) if candidate not in report]
             tried.append(f"step {candidate.step} in {candidate.tier} (not there for ranks {lacking})")
         tried += sorted(set(damaged))
@@ -185,9 +200,14 @@ class Resume:
             directory.verify(stored, names)
 
 
+def _try(work: Callable[[], Any]) -> tuple[Any, str]:
+    try:
+        return work(), ""
+    except LOAD_ERRORS as error:
+        return None, f"{type(error).__name__}: {error}"[:500]
+
+
 def _check_sizes(files: Files, sizes: dict[str, int]) -> None:
     for name, path in files.items():
         if path.stat().st_size != sizes[name]:
             raise BadCheckpoint(f"{path} has {path.stat().st_size} bytes; it was committed with {sizes[name]}")
-
-

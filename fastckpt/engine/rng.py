@@ -8,7 +8,7 @@ import torch
 def rng_state() -> dict[str, torch.Tensor]:
     """The generators of the CPU and of the current CUDA device, if CUDA is in use."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

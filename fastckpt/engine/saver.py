@@ -6,6 +6,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from fastckpt import metrics
@@ -60,7 +61,7 @@ class Saver:
     def _run(self) -> None:
         self._loop.run_forever()
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T] | Any":
+    def _call(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _listen(self) -> None:

@@ -14,6 +14,7 @@ class Slot:
 
     Attributes:
         wanted: Whether the save in it is to be persisted once it is whole.
+        target: Where its model's file is to lie on storage, if not where its records say.
         pins: Who needs it to stay as it is, and why.
     """
 
@@ -23,6 +24,7 @@ class Slot:
     done: set[int] = field(default_factory=set)
     committed: bool = False
     wanted: bool = False
+    target: str = ""
     pins: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -43,6 +45,7 @@ class Slot:
     def begin(self, save: SaveId, writers: frozenset[int]) -> None:
         """Start a new save in this slot."""
         slots.begin(self.path, slots.Begin(save, writers))
+        self.target = ""
         self.id, self.writers, self.done, self.committed, self.wanted = save, writers, set(), False, False
 
     def clear(self) -> None:

@@ -1,9 +1,11 @@
 """A writer's side of a save: plan, ask for a slot, fill its images, commit, notify."""
 
+import gc
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,7 @@ class Snapshotter:
             NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
         """
         step = save.step
-        with metrics.phase("snapshot.skeleton", step=step):
+        with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
             plans = self._plan(states)
             sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
         answer = self._link.begin(save, sizes)
@@ -74,11 +76,12 @@ class Snapshotter:
             return Outcome(answer.reason, persisted, answer.trouble)
         self._capacities |= sizes
         slot = Path(answer.slot)
-        with metrics.phase("snapshot.fill", step=step):
+        with _no_garbage_collection(), metrics.phase("snapshot.fill", step=step):
             copies: list[Copy] = []
             for name, plan in plans.items():
                 copies += self._image(slot / name).install(plan)
             self._filler.fill(copies)
+            del copies, plans
         with metrics.phase("snapshot.commit", step=step):
             slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
         with metrics.phase("snapshot.notify", step=step):
@@ -124,3 +127,15 @@ class Snapshotter:
             for image in self._images.values():
                 image.close()
             self._images.clear()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold back Python's cycle collector: the many small objects of a plan would set it off, to no avail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

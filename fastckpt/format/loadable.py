@@ -3,7 +3,7 @@
 import io
 import pickle
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -37,7 +37,7 @@ def _sink(skeleton: Skeleton) -> Sink:
 def _refusal(file: Sink | io.BytesIO) -> Exception | None:
     """The error of loading from ``file``; on the meta device no tensor bytes are read."""
     try:
-        torch.load(file, map_location="meta", weights_only=True)
+        torch.load(cast(IO[bytes], file), map_location="meta", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         return error
     return None

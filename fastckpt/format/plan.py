@@ -30,6 +30,7 @@ class Planner:
 
     def __init__(self, *, weights_only: bool = True) -> None:
         self._weights_only = weights_only
+        self._checked_length = -1
         self._shape: list[Any] | None = None
         self._skeleton: Skeleton | None = None
 
@@ -43,9 +44,8 @@ class Planner:
         try:
             structure = Structure(state)
             if self._skeleton is None or structure.shape != self._shape:
-                skeleton = sketch_structure(state, structure)
-                self._check(state, skeleton)
-                self._shape, self._skeleton = structure.shape, skeleton
+                self._skeleton = sketch_structure(state, structure)
+                self._shape = structure.shape
             return Plan(self._skeleton, structure.numbers, structure.storages)
         except (Opaque, RecursionError):
             skeleton, storages = sketch(state)
@@ -53,5 +53,7 @@ class Planner:
             return Plan(skeleton, [], storages)
 
     def _check(self, state: Any, skeleton: Skeleton) -> None:
-        if self._weights_only:
+        """Check an opaque state once per size; one that could be taken apart has only parts that load."""
+        if self._weights_only and skeleton.length != self._checked_length:
             check_loadable(state, skeleton)
+            self._checked_length = skeleton.length

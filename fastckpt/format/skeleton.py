@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -104,7 +104,9 @@ def _skip_data(state: Any) -> tuple[Sink, list[torch.UntypedStorage]]:
     met: dict[str, torch.UntypedStorage] = {}
     try:
         with torch.serialization.skip_data():
-            torch.save(state, sink, pickle_module=SimpleNamespace(Pickler=_pickler(met), __name__="pickle"))
+            torch.save(
+                state, cast(IO[bytes], sink), pickle_module=SimpleNamespace(Pickler=_pickler(met), __name__="pickle")
+            )
     except (RuntimeError, NotImplementedError) as error:
         if "skip_data" in str(error):
             raise _RefusesToSkip from error
@@ -141,12 +143,8 @@ def _gaps(sink: Sink, storages: list[torch.UntypedStorage]) -> tuple[Gap, ...]:
     reader = _reader(sink)
     records = sum(name.startswith("data/") for name in reader.get_all_records())
     if records != len(storages):
-        raise RuntimeError(
-            f"the archive has {records} records for {len(storages)} storages; save without fastckpt"
-        )
-    return tuple(
-        Gap(reader.get_record_offset(f"data/{key}"), storage.nbytes()) for key, storage in enumerate(storages)
-    )
+        raise RuntimeError(f"the archive has {records} records for {len(storages)} storages; save without fastckpt")
+    return tuple(Gap(reader.get_record_offset(f"data/{key}"), storage.nbytes()) for key, storage in enumerate(storages))
 
 
 def _record(sink: Sink, name: str) -> tuple[int, int]:
@@ -156,7 +154,7 @@ def _record(sink: Sink, name: str) -> tuple[int, int]:
 
 def _reader(sink: Sink) -> Any:
     sink.seek(0)
-    return torch._C.PyTorchFileReader(sink)
+    return torch._C.PyTorchFileReader(cast(IO[bytes], sink))
 
 
 _INT, _FLOAT = struct.Struct("<q"), struct.Struct(">d")

@@ -18,7 +18,8 @@ import torch
 Number = int | float
 INT64 = 1 << 63
 
-_CONSTANTS = frozenset({type(None), bool, str, bytes, complex, torch.dtype, torch.device, torch.Size})
+# Each of these, and the containers below, loads with weights_only=True. (Empty bytes do not.)
+_CONSTANTS = frozenset({type(None), bool, str, torch.dtype, torch.device, torch.Size})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -51,6 +52,8 @@ class Structure:
             self.numbers.append(node)
         elif kind in _CONSTANTS or kind is int:
             self.shape += (kind, node)
+        elif kind is complex:
+            self.shape += (kind, repr(node))
         else:
             self._container(kind, node)
 
@@ -68,15 +71,21 @@ class Structure:
             for child in node:
                 visit(child)
             return
-        for key in node:
-            if type(key) is not str:
-                _check_key(key)
-        self.shape += (*node, *map(type, node))
+        self._keys(node)
         for child in node.values():
             visit(child)
         if kind is OrderedDict:
             # state_dict() keeps its versions in an attribute, which pickles with it
             visit(node.__dict__)
+
+    def _keys(self, node: dict[Any, Any]) -> None:
+        self.shape += node
+        self.shape += map(type, node)
+        for key in node:
+            if type(key) is not str and type(key) is not int:
+                # 0, False, 0.0 and -0.0 are equal, but not the same
+                _check_key(key)
+                self.shape.append(repr(key))
 
     def _tensor(self, kind: type, tensor: torch.Tensor) -> None:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.__dict__:
@@ -108,7 +117,7 @@ def _check_key(key: Any) -> None:
     if type(key) is tuple:
         for part in key:
             _check_key(part)
-    elif type(key) not in _CONSTANTS and type(key) not in (int, float):
+    elif type(key) not in _CONSTANTS and type(key) not in (int, float, complex):
         raise Opaque(type(key))
 
 

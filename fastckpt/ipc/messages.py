@@ -74,11 +74,15 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Committed:
-    """The writer's done record of this id is in the slot; persist it if ``persist``. Answer: Done."""
+    """The writer's done record of this id is in the slot; persist it if ``persist``. Answer: Done.
+
+    ``path`` is where the user wants the model's file; empty for the default.
+    """
 
     history: int
     step: int
     persist: bool
+    path: str = ""
 
 
 @dataclass(frozen=True)

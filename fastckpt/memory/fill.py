@@ -4,26 +4,27 @@ import ctypes
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
+
+from fastckpt import metrics
 
 PIECE = 32 << 20
 """Bytes that a thread copies at a time."""
 SMALL = 128 << 10
 """Below this many bytes a copy is over before another thread could have taken it."""
 
+_address = ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0
 _signature = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0)
-_copy_without_gil = ctypes.CFUNCTYPE(*_signature)(ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0)
+_copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(_address)
+_copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
 
 
-class Copy(NamedTuple):
-    """``size`` bytes of a storage to go to an address of this process."""
+Copy = tuple[int, torch.UntypedStorage, int]
+"""An address of this process, the storage whose bytes go there, and how many bytes."""
 
-    target: int
-    source: torch.UntypedStorage
-    size: int
+Span = tuple[int, int, int]
+"""An address, the address of the bytes that go there, and how many they are."""
 
 
 def idle_cores(workers: int) -> int:
@@ -44,23 +45,26 @@ class Filler:
 
     def fill(self, copies: Sequence[Copy]) -> None:
         """Do all ``copies``; returns when every byte has arrived."""
-        on_device = [copy for copy in copies if copy.source.device.type != "cpu"]
-        large = self._copy_small([copy for copy in copies if copy.source.device.type == "cpu"])
-        _start_device_copies(on_device)
-        self._copy_large(large)
-        for device in {copy.source.device for copy in on_device}:
-            torch.accelerator.synchronize(device)
+        with metrics.phase("fill.copy"):
+            self._fill(copies)
 
-    def _copy_small(self, copies: Sequence[Copy]) -> list[tuple[int, int, int]]:
-        large = []
-        for target, source, size in copies:
-            if size < SMALL:
+    def _fill(self, copies: Sequence[Copy]) -> None:
+        large: list[Span] = []
+        on_device: list[Copy] = []
+        for copy in copies:
+            target, source, size = copy
+            if source.is_cuda:
+                on_device.append(copy)
+            elif size < SMALL:
                 _copy_holding_gil(target, source.data_ptr(), size)
             else:
                 large.append((target, source.data_ptr(), size))
-        return large
+        _start_device_copies(on_device)
+        self._copy_large(large)
+        for device in {source.device for _, source, _ in on_device}:
+            torch.accelerator.synchronize(device)
 
-    def _copy_large(self, spans: list[tuple[int, int, int]]) -> None:
+    def _copy_large(self, spans: list[Span]) -> None:
         if self._threads == 1:
             _run(spans)
             return
@@ -77,14 +81,14 @@ class Filler:
             self._pool.shutdown()
 
 
-def _run(spans: list[tuple[int, int, int]]) -> None:
+def _run(spans: list[Span]) -> None:
     for target, source, size in spans:
         _copy_without_gil(target, source, size)
 
 
-def _shares(spans: list[tuple[int, int, int]], count: int) -> list[list[tuple[int, int, int]]]:
+def _shares(spans: list[Span], count: int) -> list[list[Span]]:
     """Cut the spans into ``count`` lists of nearly as many bytes each."""
-    shares: list[list[tuple[int, int, int]]] = [[] for _ in range(count)]
+    shares: list[list[Span]] = [[] for _ in range(count)]
     total = sum(size for _, _, size in spans)
     done = 0
     for target, source, size in spans:

@@ -33,6 +33,8 @@ class Image:
         self.address = ctypes.addressof(self._anchor)
         self._skeleton: Skeleton | None = None
         self._numbers: list[Number] = []
+        self._targets: list[int] = []
+        self._sizes: list[int] = []
 
     def is_current(self) -> bool:
         """Whether the name still leads to the file that is mapped."""
@@ -50,24 +52,21 @@ class Image:
         if self._skeleton is not plan.skeleton:
             self._write_skeleton(plan.skeleton)
         self._write_numbers(plan)
-        base = self.address
-        return [
-            Copy(base + gap.offset, storage, gap.size)
-            for gap, storage in zip(plan.skeleton.gaps, plan.storages, strict=True)
-            if gap.size
-        ]
+        return list(zip(self._targets, plan.storages, self._sizes, strict=True))
 
     def _write_skeleton(self, skeleton: Skeleton) -> None:
         self._skeleton = None
         for offset, data in (*skeleton.segments, skeleton.padding(self.size)):
             self._map[offset : offset + len(data)] = data
         self._numbers = []
+        self._targets = [self.address + gap.offset for gap in skeleton.gaps]
+        self._sizes = [gap.size for gap in skeleton.gaps]
         self._skeleton = skeleton
 
     def _write_numbers(self, plan: Plan) -> None:
         old, new = self._numbers, plan.numbers
-        if not old:
-            changed = range(len(new))
+        if len(old) != len(new):
+            changed = list(range(len(new)))
         else:
             # 0.0 equals -0.0, and nan nothing: only what is equal and not zero is sure to have equal bytes
             changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b or not a]
