@@ -139,7 +139,7 @@ class DdpCheckpointer:
         writer.open_history()
         writer.link.history = max(ranks.gather(writer.link.history))
         verifies = (MODEL, self._own) if self._writes_model else (self._own,)
-        resume = Resume(writer.link, writer.directory, (MODEL,), verifies)
+        resume = Resume(writer.link, writer.directory, self._own, verifies)
         path = os.fspath(resume_path)
         resumed = resume.run_path(Path(path), self._load, ranks) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)

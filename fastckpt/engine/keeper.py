@@ -129,16 +129,21 @@ class Keeper:
 
     def _decide(self, save: SaveId) -> Slot | Skip:
         choice = choose_slot([slot.view() for slot in self.slots], self._latest)
-        if isinstance(choice, Skip):
-            decision: Slot | Skip = choice
-            metrics.event("skipped", step=save.step, reason=choice.reason)
-        else:
-            decision = self.slots[choice]
-            decision.begin(save, self._expected())
+        decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
+        if isinstance(decision, Skip):
+            metrics.event("skipped", step=save.step, reason=decision.reason)
         self._decisions[save] = decision
         while len(self._decisions) > DECISIONS:
             del self._decisions[min(self._decisions)]
         return decision
+
+    def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
+        try:
+            slot.begin(save, self._expected())
+        except OSError as error:
+            slot.read()
+            return Skip(f"{self.arena.path} cannot be written to: {error}")
+        return slot
 
     def _expected(self) -> frozenset[int]:
         """The local ranks that must write their part: all but those that have left, the late ones too."""

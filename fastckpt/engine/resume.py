@@ -67,14 +67,14 @@ class Resume:
     """One resume of one rank; all ranks make it together.
 
     Args:
-        needs: Names of the files that this rank cannot do without.
+        own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         verifies: Names of those whose digests it checks, on behalf of its node.
     """
 
-    def __init__(self, link: Link, directory: Path, needs: tuple[str, ...], verifies: tuple[str, ...]) -> None:
+    def __init__(self, link: Link, directory: Path, own: str, verifies: tuple[str, ...]) -> None:
         self._link = link
         self._directory = directory
-        self._needs = needs
+        self._own = own
         self._verifies = verifies
         self._damaged: list[str] = []
 
@@ -172,7 +172,7 @@ class Resume:
             if records.committed is None:
                 continue
             files = {name: slot / name for name in records.files}
-            if all(name in files for name in self._needs):
+            if self._suffices(files, records.details.get("world_size", 1)):
                 candidate = Candidate(*records.committed, "memory")
                 offers[candidate] = _Offer(files, records.details, partial(_check_sizes, files, records.files))
         return offers
@@ -189,10 +189,14 @@ class Resume:
         offers = {}
         for save, found in parts.items():
             files = {entry.name: stored.path_of(entry.name) for _, stored in found for entry in stored.manifest.files}
-            if all(name in files for name in self._needs):
+            if self._suffices(files, found[0][1].manifest.world_size):
                 details = dict(found[0][1].manifest.details)
                 offers[Candidate(*save, "storage")] = _Offer(files, details, partial(self._verify, found))
         return offers
+
+    def _suffices(self, files: Files, world_size: int) -> bool:
+        """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
+        return MODEL in files and (self._own in files or self._link.place.rank >= world_size)
 
     def _verify(self, found: list[tuple[CheckpointDirectory, Stored]]) -> None:
         for directory, stored in found:

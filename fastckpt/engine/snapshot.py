@@ -82,8 +82,11 @@ class Snapshotter:
                 copies += self._image(slot / name).install(plan)
             self._filler.fill(copies)
             del copies, plans
-        with metrics.phase("snapshot.commit", step=step):
-            slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
+        try:
+            with metrics.phase("snapshot.commit", step=step):
+                slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
+        except OSError as error:
+            return Outcome(f"{slot} cannot be written to: {error}", persisted, answer.trouble)
         with metrics.phase("snapshot.notify", step=step):
             self._link.committed(save, persist=persist)
         return Outcome("", persisted, answer.trouble)

@@ -167,7 +167,7 @@ _HINTS = {kind: typing.get_type_hints(kind) for kind in get_args(Message)}
 
 def encode(message: Message) -> bytes:
     """A message as JSON."""
-    data = json.dumps({"kind": type(message).__name__, **asdict(message)}).encode()
+    data = json.dumps({"message": type(message).__name__, "content": asdict(message)}).encode()
     if len(data) > MAX_SIZE:
         raise ProtocolError(f"a message of {len(data)} bytes is longer than {MAX_SIZE}")
     return data
@@ -176,12 +176,14 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes) -> Message:
     """Read a message; raises ProtocolError for anything but a well-formed one."""
     try:
-        content = json.loads(data)
+        whole = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not a message: {data[:80]!r}") from error
-    kind = _KINDS.get(content.pop("kind", "")) if isinstance(content, dict) else None
-    if kind is None:
-        raise ProtocolError(f"unknown kind of message: {data[:80]!r}")
+    if not (isinstance(whole, dict) and isinstance(whole.get("message"), str)):
+        raise ProtocolError(f"not a message: {data[:80]!r}")
+    kind, content = _KINDS.get(whole["message"]), whole.get("content")
+    if kind is None or not isinstance(content, dict):
+        raise ProtocolError(f"unknown message: {data[:80]!r}")
     required = {f.name for f in fields(kind) if f.default_factory is f.default}
     if not required <= content.keys() <= _HINTS[kind].keys():
         raise ProtocolError(f"{kind.__name__} with fields {sorted(content)}; it has {sorted(_HINTS[kind])}")

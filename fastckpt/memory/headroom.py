@@ -2,21 +2,22 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 RESERVE = 64 << 20
-"""Bytes left to all others, of whatever is the tightest limit."""
+"""Bytes left to all others, or a twentieth of the limit if that is less."""
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that can still be taken, and the limit that says so."""
+    """Bytes that can still be taken, of how many, and the limit that says so."""
 
     free: int
+    total: int
     limit: str
 
     def __str__(self) -> str:
@@ -28,13 +29,18 @@ def headroom(shm_dir: Path) -> Headroom:
 
     Above the limit of a cgroup an allocation on a tmpfs does not fail: the caller is killed.
     """
-    found = [_tmpfs(shm_dir), Headroom(psutil.virtual_memory().available, "the host's memory"), *_cgroups()]
-    return min((Headroom(max(0, h.free - RESERVE), h.limit) for h in found), key=lambda h: h.free)
+    memory = psutil.virtual_memory()
+    host = Headroom(memory.available, memory.total, "the host's memory")
+    return min((_less_reserve(found) for found in (_tmpfs(shm_dir), host, *_cgroups())), key=lambda h: h.free)
+
+
+def _less_reserve(found: Headroom) -> Headroom:
+    return replace(found, free=max(0, found.free - min(RESERVE, found.total // 20)))
 
 
 def _tmpfs(shm_dir: Path) -> Headroom:
     status = os.statvfs(shm_dir)
-    return Headroom(status.f_bavail * status.f_frsize, str(shm_dir))
+    return Headroom(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize, str(shm_dir))
 
 
 def _cgroups() -> Iterator[Headroom]:
@@ -58,7 +64,7 @@ def _ancestors(root: Path, path: str, limit_name: str, usage_name: str) -> Itera
             continue  # not this version of cgroups, or not visible in this container
         if limit != "max":
             cached = _reclaimable(directory / "memory.stat")
-            yield Headroom(int(limit) - int(usage) + cached, f"the memory limit of cgroup {directory}")
+            yield Headroom(int(limit) - int(usage) + cached, int(limit), f"the memory limit of cgroup {directory}")
 
 
 def _reclaimable(statistics: Path) -> int:

@@ -89,16 +89,23 @@ def commit(slot: Path, writer: int, record: Done) -> None:
 
 def read(slot: Path) -> Records:
     """Read the records of a slot; what cannot be read counts as not there."""
-    begun = _read(slot / _BEGIN)
-    done = {int(path.name.removeprefix(_DONE)): _read(path) for path in slot.glob(".done-*") if _numbered(path)}
-    return Records(
-        Begin(SaveId(*begun["id"]), frozenset(begun["writers"])) if begun else None,
-        {w: Done(SaveId(*r["id"]), r["files"], r["details"]) for w, r in done.items() if r},
-    )
+    done = {int(path.name.removeprefix(_DONE)): _done(_read(path)) for path in slot.glob(".done-[0-9]*")}
+    return Records(_begin(_read(slot / _BEGIN)), {writer: record for writer, record in done.items() if record})
 
 
-def _numbered(path: Path) -> bool:
-    return path.name.removeprefix(_DONE).isdigit()
+def _begin(record: dict[str, Any]) -> Begin | None:
+    match record:
+        case {"id": [int(history), int(step)], "writers": [*writers]} if all(type(w) is int for w in writers):
+            return Begin(SaveId(history, step), frozenset(writers))
+    return None
+
+
+def _done(record: dict[str, Any]) -> Done | None:
+    match record:
+        case {"id": [int(history), int(step)], "files": {**files}, "details": {**details}}:
+            if all(type(size) is int for size in files.values()):
+                return Done(SaveId(history, step), files, details)
+    return None
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
