@@ -102,7 +102,7 @@ def _begin(record: dict[str, Any]) -> Begin | None:
 
 def _done(record: dict[str, Any]) -> Done | None:
     match record:
-        case {"id": [int(history), int(step)], "files": {**files}, "details": {**details}}:
+        case {"id": [int(history), int(step)], "files": dict(files), "details": dict(details)}:
             if all(type(size) is int for size in files.values()):
                 return Done(SaveId(history, step), files, details)
     return None
