@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.persister import Persister
+from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
-from fastckpt.errors import ArenaTooSmall
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
-from fastckpt.memory.arena import Arena, arena_path, too_small
-from fastckpt.memory.headroom import headroom
+from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
@@ -40,23 +38,20 @@ class Keeper:
         self.arena.make_slots(max(settings.slots, len(self.arena.slots)))
         self.slots = [Slot(path) for path in self.arena.slots]
         self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
+        self._room = Room(self.arena, self.slots)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
         self._world = hello.local_world_size
         self._writers: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
         self._decisions: dict[SaveId, Slot | Skip] = {}
-        self._sizes: dict[str, int] = {}
         self._told: dict[int, int] = {}
         self._history = 0
         self._rounds: dict[int, int] = {}
-        self._reserving = asyncio.Lock()
-        self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
-        self._background: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
         loop = asyncio.get_running_loop()
-        alone = await loop.run_in_executor(self._pool, self.arena.wait_for_writers, ORPHANS_DEADLINE)
+        alone = await loop.run_in_executor(None, self.arena.wait_for_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
         for slot in self.slots:
@@ -121,8 +116,8 @@ class Keeper:
         decision = self._decisions.get(save) or self._decide(save)
         persisted, trouble = self.news(writer), self.persister.trouble
         if isinstance(decision, Slot) and decision.id == save:
-            await self._reserve(decision, message.files)
-            self._reserve_others(message.files)
+            await self._room.reserve(decision, message.files)
+            self._room.reserve_ahead(message.files)
             return Granted(str(decision.path), persisted, trouble)
         reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
         return Skipped(reason, persisted, trouble)
@@ -162,50 +157,10 @@ class Keeper:
             slot.wanted = False
             self.persister.submit(slot)
 
-    async def reserve(self, files: dict[str, int]) -> None:
+    def prepare(self, files: dict[str, int]) -> None:
         """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
-        self._check_room(files)
-        self._reserve_others(files)
-
-    def _reserve_others(self, files: dict[str, int]) -> None:
-        async def reserve() -> None:
-            for slot in self.slots:
-                if slot.id is None:
-                    await self._reserve(slot, files)
-
-        if any(slot.id is None and not _has(slot, files) for slot in self.slots):
-            task = asyncio.create_task(reserve())
-            self._background.add(task)
-            task.add_done_callback(self._reserved)
-
-    def _reserved(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception():
-            logger.warning("a slot could not be made ready ahead of its save: %s", task.exception())
-
-    async def _reserve(self, slot: Slot, files: dict[str, int]) -> None:
-        loop = asyncio.get_running_loop()
-        if _has(slot, files):
-            return
-        async with self._reserving:
-            self._check_room(files)
-            for name, size in files.items():
-                with metrics.phase("arena.reserve", name=name):
-                    await loop.run_in_executor(self._pool, self.arena.reserve, slot.path, name, size)
-
-    def _check_room(self, files: dict[str, int]) -> None:
-        """Raise ArenaTooSmall unless all slots, or at least two, can hold these files beside the others."""
-        sizes = self._sizes | files
-        free, count = headroom(self.arena.path), len(self.slots)
-        present = sum(f.stat().st_size for slot in self.slots for f in slot.path.glob("*.pt"))
-        while count * sum(sizes.values()) - present > free.free:
-            if count == 2 or self.slots[-1].id is not None:
-                raise ArenaTooSmall(too_small(self.arena.path, sum(sizes.values()), count, str(free)))
-            count = 2
-            logger.warning("shared memory holds two slots only (%s)", free)
-            self.arena.make_slots(count)
-            del self.slots[count:]
-        self._sizes = sizes
+        self._room.check(files)
+        self._room.reserve_ahead(files)
 
     # --- readers
 
@@ -240,7 +195,7 @@ class Keeper:
         self._flush()
         drained = await self.persister.drain(self._settings.flush_timeout)
         self.persister.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._room.close()
         newest = self.newest()
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         self.telemetry.close()
@@ -255,10 +210,3 @@ class Keeper:
             )  # fmt: skip
         else:
             self.arena.remove()
-
-
-def _has(slot: Slot, files: dict[str, int]) -> bool:
-    try:
-        return all((slot.path / name).stat().st_size == size for name, size in files.items())
-    except FileNotFoundError:
-        return False

@@ -143,7 +143,7 @@ class _Connection:
             case m.Committed():
                 keeper.committed(message)
             case m.Reserve():
-                await keeper.reserve(message.files)
+                keeper.prepare(message.files)
             case m.Pin():
                 return m.Pinned(keeper.pin(self._pid))
             case m.Release():
