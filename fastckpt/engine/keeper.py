@@ -194,7 +194,7 @@ class Keeper:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable."""
         self._flush()
         drained = await self.persister.drain(self._settings.flush_timeout)
-        self.persister.close()
+        self.persister.close(wait=drained)
         self._room.close()
         newest = self.newest()
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))

@@ -92,11 +92,11 @@ class Persister:
         done, _ = await asyncio.wait([self._task], timeout=seconds)
         return bool(done)
 
-    def close(self) -> None:
-        """End the thread once what it writes is written; what still waits is dropped."""
+    def close(self, *, wait: bool) -> None:
+        """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
         if self._task is not None:
             self._task.cancel()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=wait, cancel_futures=True)
 
     async def _run(self) -> None:
         while self._jobs:

@@ -1,9 +1,9 @@
 """Finds the saver of this node; where no agent runs one, the first local rank does."""
 
-import atexit
 import hashlib
 import logging
 import os
+import threading
 
 from fastckpt.config import Place, Settings
 from fastckpt.engine.saver import Saver
@@ -27,9 +27,8 @@ def stop_own_saver() -> None:
     """End the saver of this process, if there is one, after its last flush."""
     global _own
     if _own is not None:
-        atexit.unregister(stop_own_saver)
-        _own.close()
-        _own = None
+        saver, _own = _own, None
+        saver.close()
 
 
 def _start(settings: Settings, address: str) -> None:
@@ -42,7 +41,8 @@ def _start(settings: Settings, address: str) -> None:
     )
     _own = Saver(settings, address)
     _own.start()
-    atexit.register(stop_own_saver)
+    # Not atexit: that comes when thread pools take no more work, and the last flush is work.
+    threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]
 
 
 def _shared_address(place: Place) -> str:
