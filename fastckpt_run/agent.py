@@ -1,7 +1,6 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
-import threading
 from typing import Any
 
 import torch.distributed.run as torchrun
@@ -13,8 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt import metrics
 from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.engine.saver import Saver
-from fastckpt.errors import FastckptError
+from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.deaths import Death, DeathWatch, describe
+from fastckpt_run.last_flush import close_patiently, signals_in
 from fastckpt_run.rendezvous import forget_last_round
 from fastckpt_run.report import explain
 from fastckpt_run.script import require_script
@@ -22,7 +22,6 @@ from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
 
-_SIGNALS_TO_GIVE_UP = 3
 _CLOSE_MARGIN = 60.0
 
 
@@ -38,8 +37,8 @@ class FastckptAgent(LocalElasticAgent):
     - A group that is beyond repair is a failure, with an exit code that says so.
     """
 
-    def __init__(self, spec: WorkerSpec, *, settings: Settings, **torchs: Any) -> None:
-        super().__init__(spec, **torchs)
+    def __init__(self, spec: WorkerSpec, *, settings: Settings, **arguments: Any) -> None:
+        super().__init__(spec, **arguments)
         self._settings = settings
         self._saver = Saver(settings)
         self._watch = DeathWatch({})
@@ -51,7 +50,7 @@ class FastckptAgent(LocalElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
         require_script(self._worker_group.spec)
-        metrics.write_events_to(self._settings.events)
+        self._open_events()
         self._saver.start()
         signals = 0
         try:
@@ -59,10 +58,16 @@ class FastckptAgent(LocalElasticAgent):
             self._explain(result)
             return result
         except SignalException as error:
-            signals = _signals_in(error)
+            signals = signals_in(error)
             raise
         finally:
-            self._close_saver(signals)
+            close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
+
+    def _open_events(self) -> None:
+        try:
+            metrics.write_events_to(self._settings.events)
+        except OSError as error:
+            raise ConfigError(f"events cannot be written to {self._settings.events}: {error.strerror}") from error
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         forget_last_round(worker_group.spec.rdzv_handler)
@@ -148,35 +153,3 @@ class FastckptAgent(LocalElasticAgent):
         if result is not None and self._pcontext is not None:
             for failure in result.failures.values():
                 explain(failure, self._pcontext)
-
-    def _close_saver(self, signals: int) -> None:
-        """Wait for the last flush; of all the signals that the job got, the third ends the wait."""
-        closed = threading.Event()
-
-        def close() -> None:
-            try:
-                self._saver.close()
-            finally:
-                closed.set()
-
-        # Not in this thread, where the next signal's exception would hit it anywhere.
-        threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
-        while not closed.is_set():
-            try:
-                if not closed.wait(self._settings.flush_timeout + _CLOSE_MARGIN):
-                    logger.error("the saver does not end; leaving it, and the memory that it owns")
-                    return
-            except SignalException as error:
-                signals += 1
-                if signals >= _SIGNALS_TO_GIVE_UP:
-                    raise
-                logger.warning("%s: the last flush goes on; %d more to give it up", error.sigval.name, 3 - signals)
-
-
-def _signals_in(error: BaseException | None) -> int:
-    """How many signals have come, one during the handling of another."""
-    count = 0
-    while error is not None:
-        count += isinstance(error, SignalException)
-        error = error.__context__
-    return count

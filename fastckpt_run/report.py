@@ -24,7 +24,7 @@ def explain(failure: ProcessFailure, workers: PContext) -> None:
 
 
 def _summary(failure: ProcessFailure) -> str:
-    return f"{failure.message['message']}; " if isinstance(failure.message, dict) else ""
+    return f"{failure.message.get('message')}; " if isinstance(failure.message, dict) else ""
 
 
 def _on_console(workers: PContext, local_rank: int) -> bool:

@@ -66,9 +66,10 @@ class BoundSubprocessHandler(SubprocessHandler):
 def run_script_path(training_script: str, *script_args: str) -> None:
     """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
     os.setsid()
+    die_with(os.getppid())  # the agent, or the fork server, which ends with the agent
     agent = multiprocessing.parent_process()
-    if agent is not None and agent.pid == os.getppid():  # a fork server stands in between and sees to it itself
-        die_with(agent.pid)
+    if agent is not None and not agent.is_alive():
+        os.kill(os.getpid(), signal.SIGKILL)
     try:
         torchrun.run_script_path(training_script, *script_args)
     except SystemExit as end:

@@ -76,12 +76,14 @@ class Jobs:
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)
     yield jobs
+    for pid in filter(alive, pids_in(tmp_path)):
+        os.kill(pid, signal.SIGKILL)  # only if a test has failed
     for job in jobs.started:
         if job.poll() is None:
             job.kill()
-        job.communicate()
-    for pid in filter(alive, pids_in(tmp_path)):
-        os.kill(pid, signal.SIGKILL)  # only if a test has failed
+        job.wait()
+        for stream in (job.stdout, job.stderr):
+            stream.close()
 
 
 @pytest.fixture

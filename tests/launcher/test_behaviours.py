@@ -147,10 +147,11 @@ def test_standalone(here: Path) -> None:
     assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
 
 
-def test_run_path(here: Path) -> None:
-    run(["--run-path", "--nproc-per-node=2", TOUCH, f"--folder={here}", "x"])
-    assert ranks(here) == {0, 1}
-    assert told(here)["arguments"] == ["x"]
+def test_run_path(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
+    assert job.returncode == 0, job.stderr
+    assert ranks(tmp_path) == {0, 1}
+    assert told(tmp_path)["arguments"] == ["x"]
 
 
 def test_several_agents(here: Path, jobs: Jobs) -> None:
@@ -185,11 +186,12 @@ def test_torchs_names_are_its_own_again(here: Path) -> None:
     assert launcher_api.LocalElasticAgent is before
 
 
-def test_torch_knows_that_it_was_launched(here: Path) -> None:
-    run(["--run-path", program("launched.py"), f"{here}/told"])
-    assert (here / "told").read_text() == "True"
-    subprocess.run([sys.executable, program("launched.py"), here / "told"], check=True)
-    assert (here / "told").read_text() == "False"
+def test_torch_knows_that_it_was_launched(jobs: Jobs, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    assert jobs.run("--run-path", "--start-method=fork", program("launched.py"), str(told)).returncode == 0
+    assert told.read_text() == "True"
+    subprocess.run([sys.executable, program("launched.py"), told], check=True)
+    assert told.read_text() == "False"
 
 
 def test_logs_specs_by_entry_point(here: Path) -> None:
@@ -209,10 +211,11 @@ def test_logs_specs_must_exist(here: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
-def test_init_method(here: Path, method: str) -> None:
+def test_init_method(jobs: Jobs, method: str) -> None:
     port = get_free_port()
-    static = ["--master-addr=localhost", f"--master-port={port}"]
-    run(["--run-path", "--nproc-per-node=2", *static, program("meet.py"), method.format(port=port)])
+    static = ["--run-path", "--start-method=fork", "--master-addr=localhost", f"--master-port={port}"]
+    job = jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
+    assert job.returncode == 0, job.stderr
 
 
 def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

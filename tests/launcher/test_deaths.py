@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from fastckpt.config import Settings
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.deaths import DeathWatch, describe, peek
-from fastckpt_run.workers import _drop_if_torn
+from fastckpt_run.workers import _drop_if_torn, die_with
 from tests.launcher.conftest import Jobs, alive, pids_in, program, until
 
 FAMILY = program("family.py")
@@ -35,7 +35,7 @@ def wait_all_dead(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [[], ["loader"]], ids=["child", "loader"])
-@pytest.mark.parametrize("path", [[], ["--run-path"]], ids=["exec", "run-path"])
+@pytest.mark.parametrize("path", [[], ["--run-path", "--start-method=fork"]], ids=["exec", "run-path"])
 def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[str], path: list[str]) -> None:
     """Neither deaf workers, nor children of the dead or of the others, live to see the restart."""
     told = tmp_path / "events"
@@ -200,6 +200,14 @@ def test_a_death_is_seen_but_not_reaped() -> None:
     assert DeathWatch({0: child.pid}).wait(0) == []  # gone before the watch began
     watch.close()
     watch.close()
+
+
+def test_a_worker_whose_agent_died_before_it_could_be_bound_dies() -> None:
+    pid = os.fork()
+    if pid == 0:
+        die_with(parent=1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
 def test_exit_codes_in_words() -> None:

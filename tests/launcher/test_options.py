@@ -13,6 +13,9 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.help import launcher_parser
 from fastckpt_run.main import main
 from fastckpt_run.options import command, parse, split
+from tests.launcher.conftest import program
+
+TOUCH = program("touch.py")
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,7 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
         (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
         (["--no-python", "-m", "t.py"], 1, "Don't use both"),
         (["--redirects=9", "t.py"], 1, "9 does not match"),
+        (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
         (["missing.py"], 1, "no such script: missing.py"),
         (["--no-python", "./missing"], 1, "no such script: ./missing"),
         (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
@@ -126,10 +130,11 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
     assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a int\n"
 
 
-def test_help_shows_ours_and_torchruns(capsys) -> None:
+def test_help_shows_ours_and_torchruns(capfd) -> None:
     main(["--help"])
-    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    text = re.sub(r"\s+", " ", capfd.readouterr().out)
     for field in fields(Settings):
+        assert re.search(rf"--fast-{field.name.replace('_', '-')} [A-Z/ -][^[]*[a-z]{{3}}[^[]* \[env", text)
         assert f"--fast-{field.name.replace('_', '-')}" in text
         assert f"env: {variable(field.name)}; default: " in text
     for action in get_args_parser()._actions:

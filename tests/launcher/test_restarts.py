@@ -11,34 +11,38 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from fastckpt_run.rendezvous import forget_last_round
 from tests.launcher.conftest import Jobs, program
 
-RESTARTS = 20
-# Forked workers restart in a third of a second; executed ones import torch each time. One backend each.
-EXECUTED: list[str] = []
-FORKED = ["--run-path", "--start-method=fork"]
+MANY = 20
+# Forked workers restart in a third of a second, executed ones import torch each time.
+FORK = ["--run-path", "--start-method=fork"]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("backend", "how"), [("c10d", EXECUTED), ("static", FORKED)])
-def test_twenty_restarts_come_up_at_once(jobs: Jobs, tmp_path: Path, backend: str, how: list[str]) -> None:
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize(
+    ("how", "restarts"),
+    [(FORK, MANY), ([], 3), pytest.param([], MANY, marks=pytest.mark.campaign)],
+    ids=["forked", "executed", "executed-often"],
+)
+def test_each_restart_comes_up_at_once(jobs: Jobs, tmp_path: Path, backend: str, how: list[str], restarts: int) -> None:
     port = get_free_port()
     where = ["--standalone"] if backend == "c10d" else [f"--master-port={port}"]
     job = jobs.run(
         *where,
         *how,
         "--nproc-per-node=2",
-        f"--max-restarts={RESTARTS}",  # none to spare for an attempt that fails
+        f"--max-restarts={restarts}",  # none to spare for an attempt that fails
         f"--fast-events={tmp_path / 'events'}",
         program("restart.py"),
-        str(RESTARTS),
+        str(restarts),
     )
     assert job.returncode == 0, job.stderr
     met = {tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines()}
-    assert met == {(attempt, rank) for attempt in range(RESTARTS + 1) for rank in (0, 1)}
+    assert met == {(attempt, rank) for attempt in range(restarts + 1) for rank in (0, 1)}
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
     died = [event for event in events if event["event"] == "worker_died"]
-    assert [(event["rank"], event["exitcode"]) for event in died] == [(i % 2, -9) for i in range(RESTARTS)]
+    assert [(event["rank"], event["exitcode"]) for event in died] == [(i % 2, -9) for i in range(restarts)]
     started = [event for event in events if event["event"] == "workers_started"]
-    assert [event["restart_count"] for event in started] == list(range(RESTARTS + 1))
+    assert [event["restart_count"] for event in started] == list(range(restarts + 1))
     if backend == "static":
         assert {event["master_port"] for event in started} == {port}
 

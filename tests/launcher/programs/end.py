@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(3)
 
 
-if "recorded" in sys.argv:
+if "recorded" in sys.argv and rank == "0":
     from torch.distributed.elastic.multiprocessing.errors import record
 
     main = record(main)

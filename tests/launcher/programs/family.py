@@ -12,8 +12,8 @@ from pathlib import Path
 folder = Path(os.environ["JOB_FOLDER"])
 
 
-def here() -> None:
-    (folder / f"pid.{os.getpid()}").touch()
+def here(pid: int) -> None:
+    (folder / f"pid.{pid}").touch()
 
 
 def alive(pid: int) -> bool:
@@ -29,14 +29,17 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
     sys.exit()
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-here()
-if os.fork() == 0:
-    here()
+here(os.getpid())
+if child := os.fork():
+    here(child)
+else:
     time.sleep(600)
 if "loader" in sys.argv:
     from torch.utils.data import DataLoader
 
-    batches = iter(DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(), multiprocessing_context="fork"))
+    batches = iter(
+        DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(os.getpid()), multiprocessing_context="fork")
+    )
     next(batches)
 (folder / f"ready.{os.environ['RANK']}").write_text(str(os.getpid()))
 time.sleep(600)
