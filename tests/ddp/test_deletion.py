@@ -150,7 +150,6 @@ class TestTheirs:
         save(one, 1, 2, 3)
         assert on_storage(directory) == [3]
 
-    @pytest.mark.xfail(strict=True, reason="D8: what has an attribute policy is taken for one of ours")
     def test_may_have_an_attribute_of_any_name(self, ranks: Ranks, directory: Path):
         strategy = Mine(directory)
         strategy.policy = "mine alone"  # type: ignore[attr-defined]
@@ -158,7 +157,6 @@ class TestTheirs:
         save(one, 1)
         assert [step for step, _ in strategy.seen] == [1]
 
-    @pytest.mark.xfail(strict=True, reason="D8: what a subclass of ours overrides is not called")
     def test_may_refine_one_of_ours(self, ranks: Ranks, directory: Path):
         seen: list[int] = []
 
@@ -172,7 +170,6 @@ class TestTheirs:
         assert seen == [1, 2]
         assert on_storage(directory) == [1, 2]
 
-    @pytest.mark.xfail(strict=True, reason="D9: trouble in deleting ends training")
     def test_that_storage_refuses_does_not_end_training(self, ranks: Ranks, directory: Path, monkeypatch, said):
         def refuse(self: CheckpointDirectory, id: Any) -> None:
             raise PersistError("cannot delete: the file system is read-only")

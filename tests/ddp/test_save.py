@@ -80,7 +80,6 @@ class TestPromotion:
         assert not first.save_checkpoint(4, state(4))
         assert not first.save_checkpoint(4, state(4), storage_type=DISK)
 
-    @pytest.mark.xfail(strict=True, reason="D1: the path of a promoted save is dropped")
     def test_takes_the_path_that_came_with_the_disk_save(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         one.save_checkpoint(4, state(4))
@@ -100,10 +99,9 @@ class TestSteps:
     @pytest.mark.parametrize("step", [-1, -(2**70)])
     def test_a_negative_step_is_refused(self, ranks: Ranks, step: int):
         (one,) = ranks.start()
-        with pytest.raises(StepError, match="negative"):
+        with pytest.raises(StepError, match="whole numbers from 0"):
             one.save_checkpoint(step, state(0))
 
-    @pytest.mark.xfail(strict=True, reason="D2: struct.error from the telemetry block")
     def test_a_step_that_is_too_large_is_refused_and_the_next_is_saved(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(FastckptError):
@@ -161,7 +159,6 @@ class TestOneRankAlone:
         for member in (first, second):
             assert member.save_checkpoint(5, state(5))
 
-    @pytest.mark.xfail(strict=True, reason="D3: slots wait for a writer that left")
     def test_a_rank_that_has_closed_holds_no_slot_up(self, ranks: Ranks):
         first, second = ranks.start(2)
         for member in (first, second):
@@ -177,7 +174,6 @@ class TestOneRankAlone:
 
         assert any(saved() for _ in range(40))
 
-    @pytest.mark.xfail(strict=True, reason="D4: only the writers that have said hello are expected")
     def test_a_rank_that_comes_late_is_waited_for(self, ranks: Ranks, directory: Path):
         """The first rank saves before the second has made its checkpointer: no checkpoint lacks a rank."""
         ranks.start(1)
@@ -194,7 +190,6 @@ class TestOneRankAlone:
 
 
 class TestEnded:
-    @pytest.mark.xfail(strict=True, reason="D5: load_checkpoint does not check")
     def test_a_closed_checkpointer_says_so(self, ranks: Ranks):
         (one,) = ranks.start()
         one.close()
@@ -209,7 +204,6 @@ class TestEnded:
         with pytest.raises(FastckptError, match="closed"):
             one.prepare(state(1))
 
-    @pytest.mark.xfail(strict=True, reason="D5: load_checkpoint does not check")
     def test_a_forked_process_is_refused_and_disturbs_nothing(self, ranks: Ranks):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1))
@@ -365,7 +359,6 @@ class TestStructure:
             loaded = one.load_checkpoint()
             assert repr(loaded) == repr({"value": value, "pair": (value, {"v": value})})
 
-    @pytest.mark.xfail(strict=True, reason="D6: equal keys of other kinds share a shape")
     def test_keys_that_are_equal_but_of_another_kind_are_kept(self, ranks: Ranks):
         (one,) = ranks.start()
         for step, key in enumerate(

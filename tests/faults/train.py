@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     parser.add_argument("--resume-path", default="")
+    parser.add_argument("--own-store", action="store_true", help="meet elsewhere than in torchrun's store")
     return parser.parse_args()
 
 
@@ -80,9 +81,18 @@ def digest(value: Any, into: Any = None) -> str:
     return into.hexdigest()
 
 
+def start_process_group(args: argparse.Namespace) -> None:
+    if not args.own_store:
+        dist.init_process_group("gloo")
+        return
+    # Under plain torchrun restarted workers find the addresses of dead ones in its store.
+    rank, world, attempt = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+    dist.init_process_group("gloo", init_method=f"file://{args.out}/store-{attempt}", rank=rank, world_size=world)
+
+
 def main() -> None:
     args = parse_arguments()
-    dist.init_process_group("gloo")
+    start_process_group(args)
     rank, world = dist.get_rank(), dist.get_world_size()
     (args.out / f"pid.{rank}").write_text(str(os.getpid()))
     log, data = Log(args.out, rank), Data(rank, world)

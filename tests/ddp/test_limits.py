@@ -1,0 +1,105 @@
+"""States that shared memory cannot hold: an error in words before anything is touched, never a signal."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt.ddp import StorageType
+from fastckpt.errors import ArenaTooSmall
+from tests.ddp.conftest import Ranks, state
+
+MEBI = 1 << 18
+"""Floats in a MiB."""
+
+
+@pytest.fixture(autouse=True)
+def ends_before_the_tmpfs_goes(small_tmpfs, ranks: Ranks):
+    yield
+    ranks.end()
+
+
+def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Ranks):
+    shm = small_tmpfs(150)
+    (one,) = ranks.start()
+    for _ in range(2):
+        with pytest.raises(ArenaTooSmall) as refused:
+            one.save_checkpoint(1, state(1, 100 * MEBI))
+        assert f"2 x 0.10 GiB under {shm}" in str(refused.value)
+        assert f"{shm / ''}" in str(refused.value) and "GiB free" in str(refused.value)
+        assert all(remedy in str(refused.value) for remedy in ("--shm-size", "--fast-shm-dir"))
+    assert one.save_checkpoint(2, state(2, 10 * MEBI))
+    assert one.load_checkpoint()["step"] == 2
+
+
+def test_prepare_refuses_it_too(small_tmpfs, ranks: Ranks):
+    small_tmpfs(150)
+    (one,) = ranks.start()
+    with pytest.raises(ArenaTooSmall, match=r"0\.10 GiB"):
+        one.prepare(state(1, 100 * MEBI))
+    one.prepare(state(1, 10 * MEBI))
+    assert one.save_checkpoint(1, state(1, 10 * MEBI))
+
+
+def test_memory_for_two_slots_has_two(small_tmpfs, ranks: Ranks, said):
+    small_tmpfs(280)
+    (one,) = ranks.start()
+    for step in range(1, 6):
+        assert one.save_checkpoint(step, state(step, 100 * MEBI))
+    assert len(list(one._writer.link.arena.glob("slot-*"))) == 2
+    assert "two slots only" in said.text
+    assert float(one.load_checkpoint()["weights"].sum()) == 5 * 100 * MEBI
+    assert one.save_checkpoint(6, state(6, 100 * MEBI), storage_type=StorageType.DISK)
+    assert one.wait_latest_checkpoint(60) == 6
+
+
+def test_a_state_that_outgrows_memory_is_refused_and_the_one_before_stays(small_tmpfs, ranks: Ranks):
+    small_tmpfs(160)
+    (one,) = ranks.start()
+    for step in (1, 2, 3, 4):
+        assert one.save_checkpoint(step, state(step, 20 * MEBI))
+    with pytest.raises(ArenaTooSmall):
+        one.save_checkpoint(5, state(5, 120 * MEBI))
+    assert one.load_checkpoint()["step"] == 4
+    assert one.save_checkpoint(6, state(6, 20 * MEBI))
+    assert one.load_checkpoint()["step"] == 6
+
+
+def test_a_slot_that_grows_where_there_is_just_room(small_tmpfs, ranks: Ranks):
+    """Images that are replaced give their memory back, although writers have mapped them."""
+    small_tmpfs(270)
+    (one,) = ranks.start()
+    for step, size in enumerate((30, 50, 20, 60, 60, 60, 10, 66, 66, 66), 1):
+        assert one.save_checkpoint(step, state(step, size * MEBI)), (step, size)
+        assert float(one.load_checkpoint()["weights"][-1]) == step
+
+
+def test_the_shared_memory_that_docker_gives_by_default_holds_a_small_state(small_tmpfs, ranks: Ranks):
+    small_tmpfs(64)
+    (one,) = ranks.start()
+    assert one.save_checkpoint(1, {"weights": torch.zeros(MEBI)})
+
+
+def test_memory_that_others_take_meanwhile_is_told(small_tmpfs, ranks: Ranks, request):
+    shm = small_tmpfs(300)
+    (one,) = ranks.start()
+    assert one.save_checkpoint(1, state(1, 20 * MEBI))
+    other = Path(shm) / "owner-unknown"
+    request.addfinalizer(lambda: other.unlink(missing_ok=True))
+    with other.open("wb") as file:
+        try:
+            while file.write(bytes(1 << 20)):
+                file.flush()
+        except OSError:
+            pass
+    told = []
+    for step, size in ((2, 20), (3, 20), (4, 20), (5, 50)):
+        try:
+            result = one.save_checkpoint(step, state(step, size * MEBI))
+            told += [] if result.saved else [result.reason]
+        except ArenaTooSmall as error:
+            told.append(str(error))
+    assert all("No space left" in text or "GiB" in text for text in told) and told
+    assert one.load_checkpoint()["step"] >= 1
+    other.unlink()
+    assert one.save_checkpoint(7, state(7, 50 * MEBI))

@@ -1,0 +1,462 @@
+"""The saver: what it keeps when writers die, misbehave or lag, and when storage refuses."""
+
+import gc
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fastckpt import metrics
+from fastckpt.config import Settings
+from fastckpt.ddp import StorageType
+from fastckpt.engine import keeper, persister
+from fastckpt.engine.saver import Saver
+from fastckpt.errors import ArenaInUse, FastckptError, PersistError
+from fastckpt.ipc import messages as m
+from fastckpt.ipc.channel import Channel, pack
+from fastckpt.memory import slots
+from fastckpt.memory.arena import arena_path, hold_writers_lock
+from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.ddp.conftest import Ranks, state, until
+
+DISK = StorageType.DISK
+ROOT = Path(__file__).parents[2]
+
+
+def on_storage(directory: Path) -> list[int]:
+    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def newest_slot(ranks: Ranks) -> Path:
+    found = {slots.read(slot).committed: slot for slot in ranks.members[0]._writer.link.arena.glob("slot-*")}
+    return found[max(id for id in found if id)]
+
+
+class TestRecordsCountNotMessages:
+    @pytest.mark.xfail(strict=True, reason="D15: the end flushes by messages, not records")
+    def test_a_commit_of_which_no_message_came_is_flushed_at_the_end(self, ranks: Ranks, directory: Path, monkeypatch):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1))
+        monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
+        one.save_checkpoint(2, state(2))
+        ranks.end()
+        assert on_storage(directory) == [2]
+
+    def test_and_after_a_death(self, ranks: Ranks, directory: Path, monkeypatch):
+        (one,) = ranks.start()
+        monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
+        one.save_checkpoint(2, state(2))
+        ranks.workers_die()
+        (one,) = ranks.start_workers()
+        assert one.load_checkpoint()["step"] == 2
+
+    @pytest.mark.xfail(strict=True, reason="D16: wanted outlives the restart")
+    def test_a_save_to_disk_of_which_one_message_came_is_waited_for_no_longer_than_it_takes(self, ranks: Ranks):
+        """Rank 1 dies at its notice of a save to disk: it is flushed, and nothing waits for it ever after."""
+        first, second = ranks.start(2)
+        first.save_checkpoint(1, state(1), storage_type=DISK)
+        second._writer.link.committed = lambda *_, **__: None  # type: ignore[method-assign]
+        second.save_checkpoint(1, state(1), storage_type=DISK)
+        ranks.workers_die()
+        first, _ = ranks.start_workers(2)
+        assert first.wait_latest_checkpoint(20) == 1
+
+    def test_a_save_that_one_writer_has_not_finished_is_gone_after_a_death(self, ranks: Ranks, directory: Path):
+        first, second = ranks.start(2)
+        for member in (first, second):
+            member.save_checkpoint(1, state(1))
+        first.save_checkpoint(2, state(2), storage_type=DISK)
+        ranks.workers_die()
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        for member in ranks.members:
+            assert member.save_checkpoint(2, state(2), storage_type=DISK)
+        assert ranks.members[0].wait_latest_checkpoint(60) == 2
+
+    def test_the_same_step_of_a_later_generation_does_not_mix_with_the_former(self, ranks: Ranks):
+        """Rank 0 had saved step 2; after the restart rank 1 saves step 2: that is no checkpoint."""
+        first, second = ranks.start(2)
+        for member in (first, second):
+            member.save_checkpoint(1, state(1))
+        first.save_checkpoint(2, state(2))
+        ranks.workers_die()
+        ranks.start_workers(2)
+        ranks.load()
+        ranks.members[1].save_checkpoint(2, state(2))
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
+
+class TestStorageRefuses:
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch):
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
+
+    def refusing(self, monkeypatch, times: int) -> list[int]:
+        publish, tried = CheckpointDirectory.publish, []
+
+        def sometimes(self: CheckpointDirectory, id: object, *args: object, **options: object) -> object:
+            tried.append(id.step)  # type: ignore[attr-defined]
+            if len(tried) <= times:
+                raise PersistError("no space left for it")
+            return publish(self, id, *args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(CheckpointDirectory, "publish", sometimes)
+        return tried
+
+    def test_it_is_tried_again(self, ranks: Ranks, directory: Path, monkeypatch):
+        before = metrics.counts["persist_failures"]
+        tried = self.refusing(monkeypatch, 3)
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1), storage_type=DISK)
+        assert one.wait_latest_checkpoint(60) == 1
+        assert tried == [1] * 4 and on_storage(directory) == [1]
+        assert metrics.counts["persist_failures"] == before + 3
+        assert one.save_checkpoint(2, state(2)).trouble == ""
+
+    def test_saves_go_on_and_tell_of_it(self, ranks: Ranks, monkeypatch):
+        self.refusing(monkeypatch, 10**6)
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1), storage_type=DISK)
+        with pytest.raises(PersistError, match=r"step 1 of history 1 could not be persisted .*no space left for it"):
+            one.wait_latest_checkpoint(60)
+        results = [one.save_checkpoint(step, state(step)) for step in (2, 3, 4, 5)]
+        assert all(result.saved for result in results)
+        assert "no space left for it" in results[-1].trouble
+        monkeypatch.undo()
+
+    def test_a_later_one_that_succeeds_ends_the_trouble(self, ranks: Ranks, directory: Path, monkeypatch):
+        self.refusing(monkeypatch, persister.ATTEMPTS)
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=DISK)
+        with pytest.raises(PersistError):
+            one.wait_latest_checkpoint(60)
+        one.save_checkpoint(2, state(2), storage_type=DISK)
+        assert one.wait_latest_checkpoint(60) == 2
+        assert on_storage(directory) == [2]
+
+    def test_a_retry_takes_the_newest(self, ranks: Ranks, directory: Path, monkeypatch):
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.2)
+        tried = self.refusing(monkeypatch, 1)
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=DISK)
+        until(lambda: tried == [1], "a first attempt")
+        one.save_checkpoint(2, state(2))
+        assert one.wait_latest_checkpoint(60) == 2
+        assert (tried, on_storage(directory)) == ([1, 2], [2])
+
+    def test_memory_whose_last_flush_failed_is_kept_and_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointDirectory, "publish", self._refuse)
+            (one,) = ranks.start()
+            one.save_checkpoint(1, state(1))
+            slot = newest_slot(ranks)
+            ranks.end()
+        assert f"cp -r {slot} DESTINATION" in said.text
+        copied = directory / "rescued"
+        shutil.copytree(slot, copied)
+        (one,) = ranks.start()
+        assert one.load_checkpoint(copied)["step"] == 1
+        assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "memory"
+        ranks.end()
+        assert on_storage(directory) == [1]
+        assert list(Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir()) == []
+
+    def test_a_flush_that_takes_too_long_is_given_up_and_memory_kept(self, ranks: Ranks, monkeypatch, said):
+        monkeypatch.setenv("FASTCKPT_FLUSH_TIMEOUT", "0.05")
+        release = threading.Event()
+
+        def slow(*_: object, **__: object) -> None:
+            release.wait(2)
+            raise PersistError("too late")
+
+        monkeypatch.setattr(CheckpointDirectory, "publish", slow)
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1))
+        arena = one._writer.link.arena
+        ranks.end()
+        assert "not done in 0.05 s" in said.text and arena.is_dir()
+        shutil.rmtree(arena)
+
+    @staticmethod
+    def _refuse(*_: object, **__: object) -> None:
+        raise PersistError("no space left for it")
+
+
+class TestTwoJobs:
+    def test_the_second_is_refused_at_once_naming_the_first(self, ranks: Ranks, directory: Path):
+        ranks.start()
+        second = Ranks(directory, ranks._monkeypatch)
+        try:
+            with pytest.raises(ArenaInUse, match=rf'in use by another job on this host.*"pid": {os.getpid()}'):
+                second.start()
+        finally:
+            second.end()
+        assert ranks.members[0].save_checkpoint(1, state(1))
+
+    def test_of_other_directories_do_not_meet(self, ranks: Ranks, tmp_path: Path):
+        (one,) = ranks.start()
+        other = Ranks(tmp_path / "other", ranks._monkeypatch)
+        (two,) = other.start()
+        assert one.save_checkpoint(1, state(1)) and two.save_checkpoint(2, state(2))
+        assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
+        other.end()
+
+    def test_two_checkpointers_of_one_job_may_use_two_directories(self, ranks: Ranks, tmp_path: Path):
+        (one,) = ranks.start()
+        ranks.directory = tmp_path / "other"
+        two = ranks.join(0, 1)
+        assert one.save_checkpoint(1, state(1), storage_type=DISK) and two.save_checkpoint(2, state(2))
+        assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
+        two.close()
+
+    @pytest.mark.parametrize("what", ["mode", "link"])
+    def test_an_arena_that_is_not_private_is_refused(self, ranks: Ranks, directory: Path, tmp_path: Path, what: str):
+        path = arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(directory), 0)
+        if what == "mode":
+            path.mkdir()
+            path.chmod(0o755)
+        else:
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            path.symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ArenaInUse, match=r"not a private directory.*remove it, or choose"):
+            ranks.start()
+        path.rmdir() if what == "mode" else path.unlink()
+
+
+class TestFailingToOpen:
+    @pytest.mark.xfail(strict=True, reason="D17: a keeper that fails to open keeps its lock")
+    def test_every_rank_hears_the_cause(self, ranks: Ranks, monkeypatch):
+        """Not that the directory is in use: by this very job."""
+
+        def refuse(*_: object) -> None:
+            raise PersistError("the disk cannot be read")
+
+        ranks.start(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointDirectory, "checkpoints", refuse)
+            for rank in (0, 1):
+                with pytest.raises(FastckptError, match="the disk cannot be read"):
+                    ranks.members.append(ranks.join(rank, 2))
+        gc.collect()
+        ranks.members.append(ranks.join(0, 1))
+
+    def test_without_a_reader_of_old_leftovers_it_opens_all_the_same(self, ranks: Ranks, directory: Path):
+        (directory / ".fastckpt" / "writers").mkdir(parents=True)
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1)) and one.load_checkpoint()["step"] == 1
+        shutil.rmtree(directory / ".fastckpt")
+
+    @pytest.mark.xfail(strict=True, reason="D17: the name of the telemetry block is too long")
+    def test_a_long_path_to_shared_memory_works_or_is_told(self, ranks: Ranks, monkeypatch):
+        deep = Path(os.environ["FASTCKPT_SHM_DIR"]) / ("d" * 120) / ("e" * 120)
+        deep.mkdir(parents=True)
+        monkeypatch.setenv("FASTCKPT_SHM_DIR", str(deep))
+        try:
+            (one,) = ranks.start()
+            assert one.save_checkpoint(1, state(1))
+        finally:
+            ranks.end()
+            shutil.rmtree(deep.parent)
+
+    def test_a_directory_that_does_not_exist_is_told(self, ranks: Ranks, monkeypatch):
+        monkeypatch.setenv("FASTCKPT_SHM_DIR", "/nowhere/at/all")
+        with pytest.raises(FastckptError, match="/nowhere/at/all"):
+            ranks.start()
+        gc.collect()
+
+
+class TestOrphans:
+    def test_memory_that_an_orphan_may_write_to_is_not_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
+        monkeypatch.setattr(keeper, "ORPHANS_DEADLINE", 0.1)
+        path = self.left_in_memory(ranks, directory)
+        orphan = hold_writers_lock(path)
+        (one,) = ranks.start()
+        os.close(orphan)
+        assert "writers of an earlier job still use" in said.text
+        assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "storage"
+        assert one.save_checkpoint(3, state(3))
+
+    def test_one_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
+        path = self.left_in_memory(ranks, directory)
+        threading.Timer(0.3, os.close, (hold_writers_lock(path),)).start()
+        (one,) = ranks.start()
+        assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
+
+    def left_in_memory(self, ranks: Ranks, directory: Path) -> Path:
+        """Step 1 on storage; step 2 in the arena of an owner that is gone."""
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=DISK)
+        one.wait_latest_checkpoint(60)
+        one.save_checkpoint(2, state(2))
+        path = one._writer.link.arena
+        kept = path.with_name("kept")
+        shutil.copytree(path, kept)
+        ranks.end()
+        shutil.rmtree(directory / "checkpoint-2")
+        kept.rename(path)
+        return path
+
+
+class TestConnections:
+    @pytest.fixture
+    def saver(self):
+        saver = Saver(Settings.from_environment())
+        saver.start()
+        yield saver
+        saver.close()
+
+    @staticmethod
+    def hello(directory: Path, **changes: object) -> m.Hello:
+        fields = {"local_rank": 0, "local_world_size": 1, "world_size": 1, "group_rank": 0, "restart_count": 0}
+        return m.Hello(str(directory), **(fields | changes))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"", b"\1", b"\xff\xff\xff\xff", b"\2\0\0\0{}", b"\4\0\0\0null", struct.pack("<I", 1 << 20) + b"x",
+         pack(m.Pin()), pack(m.Done()), pack(m.Committed(1, 1, True)), struct.pack("<I", 12) + b'{"kind": []}'],
+    )  # fmt: skip
+    def test_garbage_ends_its_own_connection_only(self, saver: Saver, directory: Path, data: bytes):
+        good = Channel(saver.address, 10)
+        assert isinstance(good.ask(self.hello(directory)), m.Welcome)
+        with socket.socket(socket.AF_UNIX) as bad:
+            bad.connect("\0" + saver.address[1:])
+            bad.sendall(data)
+            bad.shutdown(socket.SHUT_WR)
+            bad.settimeout(30)
+            while bad.recv(4096):
+                pass
+        assert isinstance(good.ask(m.Ask()), m.Status)
+        good.close()
+
+    @pytest.mark.parametrize("changes", [{"local_world_size": 0}, {"local_rank": 5}, {"policy": {"keep": "none"}}])
+    @pytest.mark.xfail(run=False, reason="D17: a hello that cannot be ends the connection")
+    def test_a_hello_that_makes_no_sense_is_refused_and_the_next_is_welcome(
+        self, saver: Saver, directory: Path, changes
+    ):
+        bad = Channel(saver.address, 10)
+        try:
+            assert isinstance(bad.ask(self.hello(directory, **changes)), m.Failed)
+        finally:
+            bad.close()
+        good = Channel(saver.address, 10)
+        assert isinstance(good.ask(self.hello(directory)), m.Welcome)
+        good.close()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+    def test_another_user_is_refused(self, saver: Saver):
+        program = f"""
+import os, socket
+os.setuid(65534)
+s = socket.socket(socket.AF_UNIX)
+s.connect("\\0" + {saver.address[1:]!r})
+s.settimeout(30)
+try:
+    s.sendall({pack(m.Ask())!r})
+    print("answer", s.recv(100))
+except OSError as error:
+    print("answer", b"")
+"""
+        found = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+        assert found.stdout == "answer b''\n"
+
+    def test_answers_come_in_the_order_of_questions_however_they_arrive(self, saver: Saver, directory: Path):
+        with socket.socket(socket.AF_UNIX) as slow:
+            slow.connect("\0" + saver.address[1:])
+            for byte in pack(self.hello(directory)) + pack(m.Ask()):
+                slow.sendall(bytes([byte]))
+            slow.settimeout(30)
+            data = b""
+            while b"Status" not in data:
+                data += slow.recv(4096)
+            assert data.index(b"Welcome") < data.index(b"Status")
+
+
+class TestTheDead:
+    @pytest.mark.xfail(strict=True, reason="D18: the dead count as gone")
+    def test_a_save_without_the_part_of_a_rank_that_was_killed_is_no_checkpoint(self, ranks: Ranks, monkeypatch):
+        """The first rank may get as far as a save before the agent kills it, too."""
+        first, second = ranks.start(2)
+        for member in (first, second):
+            member.save_checkpoint(1, state(1))
+        second.close()
+        ranks.members = [first]
+        program = f"""
+import os, signal
+from fastckpt.ddp import DdpCheckpointer
+checkpointer = DdpCheckpointer({str(ranks.directory)!r})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        environment = os.environ | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=False)
+        assert done.returncode == -signal.SIGKILL
+        time.sleep(0.3)  # the saver learns of it
+        first.save_checkpoint(2, state(2))
+        steps = [slots.read(slot).committed for slot in first._writer.link.arena.glob("slot-*")]
+        assert max(id.step for id in steps if id) == 1
+
+
+class TestPins:
+    def test_a_reader_that_dies_pins_nothing(self, ranks: Ranks):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(2, state(2))
+        program = f"""
+import os, signal, time
+from fastckpt.ipc import messages as m
+from fastckpt.ipc.channel import Channel
+channel = Channel({ranks.saver.address!r}, 10)
+channel.ask(m.Hello({str(ranks.directory)!r}, 1, 1, 1, 0, 0))
+print(len(channel.ask(m.Pin()).slots), flush=True)
+if os.fork() == 0:  # a child keeps the socket open
+    time.sleep(60)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        command = [sys.executable, "-c", program]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+        assert reader.stdout.readline() == "2\n"
+        reader.wait(60)
+        until(lambda: one.save_checkpoint(one._writer._last.step + 1, state(3)).saved, "the pins are gone")
+        for step in range(100, 106):
+            assert one.save_checkpoint(step, state(step)), "each slot can be written to again"
+        os.killpg(reader.pid, signal.SIGKILL)
+        reader.stdout.close()
+
+
+def test_the_telemetry_of_a_killed_worker_says_how_far_it_was(ranks: Ranks):
+    """A worker of its own process, killed as it enters the fill of step 2."""
+    ranks.start(0)
+    arena = arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(ranks.directory), 0)
+    program = f"""
+import os, signal, torch
+from fastckpt import metrics
+from fastckpt.ddp import DdpCheckpointer
+checkpointer = DdpCheckpointer({str(ranks.directory)!r})
+def observe(phase, fields):
+    if (phase, fields.get("step")) == ("snapshot.fill", 2):
+        os.kill(os.getpid(), signal.SIGKILL)
+metrics.observe(observe)
+for step in (1, 2):
+    checkpointer.save_checkpoint(step, {{"weights": torch.ones(10)}})
+"""
+    started = time.monotonic_ns()
+    environment = os.environ | {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "4"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    block = TelemetryBlock(telemetry_name(arena))
+    found = block.read(0)
+    block.close()
+    assert (found.generation, found.step, found.phase) == (4, 2, "snapshot.fill")
+    assert started < found.beat < time.monotonic_ns()
+    ranks.workers_die()
+    (one,) = ranks.start_workers()
+    assert one.load_checkpoint() and one.loaded_step == 1

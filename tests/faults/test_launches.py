@@ -1,0 +1,76 @@
+"""What one launch leaves to the next: after a good end, a signal, a dead agent, and when memory is gone."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from fastckpt.memory.arena import arena_path
+from fastckpt.memory.telemetry import telemetry_name
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+
+
+def arena_of(job: Job) -> Path:
+    return arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(job.checkpoint_dir), 0)
+
+
+def newest_on_storage(job: Job) -> int:
+    return max((stored.id for stored in CheckpointDirectory(job.checkpoint_dir).checkpoints()), default=(0, 0))[1]
+
+
+def test_after_a_good_end_it_is_the_last_flush(new_job, uninterrupted):
+    job = new_job().run("--steps", "27")
+    assert newest_on_storage(job) == 26
+    assert not arena_of(job).exists()
+    job.run()
+    assert job.resumes() == [(0, ""), (26, "storage")]
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.parametrize("memory", ["kept", "removed"])
+def test_after_the_agent_was_killed(new_job, uninterrupted, memory):
+    job = new_job().start("--stop-at", "37")
+    for rank in (0, 1):
+        job.wait_for("waiting", 37, rank)
+    job.until(lambda: newest_on_storage(job) == 30, "step 30 on storage")
+    job.process.kill()
+    job.wait()
+    assert arena_of(job).is_dir()
+    if memory == "removed":
+        shutil.rmtree(arena_of(job))
+    job.run()
+    expected = {"kept": (36, "memory"), "removed": (30, "storage")}[memory]
+    assert job.resumes(0) == job.resumes(1) == [(0, ""), expected]
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=2 if memory == "kept" else 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_agent_flushes(new_job, uninterrupted, number):
+    job = new_job().start("--stop-at", "37")
+    for rank in (0, 1):
+        job.wait_for("waiting", 37, rank)
+    job.process.send_signal(number)
+    assert job.wait() == 1, job.text()
+    assert newest_on_storage(job) == 36
+    assert not arena_of(job).exists()
+    assert not Path("/dev/shm", telemetry_name(arena_of(job)).strip("/")).exists()
+    if number == signal.SIGTERM:
+        job.run()
+        assert job.resumes()[1:] == [(36, "storage")]
+        assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_a_second_job_on_the_directory_is_refused_at_once(new_job):
+    first = new_job("first").start("--stop-at", "5")
+    first.wait_for("waiting", 5)
+    second = new_job("second", first.checkpoint_dir).start(restarts=0)
+    assert second.wait() == 1
+    assert "is in use by another job on this host" in second.text()
+    assert f'"pid": {first.process.pid}' in second.text()
+    assert second.log(0) == second.log(1) == []
+    first.process.send_signal(signal.SIGTERM)
+    first.wait()
+    assert newest_on_storage(first) == 4

@@ -1,0 +1,20 @@
+"""Three ranks, whose sums depend on the order in which DDP reduces gradients."""
+
+from tests.faults.faults import kill
+from tests.faults.jobs import assert_as_if_nothing_had_happened
+
+STEPS = ("--steps", "30")
+
+
+def test_with_settle_a_kill_leaves_no_trace(new_job, uninterrupted):
+    job = new_job().befalls(kill(rank=2, at="snapshot.fill", step=16)).run("--settle", *STEPS, ranks=3)
+    assert_as_if_nothing_had_happened(job, uninterrupted("--settle", *STEPS, ranks=3))
+    assert job.resumes()[1:] == [(14, "memory")]
+
+
+def test_without_settle_it_does(new_job, uninterrupted):
+    """Which is why there is settle: the first step after the restart sums in another order."""
+    job = new_job().befalls(kill(rank=2, at="snapshot.fill", step=16)).run(*STEPS, ranks=3)
+    reference = uninterrupted(*STEPS, ranks=3)
+    assert job.ends() != reference.ends()
+    assert all(job.losses(0)[step] == reference.losses(0)[step] for step in range(1, 15))

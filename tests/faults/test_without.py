@@ -1,0 +1,37 @@
+"""The same script without the agent's memory: under plain torchrun, and on two nodes."""
+
+import socket
+
+from tests.faults.faults import kill
+from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+
+
+def test_plain_torchrun(new_job, uninterrupted):
+    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.fill", step=44))
+    job.run("--own-store", launcher=TORCHRUN)
+    assert job.struck() == 2
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
+    starts = len(job.resumes())
+    assert job.text().count("not started by fastckpt-run") == starts == 3
+
+
+def test_two_nodes(new_job, uninterrupted):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    first = new_job().befalls(kill(rank=1, at="snapshot.fill", step=46))
+    second = new_job()
+    second.faults, second.output = first.faults, first.folder / "output-2"
+    for job in (first, second):
+        job.start(launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+    assert first.struck() == 1
+    assert first.resumes(0)[1][1] == first.resumes(1)[1][1] == "storage"
+    assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)
+    for job in (first, second):
+        starts = len(job.resumes())
+        assert job.text().count("a restart resumes from storage, not from memory") == starts

@@ -1,0 +1,30 @@
+"""A tmpfs of a few megabytes, mounted for one test."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """Mounts a tmpfs of so many MiB, where arenas are made then; skips where mounting is not permitted."""
+    mounted: list[Path] = []
+
+    def mount(mebibytes: int) -> Path:
+        path = tmp_path / f"tmpfs-{len(mounted)}"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=700", "tmpfs", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+        mounted.append(path)
+        monkeypatch.setenv("FASTCKPT_SHM_DIR", str(path))
+        return path
+
+    yield mount
+    for path in mounted:
+        left = [file.name for file in path.iterdir()]
+        subprocess.run(["umount", str(path)], check=True)
+        assert not left, f"left in shared memory: {left}"

@@ -1,0 +1,139 @@
+"""The records of a slot: whole or not at all, whenever their writer dies, and whatever lies there instead."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastckpt.format.ids import SaveId
+from fastckpt.memory import slots
+from fastckpt.memory.slots import Begin, Done
+
+OLD, NEW = SaveId(1, 5), SaveId(1, 6)
+BOTH = frozenset({0, 1})
+
+
+class Died(Exception):
+    """The process ends here."""
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Path:
+    path = tmp_path / "slot-0"
+    path.mkdir()
+    return path
+
+
+def save(slot: Path, id: SaveId, *writers: int) -> None:
+    slots.begin(slot, Begin(id, BOTH))
+    for writer in writers:
+        slots.commit(slot, writer, Done(id, {f"rank_{writer}.pt": 10 + writer}, {"path": f"by {writer}"}))
+
+
+def test_an_empty_slot_holds_nothing(slot: Path):
+    records = slots.read(slot)
+    assert (records.begin, records.done, records.committed) == (None, {}, None)
+
+
+def test_is_committed_when_all_writers_are_done(slot: Path):
+    save(slot, OLD)
+    assert slots.read(slot).committed is None
+    save(slot, OLD, 1)
+    assert slots.read(slot).committed is None
+    save(slot, OLD, 1, 0)
+    records = slots.read(slot)
+    assert records.committed == OLD
+    assert records.files == {"rank_0.pt": 10, "rank_1.pt": 11}
+    assert records.details == {"path": "by 0"}
+
+
+def test_a_save_without_writers_is_never_whole(slot: Path):
+    slots.begin(slot, Begin(OLD, frozenset()))
+    assert slots.read(slot).committed is None
+
+
+def test_records_of_different_saves_are_not_a_checkpoint(slot: Path):
+    save(slot, OLD, 0, 1)
+    slots.begin(slot, Begin(NEW, BOTH))
+    slots.commit(slot, 0, Done(NEW, {}))
+    slots.commit(slot, 1, Done(OLD, {}))
+    assert slots.read(slot).committed is None
+
+
+def test_a_record_of_a_writer_that_was_not_expected_changes_nothing(slot: Path):
+    save(slot, OLD, 0, 1)
+    slots.commit(slot, 2, Done(NEW, {"rank_2.pt": 1}))
+    records = slots.read(slot)
+    assert records.committed == OLD and "rank_2.pt" not in records.files
+
+
+@pytest.mark.parametrize("deed", ["begin", "clear", "commit"])
+def test_a_death_between_any_two_operations_leaves_old_or_nothing(slot: Path, monkeypatch, deed: str):
+    """Of begin and clear: the old one or none, never the new; of the last commit: none or the new one."""
+    seen = set()
+    for survived in range(8):
+        save(slot, OLD, 0, 1)
+        if deed == "commit":
+            save(slot, NEW, 0)
+        with monkeypatch.context() as patch:
+            _die_after(patch, survived)
+            try:
+                if deed == "begin":
+                    slots.begin(slot, Begin(NEW, BOTH))
+                elif deed == "clear":
+                    slots.clear(slot)
+                else:
+                    slots.commit(slot, 1, Done(NEW, {}))
+            except Died:
+                pass
+        seen.add(slots.read(slot).committed)
+    assert seen == ({None, NEW} if deed == "commit" else {None, OLD})
+
+
+def _die_after(patch: pytest.MonkeyPatch, operations: int) -> None:
+    left = iter(range(operations))
+    for name in ("unlink", "rename"):
+        real = getattr(Path, name)
+
+        def operation(self: Path, *args: object, _real=real, **kwargs: object) -> object:
+            if next(left, None) is None:
+                raise Died
+            return _real(self, *args, **kwargs)
+
+        patch.setattr(Path, name, operation)
+
+
+def test_a_record_that_is_cut_off_counts_as_none(slot: Path):
+    save(slot, OLD, 0, 1)
+    whole = (slot / ".done-1").read_bytes()
+    for length in range(len(whole)):
+        (slot / ".done-1").write_bytes(whole[:length])
+        assert slots.read(slot).committed is None
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "writers", "files", "details", "x"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(begin=json_values | st.just({"id": [1, 5], "writers": [0]}), done=json_values)
+def test_whatever_lies_there_is_no_checkpoint_and_no_error(slot: Path, begin: object, done: object):
+    (slot / ".begin").write_text(json.dumps(begin))
+    (slot / ".done-0").write_text(json.dumps(done))
+    assert slots.read(slot).committed is None
+
+
+@pytest.mark.xfail(strict=True, reason="D12: any name after .done- is taken for a number")
+def test_names_that_are_none_of_ours_are_ignored(slot: Path):
+    save(slot, OLD, 0, 1)
+    for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
+        (slot / name).write_text("{}")
+    assert slots.read(slot).committed == OLD
