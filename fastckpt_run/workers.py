@@ -5,8 +5,10 @@ import json
 import logging
 import os
 import signal
+import threading
 from contextlib import suppress
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -66,15 +68,21 @@ class BoundSubprocessHandler(SubprocessHandler):
 def run_script_path(training_script: str, *script_args: str) -> None:
     """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
     os.setsid()
-    die_with(os.getppid())  # the agent, or the fork server, which ends with the agent
-    agent = multiprocessing.parent_process()
-    if agent is not None and not agent.is_alive():
-        os.kill(os.getpid(), signal.SIGKILL)
+    if (agent := multiprocessing.parent_process()) is not None:
+        if agent.pid == os.getppid():
+            die_with(agent.pid)
+        else:  # a fork server stands in between, and lives as long as its children
+            threading.Thread(target=_die_after, args=(agent,), daemon=True).start()
     try:
         torchrun.run_script_path(training_script, *script_args)
     except SystemExit as end:
         if end.code is not None:  # sys.exit() without a code: torch would wait for its result without end
             raise
+
+
+def _die_after(agent: BaseProcess) -> None:
+    agent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class ScriptWorkers(SubprocessContext):

@@ -64,7 +64,11 @@ def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> No
     assert [event["event"] for event in events(tmp_path / "e")] == ["workers_started"]
 
 
-@pytest.mark.parametrize("path", [[], ["--run-path"]], ids=["exec", "run-path"])
+@pytest.mark.parametrize(
+    "path",
+    [[], ["--run-path"], ["--run-path", "--start-method=forkserver"]],
+    ids=["exec", "spawn", "forkserver"],
+)
 def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str]) -> None:
     job = jobs.start(*path, "--nproc-per-node=2", FAMILY)
     until(lambda: ready(tmp_path, 2) or job.poll() is not None, "readiness")
