@@ -58,13 +58,11 @@ class Run:
         """What starts it."""
         launcher = str(Path(sys.executable).with_name("fastckpt-run"))
         launch = [launcher, "--standalone", f"--nproc_per_node={WORKERS}", "--max-restarts=1"]
-        files = {
-            "checkpoint_dir": self.folder / "checkpoints",
-            "losses": self.losses,
-            "weights": self.weights,
-        }
+        # torchrun's own choice is a temporary directory that nobody deletes.
+        kept = ["--log-dir", str(self.folder / "logs"), "--fast-events", str(self.events)]
+        files = {"checkpoint_dir": self.folder / "checkpoints", "losses": self.losses, "weights": self.weights}
         named = [text for name, path in files.items() for text in (f"--{name}", str(path))]
-        return [*launch, "--fast-events", str(self.events), str(TRAIN), *self.options, *named]
+        return [*launch, *kept, str(TRAIN), *self.options, *named]
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
@@ -140,7 +138,10 @@ def kill_one_worker(run: Run, agent: subprocess.Popen[bytes], after_step: int) -
 def step_to_kill(steps: int, memory: int, storage: int) -> int:
     """A random step of the middle half at which memory is newer than storage: the flush has work to do."""
     middle = range(steps // 4, 3 * steps // 4)
-    return random.choice([step for step in middle if 2 * memory <= step % storage < storage - 3])
+    steps_to_kill = [step for step in middle if 2 * memory <= step % storage < storage - 3]
+    if not steps_to_kill:
+        raise DemoError("memory is never newer than storage; give more steps, or save to storage less often")
+    return random.choice(steps_to_kill)
 
 
 def weights_equal(one: Path, other: Path) -> bool:
@@ -162,9 +163,9 @@ def show(reference: Run, killed: Run, picture: Path) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, epilog="Other options go to train.py.")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for what the demo makes")
-    parser.add_argument("--max_steps", type=int, default=240)
+    parser.add_argument("--max_steps", type=int, default=200)
     parser.add_argument("--save_memory_interval", type=int, default=5)
-    parser.add_argument("--save_storage_interval", type=int, default=60)
+    parser.add_argument("--save_storage_interval", type=int, default=50)
     args, others = parser.parse_known_args()
     steps, memory, storage = args.max_steps, args.save_memory_interval, args.save_storage_interval
     intervals = f"--max_steps {steps} --save_memory_interval {memory} --save_storage_interval {storage}"
@@ -172,10 +173,11 @@ def main() -> int:
     reference, killed = Run(args.out / "uninterrupted", options), Run(args.out / "killed", options)
     begin = time.monotonic()
     try:
+        step = step_to_kill(steps, memory, storage)
         with reference.started():
             pass
         with killed.started() as agent:
-            kill_one_worker(killed, agent, step_to_kill(steps, memory, storage))
+            kill_one_worker(killed, agent, step)
         good = show(reference, killed, args.out / "loss.png")
     except (DemoError, IncompleteRecordError) as error:
         print(f"demo: {error}", file=sys.stderr)

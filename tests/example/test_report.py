@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.ddp_gpt2.demo import step_to_kill
+from examples.ddp_gpt2.demo import DemoError, step_to_kill
 from examples.ddp_gpt2.picture import draw
 from examples.ddp_gpt2.report import Comparison, Failure, IncompleteRecordError, describe, read_lines
 
@@ -117,9 +117,14 @@ def test_records_are_read_line_by_line(tmp_path):
     assert [event["event"] for event in read_lines(tmp_path / "events")] == ["step", "saved"]
 
 
-@pytest.mark.parametrize(("steps", "memory", "storage"), [(240, 5, 60), (16, 2, 8)])
+@pytest.mark.parametrize(("steps", "memory", "storage"), [(200, 5, 50), (80, 4, 40)])
 def test_the_kill_leaves_something_to_flush_and_to_train(steps, memory, storage):
     for _ in range(100):
         step = step_to_kill(steps, memory, storage)
         assert steps // 4 <= step < 3 * steps // 4
         assert step % storage >= 2 * memory
+
+
+def test_a_run_without_such_a_step_is_refused():
+    with pytest.raises(DemoError, match="memory is never newer than storage"):
+        step_to_kill(steps=20, memory=5, storage=5)

@@ -61,7 +61,8 @@ def test_storage_comes_before_memory_and_has_the_last_step(train):
 
 def start(folder: Path, text: Path, steps: int) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1", str(EXAMPLE / "train.py")]
+    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1"]
+    command += ["--log-dir", str(folder / "logs"), str(EXAMPLE / "train.py")]
     options = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
     options |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
     command += [*SMALL.split(), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
