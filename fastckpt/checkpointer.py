@@ -16,7 +16,7 @@ from fastckpt import metrics
 from fastckpt.config import Place, Settings
 from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
 from fastckpt.engine.link import Link
-from fastckpt.engine.service import saver_address, stop_own_saver
+from fastckpt.engine.service import leave_own_saver, saver_address
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
@@ -111,6 +111,7 @@ class Writer:
         else:
             self._held = save
             metrics.event("saved", step=save.step, rank=self.place.rank)
+        self._tell("", save.step)
         self._clean_up(outcome.persisted)
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
 
@@ -139,7 +140,7 @@ class Writer:
             self._last = self._held = None
 
     def close(self) -> None:
-        """Hang up; without fastckpt-run, wait for the last flush. Does nothing the second time."""
+        """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -147,7 +148,7 @@ class Writer:
         self._snapshots.close()
         self.link.close()
         if not self.place.agent:
-            stop_own_saver()
+            leave_own_saver()
 
     def _id(self, step: int) -> SaveId:
         step = operator.index(step)
@@ -182,7 +183,11 @@ class Writer:
                 logger.warning("the deletion strategy could not delete: %s", error)
 
     def _beat(self, phase: str, fields: dict[str, Any]) -> None:
-        step = fields.get("step", -1)
+        if not phase.startswith(("snapshot.", "resume.")):
+            return  # another part's, when the saver is in this process
+        self._tell(phase, fields.get("step", -1))
+
+    def _tell(self, phase: str, step: int) -> None:
         self.link.telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
 
     def check_usable(self) -> None:

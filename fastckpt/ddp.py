@@ -160,7 +160,7 @@ class DdpCheckpointer:
         return self._writer.wait(timeout)
 
     def close(self) -> None:
-        """End saving. Without fastckpt-run this waits until the last checkpoint in memory is durable."""
+        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
         self._writer.close()
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from fastckpt.config import Settings
 from fastckpt.engine.persister import Persister
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
+from fastckpt.errors import FastckptError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path
@@ -37,11 +38,14 @@ class Keeper:
         self.arena = Arena.open(path, hello.directory)
         self.arena.make_slots(max(settings.slots, len(self.arena.slots)))
         self.slots = [Slot(path) for path in self.arena.slots]
-        self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
+        try:
+            self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
+        except FastckptError:
+            self.arena.release()
+            raise
         self._room = Room(self.arena, self.slots)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
         self._world = hello.local_world_size
-        self._writers: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._told: dict[int, int] = {}
@@ -65,20 +69,21 @@ class Keeper:
 
     # --- writers come and go
 
-    def join(self, hello: Hello, pid: int) -> Welcome:
+    def join(self, hello: Hello) -> Welcome:
         """A writer says hello."""
         if hello.local_rank == 0:
             self.persister.policy = from_json(hello.policy) if hello.policy else self.persister.policy
-        self._writers[hello.local_rank] = pid
         self._latest.pop(hello.local_rank, None)
         return self.next_history(0)
 
-    def leave(self, local_rank: int, pid: int) -> None:
-        """A writer hung up or died: it pins nothing, and later saves do not wait for it."""
-        self.release(pid)
-        if self._writers.get(local_rank) == pid:
-            del self._writers[local_rank]
-            self._latest[local_rank] = NEVER
+    def leave(self, local_rank: int) -> None:
+        """A writer takes leave: saves do not wait for it any more. (They do for one that died.)"""
+        self._latest[local_rank] = NEVER
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all writers have taken leave."""
+        return not self._expected()
 
     def next_history(self, round_: int) -> Welcome:
         """The history of a round of resumes in this generation of workers, the same for every writer."""
@@ -90,11 +95,12 @@ class Keeper:
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
         for slot in self.slots:
-            persisting = slot.pins.get("persist")
+            persisting, wanted = slot.pins.get("persist"), slot.wanted
             slot.recover()
             if persisting:
                 slot.pins["persist"] = persisting
-        self._writers.clear()
+            if slot.committed and wanted:
+                self.persister.submit(slot)
         self._latest.clear()
         self._decisions.clear()
         self._rounds.clear()
@@ -192,14 +198,13 @@ class Keeper:
 
     async def close(self) -> None:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable."""
+        for slot in self.slots:
+            slot.read()  # a writer may have died before it told of its last save
         self._flush()
         drained = await self.persister.drain(self._settings.flush_timeout)
-        self.persister.close(wait=drained)
-        self._room.close()
+        self._end(wait=drained)
         newest = self.newest()
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
-        self.telemetry.close()
-        unlink(self.telemetry.name)
         if lost and newest is not None and self._settings.flush:
             self.arena.release()
             why = self.persister.trouble if drained else f"not done in {self._settings.flush_timeout:g} s"
@@ -210,3 +215,14 @@ class Keeper:
             )  # fmt: skip
         else:
             self.arena.remove()
+
+    def abandon(self) -> None:
+        """Leave the memory as it was found: `open` has failed."""
+        self._end(wait=True)
+        self.arena.release() if self.arena.adopted else self.arena.remove()
+
+    def _end(self, *, wait: bool) -> None:
+        self.persister.close(wait=wait)
+        self._room.close()
+        self.telemetry.close()
+        unlink(self.telemetry.name)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from fastckpt import errors
 from fastckpt.config import Place
-from fastckpt.errors import FastckptError, ProtocolError
+from fastckpt.errors import AgentLost, FastckptError, ProtocolError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
@@ -39,10 +39,14 @@ class Link:
             place.restart_count,
             policy,
         )
-        welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
+        try:
+            welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
+            self.telemetry = TelemetryBlock(welcome.telemetry)
+        except FastckptError:
+            self._channel.close()
+            raise
         self.arena = Path(welcome.arena)
         self.history = welcome.history
-        self.telemetry = TelemetryBlock(welcome.telemetry)
         self._lock = hold_writers_lock(self.arena)
         self._round = 0
 
@@ -80,7 +84,11 @@ class Link:
         return self._ask(m.Ask(), m.Status)
 
     def close(self) -> None:
-        """Hang up: later saves do not wait for this writer."""
+        """Take leave: later saves do not wait for this writer."""
+        try:
+            self._ask(m.Goodbye(), m.Done)
+        except AgentLost:
+            pass  # nobody waits any more
         self._channel.close()
         self.telemetry.close()
         os.close(self._lock)

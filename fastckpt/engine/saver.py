@@ -19,6 +19,8 @@ from fastckpt.ipc.channel import bind, pack, peer, receive
 logger = logging.getLogger("fastckpt")
 
 T = TypeVar("T")
+WRITERS_TIMEOUT = 30.0
+"""Seconds that writers have to finish when the saver is to end."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
 
@@ -49,8 +51,20 @@ class Saver:
 
         self._call(restart()).result(START_TIMEOUT)
 
+    @property
+    def deserted(self) -> bool:
+        """Whether all writers of all checkpoint directories have taken leave."""
+
+        async def ask() -> bool:
+            return all(keeper.deserted for keeper in self._keepers.values())
+
+        return self._call(ask()).result(START_TIMEOUT)
+
     def close(self) -> None:
-        """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``."""
+        """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
+
+        Before that, writers that are alive have a moment to finish.
+        """
         if self._loop.is_closed():
             return
         self._call(self._close()).result()
@@ -68,6 +82,8 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self) -> None:
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=WRITERS_TIMEOUT)
         self._server.close()
         for keeper in self._keepers.values():
             await keeper.close()
@@ -99,7 +115,11 @@ class Saver:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
                 keeper = Keeper(hello, self._settings)
-                await keeper.open()
+                try:
+                    await keeper.open()
+                except (FastckptError, OSError):
+                    keeper.abandon()
+                    raise
                 self._keepers[key] = keeper
             return self._keepers[key]
 
@@ -126,12 +146,14 @@ class _Connection:
         finally:
             death()
             if self._keeper is not None:
-                self._keeper.leave(self._rank, self._pid)
+                self._keeper.release(self._pid)
 
     async def _answer(self, message: m.Message) -> m.Message:
         if isinstance(message, m.Hello):
+            if message.local_rank >= message.local_world_size:
+                raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
             self._keeper, self._rank = await self._find(message), message.local_rank
-            return self._keeper.join(message, self._pid)
+            return self._keeper.join(message)
         if self._keeper is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         return await self._act(self._keeper, message)
@@ -140,21 +162,27 @@ class _Connection:
         match message:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
-            case m.Committed():
-                keeper.committed(message)
-            case m.Reserve():
-                keeper.prepare(message.files)
             case m.Pin():
                 return m.Pinned(keeper.pin(self._pid))
-            case m.Release():
-                keeper.release(self._pid)
             case m.NextHistory():
                 return keeper.next_history(message.round)
             case m.Ask():
                 return keeper.status(self._rank)
+        self._note(keeper, message)
+        return m.Done()
+
+    def _note(self, keeper: Keeper, message: m.Message) -> None:
+        match message:
+            case m.Committed():
+                keeper.committed(message)
+            case m.Reserve():
+                keeper.prepare(message.files)
+            case m.Release():
+                keeper.release(self._pid)
+            case m.Goodbye():
+                keeper.leave(self._rank)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
-        return m.Done()
 
 
 def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:

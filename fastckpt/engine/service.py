@@ -23,6 +23,12 @@ def saver_address(place: Place, settings: Settings) -> str:
     return address
 
 
+def leave_own_saver() -> None:
+    """End the saver of this process if all writers have taken leave; else that waits until this process exits."""
+    if _own is not None and _own.deserted:
+        stop_own_saver()
+
+
 def stop_own_saver() -> None:
     """End the saver of this process, if there is one, after its last flush."""
     global _own

@@ -39,6 +39,7 @@ class Slot:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()
         self.pins.clear()
+        self.wanted = False
         if not self.committed:
             self.clear()
 

@@ -103,6 +103,11 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Goodbye:
+    """The writer saves no more: later saves need not wait for it. Answer: Done."""
+
+
+@dataclass(frozen=True)
 class NextHistory:
     """The writer has resumed for the ``round``-th time. Answer: Welcome, with the same history for all ranks."""
 
@@ -155,6 +160,7 @@ Message = Union[  # noqa: UP007
     Pin,
     Pinned,
     Release,
+    Goodbye,
     NextHistory,
     Ask,
     Status,

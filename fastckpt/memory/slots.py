@@ -89,7 +89,8 @@ def commit(slot: Path, writer: int, record: Done) -> None:
 
 def read(slot: Path) -> Records:
     """Read the records of a slot; what cannot be read counts as not there."""
-    done = {int(path.name.removeprefix(_DONE)): _done(_read(path)) for path in slot.glob(".done-[0-9]*")}
+    writers = [path.name.removeprefix(_DONE) for path in slot.glob(".done-*")]
+    done = {int(writer): _done(_read(slot / f"{_DONE}{writer}")) for writer in writers if writer.isdecimal()}
     return Records(_begin(_read(slot / _BEGIN)), {writer: record for writer, record in done.items() if record})
 
 

@@ -1,5 +1,6 @@
 """One cache line of shared memory per local rank: how far each worker is, readable when it is dead."""
 
+import hashlib
 import mmap
 import struct
 import time
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import posix_ipc
 
+from fastckpt.errors import FastckptError
+
 LINE = 64
 """Bytes of a rank's block: one cache line, so that ranks do not slow each other down."""
+LONGEST_NAME = 200
 _LAYOUT = struct.Struct("<QqQ40s")
 
 
@@ -21,7 +25,7 @@ class Telemetry:
         generation: How often the workers had been restarted.
         step: The step it was at; -1 before the first.
         beat: When it said so, in nanoseconds of the monotonic clock; 0 for never.
-        phase: The phase it was in, such as "snapshot.fill"; empty between phases.
+        phase: The phase that it entered last, such as "snapshot.fill"; empty once a save is over.
     """
 
     generation: int
@@ -38,7 +42,10 @@ class TelemetryBlock:
         if ranks:
             unlink(name)
         flags = posix_ipc.O_CREX if ranks else 0
-        memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
+        try:
+            memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
+        except (posix_ipc.Error, OSError, ValueError) as error:
+            raise FastckptError(f"no shared memory object {name} for {ranks} ranks: {error}") from error
         self.name = name
         try:
             self._map = mmap.mmap(memory.fd, memory.size)
@@ -61,8 +68,9 @@ class TelemetryBlock:
 
 
 def telemetry_name(arena: Path) -> str:
-    """The name of the block that belongs to an arena; POSIX names have no directories."""
-    return "/" + str(arena).strip("/").replace("/", ".")
+    """The name of the block that belongs to an arena; POSIX names have no directories, and are short."""
+    name = str(arena).strip("/").replace("/", ".")
+    return f"/{name}" if len(name) < LONGEST_NAME else f"/fastckpt.{hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def unlink(name: str) -> None:
