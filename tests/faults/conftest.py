@@ -1,13 +1,13 @@
 """Jobs that are ended with their test, and runs that nothing befell to compare them with."""
 
+import fcntl
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.jobs import Job
-
-_references: dict[tuple[int, tuple[str, ...]], Job] = {}
 
 
 @pytest.fixture
@@ -25,12 +25,16 @@ def new_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
-    """The run of so many ranks with these arguments that nothing befell; made once."""
+    """The run of so many ranks with these arguments that nothing befell; made once, whoever asks first."""
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def reference(*script: str, ranks: int = 2) -> Job:
-        key = ranks, script
-        if key not in _references:
-            _references[key] = Job(tmp_path_factory.mktemp("uninterrupted")).run(*script, ranks=ranks)
-        return _references[key]
+        job = Job(common / "-".join(["uninterrupted", str(ranks), *script]))
+        with (job.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not job.ends():
+                job.run(*script, ranks=ranks)
+        return job
 
     return reference

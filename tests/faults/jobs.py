@@ -129,6 +129,14 @@ class Job:
             found.append((max(0, done - loaded), len(skipped)))
         return found
 
+    def skips(self) -> set[int]:
+        return {line["skipped"] for rank in self.ranks() for line in self.log(rank) if "skipped" in line}
+
+    def newest_saved(self, generation: int = -1) -> int:
+        """The newest step of which every rank was told that it is saved; what it had loaded, if there is none."""
+        generations = [self._generations(rank)[generation] for rank in self.ranks()]
+        return min(max(line.get("saved", line.get("loaded", 0)) for line in lines) for lines in generations)
+
     def _generations(self, rank: int) -> list[list[dict[str, Any]]]:
         generations: list[list[dict[str, Any]]] = []
         for line in self.log(rank):
@@ -143,6 +151,8 @@ def assert_as_if_nothing_had_happened(job: Job, reference: Job, interval: int = 
     assert job.ends() == reference.ends(), job.text()
     for rank in reference.ranks():
         assert job.losses(rank) == reference.losses(rank), f"rank {rank}:\n{job.text()}"
+    for i, (step, tier) in enumerate(job.resumes()[1:]):
+        assert tier != "memory" or step >= job.newest_saved(i), f"start {i + 1} at {step}:\n{job.text()}"
     for steps, skips in job.repeated():
         assert steps <= interval * (1 + skips), f"{job.repeated()}\n{job.text()}"
 

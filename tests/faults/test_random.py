@@ -29,7 +29,7 @@ def survive(job: Job, reference: Job, faults: list[Fault], steps: int) -> None:
     skipped = sum(skips for _, skips in job.repeated())
     print(f"{deaths} kills in {steps} steps; steps repeated {repeated}; saves skipped {skipped}; tiers {tiers}")
     assert deaths == job.struck() == len(faults)
-    assert set(tiers) <= {"memory", ""}
+    assert set(tiers) == {"memory"}
     assert_as_if_nothing_had_happened(job, reference)
 
 
