@@ -94,7 +94,7 @@ class Writer:
 
         Raises:
             StepError: The step is older than one saved since the last resume.
-            NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
+            NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.check_usable()
         save = self._id(step)
@@ -126,7 +126,9 @@ class Writer:
         end = time.monotonic() + timeout
         while (status := self.link.status()).waiting:
             if time.monotonic() > end:
-                raise TimeoutError(f"{status.waiting} checkpoints are not durable after {timeout:g} s {status.trouble}")
+                raise TimeoutError(
+                    f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
+                )
             time.sleep(0.01)
         self._clean_up([SaveId(*pair) for pair in status.persisted])
         if status.trouble:

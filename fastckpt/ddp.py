@@ -113,7 +113,6 @@ class DdpCheckpointer:
             StepError: The step is older than one saved since the last load.
             NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size.
-            AgentLost: The launcher is gone.
         """
         return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path))
 

@@ -21,6 +21,10 @@ class AgentLost(FastckptError, ConnectionError):
     """The process that owns the arena does not answer."""
 
 
+class SaverError(FastckptError):
+    """The process that owns the arena met an error of its own; its log has the traceback."""
+
+
 class ProtocolError(FastckptError):
     """A message is not one that this version understands."""
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from fastckpt import errors
 from fastckpt.config import Place
-from fastckpt.errors import AgentLost, FastckptError, ProtocolError
+from fastckpt.errors import FastckptError, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
@@ -87,7 +87,7 @@ class Link:
         """Take leave: later saves do not wait for this writer."""
         try:
             self._ask(m.Goodbye(), m.Done)
-        except AgentLost:
+        except FastckptError:
             pass  # nobody waits any more
         self._channel.close()
         self.telemetry.close()
@@ -102,6 +102,6 @@ class Link:
     def _send(self, message: m.Message, timeout: float) -> m.Message:
         answer = self._channel.ask(message, timeout)
         if isinstance(answer, m.Failed):
-            kind = getattr(errors, answer.kind, FastckptError)
-            raise kind(answer.text)
+            kind = getattr(errors, answer.kind, None)
+            raise kind(answer.text) if kind else SaverError(f"{answer.kind}: {answer.text}")
         return answer

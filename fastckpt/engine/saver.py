@@ -137,16 +137,23 @@ class _Connection:
         death = _watch(self._pid, reader)
         try:
             while (message := await receive(reader)) is not None:
-                try:
-                    answer = await self._answer(message)
-                except (FastckptError, OSError) as error:
-                    answer = m.Failed(type(error).__name__, str(error))
-                writer.write(pack(answer))
+                writer.write(pack(await self._answer_anyway(message)))
                 await writer.drain()
         finally:
             death()
             if self._keeper is not None:
                 self._keeper.release(self._pid)
+
+    async def _answer_anyway(self, message: m.Message) -> m.Message:
+        """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
+        work = asyncio.create_task(self._answer(message))
+        await asyncio.wait([work])
+        error = work.exception()
+        if error is None:
+            return work.result()
+        if not isinstance(error, FastckptError | OSError):
+            logger.error("%s could not be answered", type(message).__name__, exc_info=error)
+        return m.Failed(type(error).__name__, str(error))
 
     async def _answer(self, message: m.Message) -> m.Message:
         if isinstance(message, m.Hello):

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.link import Link
+from fastckpt.errors import AgentLost, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan, Planner
 from fastckpt.ipc.messages import Skipped
@@ -21,6 +22,8 @@ from fastckpt.memory.image import Image
 
 logger = logging.getLogger("fastckpt")
 
+TROUBLE = (AgentLost, ProtocolError, SaverError)
+"""Errors of the saver, not of the save."""
 PREFAULT_DEADLINE = 600.0
 """Seconds after which a slot that was not made ready is not waited for any more."""
 
@@ -63,14 +66,20 @@ class Snapshotter:
     def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
         """Copy the states into a slot. Once this returns, they may be changed.
 
+        A saver that is gone or in trouble skips the save: that is no reason to end training.
+
         Raises:
-            NotLoadable, ArenaTooSmall, AgentLost: The save cannot be made; the checkpoints before it stay.
+            NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         step = save.step
         with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
             plans = self._plan(states)
             sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
-        answer = self._link.begin(save, sizes)
+        try:
+            answer = self._link.begin(save, sizes)
+        except TROUBLE as error:
+            logger.warning("step %d was not saved: %s", step, error)
+            return Outcome(str(error), [], str(error))
         persisted = [SaveId(*pair) for pair in answer.persisted]
         if isinstance(answer, Skipped):
             return Outcome(answer.reason, persisted, answer.trouble)
@@ -87,9 +96,16 @@ class Snapshotter:
                 slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
         except OSError as error:
             return Outcome(f"{slot} cannot be written to: {error}", persisted, answer.trouble)
-        with metrics.phase("snapshot.notify", step=step):
-            self._link.committed(save, persist=persist)
-        return Outcome("", persisted, answer.trouble)
+        return Outcome("", persisted, self._notify(save, persist) or answer.trouble)
+
+    def _notify(self, save: SaveId, persist: bool) -> str:
+        try:
+            with metrics.phase("snapshot.notify", step=save.step):
+                self._link.committed(save, persist=persist)
+        except TROUBLE as error:
+            logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
+            return str(error)
+        return ""
 
     def _plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
         for name in states.keys() - self._planners.keys():

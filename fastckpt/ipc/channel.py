@@ -62,7 +62,7 @@ class Channel:
             raise AgentLost(f"the process at {address} belongs to user {uid}, not to {os.getuid()}")
 
     def ask(self, message: Message, timeout: float | None = None) -> Message:
-        """Send a message and wait for its answer.
+        """Send a message and wait for its answer. After an error the channel is closed: an answer may still come.
 
         Raises:
             AgentLost: The saver is gone, or does not answer within ``timeout`` seconds.
@@ -74,8 +74,10 @@ class Channel:
             (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
             return decode(self._read_exactly(length))
         except TimeoutError as error:
+            self.close()
             raise AgentLost(f"no answer to {type(message).__name__} in {seconds:g} s from the launcher") from error
         except OSError as error:
+            self.close()
             raise AgentLost(f"the launcher that owns the checkpoints in memory is gone: {error}") from error
 
     def _read_exactly(self, size: int) -> bytes:
