@@ -44,6 +44,7 @@ class Planner:
         try:
             structure = Structure(state)
             if self._skeleton is None or structure.shape != self._shape:
+                structure.check()
                 self._skeleton = sketch_structure(state, structure)
                 self._shape = structure.shape
             return Plan(self._skeleton, structure.numbers, structure.storages)
