@@ -17,6 +17,7 @@ import torch
 
 from fastckpt import metrics
 from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.engine import saver
 from fastckpt.errors import AgentLost, FastckptError, NotLoadable, StepError
 from fastckpt.memory import slots
 from tests.ddp.conftest import Ranks, state
@@ -222,13 +223,18 @@ class TestEnded:
         assert one.save_checkpoint(2, state(2))
         assert one.load_checkpoint()["step"] == 2
 
-    def test_a_lost_launcher_is_told(self, ranks: Ranks):
+    def test_a_lost_launcher_is_told_and_does_not_end_training(self, ranks: Ranks, monkeypatch):
+        monkeypatch.setattr(saver, "WRITERS_TIMEOUT", 0.1)
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1))
         assert ranks.saver is not None
         ranks.saver.close()
+        for step in (2, 3):
+            result = one.save_checkpoint(step, state(step))
+            assert not result.saved and "gone" in result.reason
+        assert result.skipped == 2
         with pytest.raises(AgentLost, match="gone"):
-            one.save_checkpoint(2, state(2))
+            one.wait_latest_checkpoint(5)
 
 
 class TestPath:

@@ -58,20 +58,21 @@ def test_bytes_are_refused(data: bytes):
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(texts, values, max_size=4), st.sampled_from([k.__name__ for k in KINDS]) | values)
 def test_json_is_refused_or_understood(content: dict, kind: object):
-    understood(json.dumps(content | {"kind": kind}).encode())
+    understood(json.dumps({"message": kind, "content": content}).encode())
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_a_message_with_one_field_changed(data: st.DataObject):
     message = data.draw(st.one_of([messages(kind) for kind in KINDS]))
-    content = json.loads(m.encode(message))
+    whole = json.loads(m.encode(message))
+    content = data.draw(st.sampled_from([whole, whole["content"]]))
     name = data.draw(st.sampled_from([*content, "surplus"]))
     if data.draw(st.booleans()):
         content[name] = data.draw(values)
     else:
         content.pop(name, None)
-    text = json.dumps(content).encode()
+    text = json.dumps(whole).encode()
     if understood(text):
         assert m.decode(m.encode(m.decode(text))) == m.decode(text)
 
@@ -79,21 +80,24 @@ def test_a_message_with_one_field_changed(data: st.DataObject):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "1", '"Ask"', "{}", '{"kind": "Nothing"}', '{"kind": null}', '{"kind": []}', '{"kind": {}}',
-        '{"kind": "Committed", "history": 1, "step": 1}',
-        '{"kind": "Committed", "history": 1, "step": -1, "persist": true}',
-        '{"kind": "Committed", "history": 1, "step": 1.0, "persist": true}',
-        '{"kind": "Committed", "history": true, "step": 1, "persist": true}',
-        '{"kind": "Committed", "history": 1, "step": 1, "persist": 1}',
-        '{"kind": "Committed", "history": 1, "step": 1, "persist": true, "more": 0}',
-        '{"kind": "Reserve", "files": {"a": "b"}}', '{"kind": "Reserve", "files": []}',
-        '{"kind": "Reserve", "files": {"a": -1}}', '{"kind": "Pinned", "slots": "abc"}',
-        "[" * 100_000, '{"kind": "Committed", "history": ' + "9" * 5000 + "}",
+        "", "null", "[]", "1", '"Ask"', "{}", '{"message": "Ask"}', '{"content": {}}', '{"message": "Ask", "content": []}',
+        *(f'{{"message": {kind}, "content": {{}}}}' for kind in ('"Nothing"', "null", "[]", "{}", "1", '["Ask"]')),
+        *(f'{{"message": "Committed", "content": {{"history": 1, "step": {rest}}}}}' for rest in (
+            "1", '-1, "persist": true', '1.0, "persist": true', 'true, "persist": true', '1, "persist": 1',
+            '"1", "persist": true', '1, "persist": true, "more": 0', "9" * 5000 + ', "persist": true',
+        )),
+        *(f'{{"message": "Reserve", "content": {{"files": {files}}}}}' for files in ('{"a": "b"}', "[]", '{"a": -1}', "1")),
+        '{"message": "Pinned", "content": {"slots": "abc"}}', "[" * 100_000,
     ],
     ids=lambda text: text[:60] or "nothing",
 )  # fmt: skip
 def test_is_refused(text: str):
     assert not understood(text.encode())
+
+
+def test_what_is_refused_is_so_for_its_fault_alone():
+    assert understood(b'{"message": "Committed", "content": {"history": 1, "step": 1, "persist": true}}')
+    assert understood(b'{"message": "Reserve", "content": {"files": {"a": 1}}}')
 
 
 def test_what_is_too_long_is_not_sent():

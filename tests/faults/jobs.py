@@ -59,7 +59,7 @@ class Job:
     def wait(self) -> int:
         """Wait for its end; the exit code."""
         assert self.process is not None
-        return self.process.wait(DEADLINE)
+        return self.process.wait(DEADLINE + 20 * len(self.faults))
 
     def run(self, *script: str, **options: Any) -> "Job":
         """Start, and wait for its good end."""

@@ -1,6 +1,7 @@
 """A tmpfs of a few megabytes, mounted for one test."""
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,5 +27,15 @@ def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     yield mount
     for path in mounted:
         left = [file.name for file in path.iterdir()]
-        subprocess.run(["umount", str(path)], check=True)
+        _unmount(path)
         assert not left, f"left in shared memory: {left}"
+
+
+def _unmount(path: Path) -> None:
+    """Threads that mapped an image ahead of its save may need a moment to let go of it."""
+    end = time.monotonic() + 20
+    while (done := subprocess.run(["umount", str(path)], capture_output=True, text=True, check=False)).returncode:
+        if time.monotonic() > end:
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+            pytest.fail(done.stderr)
+        time.sleep(0.05)

@@ -131,7 +131,6 @@ def test_whatever_lies_there_is_no_checkpoint_and_no_error(slot: Path, begin: ob
     assert slots.read(slot).committed is None
 
 
-@pytest.mark.xfail(strict=True, reason="D12: any name after .done- is taken for a number")
 def test_names_that_are_none_of_ours_are_ignored(slot: Path):
     save(slot, OLD, 0, 1)
     for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
