@@ -80,14 +80,15 @@ def test_a_message_with_one_field_changed(data: st.DataObject):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "null", "[]", "1", '"Ask"', "{}", '{"message": "Ask"}', '{"content": {}}', '{"message": "Ask", "content": []}',
+        "", "null", "[]", "1", '"Ask"', "{}", "[" * 100_000,
+        '{"message": "Ask"}', '{"content": {}}', '{"message": "Ask", "content": []}',
         *(f'{{"message": {kind}, "content": {{}}}}' for kind in ('"Nothing"', "null", "[]", "{}", "1", '["Ask"]')),
         *(f'{{"message": "Committed", "content": {{"history": 1, "step": {rest}}}}}' for rest in (
             "1", '-1, "persist": true', '1.0, "persist": true', 'true, "persist": true', '1, "persist": 1',
             '"1", "persist": true', '1, "persist": true, "more": 0', "9" * 5000 + ', "persist": true',
         )),
-        *(f'{{"message": "Reserve", "content": {{"files": {files}}}}}' for files in ('{"a": "b"}', "[]", '{"a": -1}', "1")),
-        '{"message": "Pinned", "content": {"slots": "abc"}}', "[" * 100_000,
+        *(f'{{"message": "Reserve", "content": {{"files": {f}}}}}' for f in ('{"a": "b"}', "[]", '{"a": -1}', "1")),
+        '{"message": "Pinned", "content": {"slots": "abc"}}',
     ],
     ids=lambda text: text[:60] or "nothing",
 )  # fmt: skip
