@@ -33,7 +33,7 @@ class Saver:
         self._settings = settings
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], int] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
 
@@ -63,7 +63,7 @@ class Saver:
     def close(self) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
 
-        Before that, writers that are alive have a moment to finish.
+        Before that, writers in other processes have a moment to finish.
         """
         if self._loop.is_closed():
             return
@@ -82,8 +82,8 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self) -> None:
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=WRITERS_TIMEOUT)
+        if others := [task for task, pid in self._connections.items() if pid != os.getpid()]:
+            await asyncio.wait(others, timeout=WRITERS_TIMEOUT)
         self._server.close()
         for keeper in self._keepers.values():
             await keeper.close()
@@ -94,8 +94,8 @@ class Saver:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
         pid, uid = peer(writer.get_extra_info("socket"))
+        self._connections[task] = pid
         try:
             if uid != os.getuid():
                 logger.warning("refused process %d of user %d", pid, uid)
@@ -106,7 +106,7 @@ class Saver:
         except (ConnectionError, asyncio.CancelledError):
             pass  # the worker died, or the job ends
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.close()
 
     async def _keeper(self, hello: m.Hello) -> Keeper:
