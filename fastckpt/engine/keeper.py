@@ -16,6 +16,7 @@ from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
+from fastckpt.storage.identity import identity
 
 logger = logging.getLogger("fastckpt")
 
@@ -58,8 +59,9 @@ class Keeper:
         alone = await loop.run_in_executor(None, self.arena.wait_for_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
+        ours = self.arena.claim_for(await loop.run_in_executor(None, identity, self.directory))
         for slot in self.slots:
-            slot.recover() if alone else slot.clear()
+            slot.recover() if alone and ours else slot.clear()
         durable = await self.persister.open()
         self._history = max([slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0])
 

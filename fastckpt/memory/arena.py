@@ -16,7 +16,7 @@ import psutil
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory.headroom import headroom
 
-_OWNER, _WRITERS = "owner", "writers"
+_OWNER, _WRITERS, _IDENTITY = "owner", "writers", "identity"
 
 
 def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
@@ -69,6 +69,16 @@ class Arena:
         os.truncate(lock, 0)
         os.pwrite(lock, json.dumps(_identity(checkpoint_dir)).encode(), 0)
         return cls(path, lock, adopted)
+
+    def claim_for(self, identity: str) -> bool:
+        """Mark the arena as one of the checkpoint directory of this identity; whether it was that before.
+
+        What is in memory for a directory that was removed since is nobody's, though the new one has its name.
+        """
+        mark = self.path / _IDENTITY
+        before = mark.read_text() if mark.exists() else ""
+        mark.write_text(identity)
+        return bool(identity) and before == identity
 
     def wait_for_writers(self, seconds: float) -> bool:
         """Wait until no writer of the former owner is left; False if one still is when the time is over."""
