@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-# A launcher runs this file as a script, so its neighbours are found by their bare names.
-from data import Batch, ShuffledBatches, read_text, split, validation_batch
-from fastckpt.ddp import DdpCheckpointer, StorageType, settle
-from model import GPT, GPTConfig
-from progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+# A launcher runs this file as a script, so its neighbours are found by their bare names.
+from data import Batch, ShuffledBatches, read_text, split, validation_batch
 from fastckpt import metrics
+from fastckpt.ddp import DdpCheckpointer, StorageType, settle
+from model import GPT, GPTConfig
+from progress import Progress
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
