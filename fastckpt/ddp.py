@@ -19,8 +19,9 @@ from fastckpt.engine.deletion import (
     KeepStepIntervalStrategy,
 )
 from fastckpt.engine.load import load_copy
+from fastckpt.engine.offers import Files, Offers
 from fastckpt.engine.predict import with_optimizer_state
-from fastckpt.engine.resume import Files, Resume, Resumed
+from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.format.manifest import MODEL
 
@@ -138,7 +139,8 @@ class DdpCheckpointer:
         writer.open_history()
         writer.link.history = max(ranks.gather(writer.link.history))
         verifies = (MODEL, self._own) if self._writes_model else (self._own,)
-        resume = Resume(writer.link, writer.directory, self._own, verifies)
+        offers = Offers(writer.link, writer.directory, self._own, verifies)
+        resume = Resume(writer.link, writer.directory, offers)
         path = os.fspath(resume_path)
         resumed = resume.run_path(Path(path), self._load, ranks) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)
