@@ -42,7 +42,6 @@ def test_close_waits_for_the_last_flush(directory: Path):
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "storage"
 
 
-@pytest.mark.xfail(run=False, reason="D22: the end waits for the script's own writer")
 @pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('wrong')"])
 def test_the_end_of_a_script_that_does_not_close_flushes(directory: Path, end: str):
     program = f"""

@@ -96,7 +96,6 @@ def test_histories_of_nodes_stay_together(nodes: Nodes):
     assert positions(nodes) == [200, 201]
 
 
-@pytest.mark.xfail(strict=True, reason="D23: resume_path looks for the parts of the first node alone")
 def test_a_checkpoint_by_its_directory_has_the_parts_of_all_nodes(nodes: Nodes):
     nodes.save(1, 0, 1)
     nodes.save(2, 0, 1)
