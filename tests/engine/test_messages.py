@@ -32,7 +32,9 @@ OF_TYPE = {int: numbers, str: texts, bool: st.booleans()}
 
 def messages(kind: type) -> st.SearchStrategy:
     hints = m._HINTS[kind]
-    return st.builds(kind, **{f.name: OF_NAME.get(f.name) or OF_TYPE[hints[f.name]] for f in fields(kind)})
+    return st.builds(
+        kind, **{f.name: OF_NAME[f.name] if f.name in OF_NAME else OF_TYPE[hints[f.name]] for f in fields(kind)}
+    )
 
 
 @settings(deadline=None)

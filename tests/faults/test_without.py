@@ -9,7 +9,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 def test_plain_torchrun(new_job, uninterrupted):
-    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.fill", step=44))
+    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
     job.run("--own-store", launcher=TORCHRUN)
     assert job.struck() == 2
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
