@@ -54,6 +54,8 @@ class Snapshotter:
         self._images: dict[Path, Image] = {}
         self._mapping = threading.Lock()
         self._filler = Filler(threads)
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory reserved and mapped for states like these, behind the caller's back; raises ArenaTooSmall."""
@@ -61,7 +63,9 @@ class Snapshotter:
             self._capacities[name] = self._capacity(name, plan)
         self._link.reserve(self._capacities)
         names = tuple(states)
-        threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True).start()
+        thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
         """Copy the states into a slot. Once this returns, they may be changed.
@@ -131,16 +135,18 @@ class Snapshotter:
         end = time.monotonic() + PREFAULT_DEADLINE
         waiting = [slot / name for slot in sorted(self._link.arena.glob("slot-*")) for name in names]
         try:
-            while waiting and time.monotonic() < end:
+            while waiting and time.monotonic() < end and not self._closing.wait(0.02):
                 for path in [path for path in waiting if path.exists()]:
                     self._image(path)
                     waiting.remove(path)
-                time.sleep(0.02)
         except OSError as error:
             logger.debug("mapping ahead of the first save ended: %s", error)
 
     def close(self) -> None:
         """Unmap all images."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
         self._filler.close()
         with self._mapping:
             for image in self._images.values():
