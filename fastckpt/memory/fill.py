@@ -11,12 +11,19 @@ from fastckpt import metrics
 
 PIECE = 32 << 20
 """Bytes that a thread copies at a time."""
+FRESH_PIECE = 1 << 20
+"""The same into memory that is not there yet: few enough that the pages are still cached when they are copied to."""
+PAGE = 4096
+MADV_POPULATE_WRITE = 23
 SMALL = 128 << 10
 """Below this many bytes a copy is over before another thread could have taken it."""
 
 _address = ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0
 _signature = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(_address)
+_madvise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
+    ("madvise", ctypes.CDLL(None))
+)
 _copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
 
 
@@ -37,10 +44,15 @@ def idle_cores(workers: int) -> int:
 
 
 class Filler:
-    """Copies with a fixed number of threads, the caller's among them."""
+    """Copies with a fixed number of threads, the caller's among them.
 
-    def __init__(self, threads: int) -> None:
+    With ``fresh``, the targets are memory that was never touched: their pages are then faulted in many at a time, which
+    takes a third less than a fault for each.
+    """
+
+    def __init__(self, threads: int, *, fresh: bool = False) -> None:
         self._threads = max(1, threads)
+        self._run = _run_fresh if fresh else _run
         self._pool: ThreadPoolExecutor | None = None
 
     def fill(self, copies: Sequence[Copy]) -> None:
@@ -66,12 +78,12 @@ class Filler:
 
     def _copy_large(self, spans: list[Span]) -> None:
         if self._threads == 1:
-            _run(spans)
+            self._run(spans)
             return
         shares = _shares(spans, self._threads)
         self._pool = self._pool or ThreadPoolExecutor(self._threads - 1, "fastckpt-fill")
-        others = [self._pool.submit(_run, share) for share in shares[1:]]
-        _run(shares[0])
+        others = [self._pool.submit(self._run, share) for share in shares[1:]]
+        self._run(shares[0])
         for other in others:
             other.result()
 
@@ -84,6 +96,15 @@ class Filler:
 def _run(spans: list[Span]) -> None:
     for target, source, size in spans:
         _copy_without_gil(target, source, size)
+
+
+def _run_fresh(spans: list[Span]) -> None:
+    for target, source, size in spans:
+        for offset in range(0, size, FRESH_PIECE):
+            start, piece = target + offset, min(FRESH_PIECE, size - offset)
+            first = start // PAGE * PAGE
+            _madvise(first, start + piece - first, MADV_POPULATE_WRITE)  # where it is refused, the copy faults
+            _copy_without_gil(start, source + offset, piece)
 
 
 def _shares(spans: list[Span], count: int) -> list[list[Span]]:
