@@ -54,16 +54,20 @@ class Link:
         """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
         self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
 
-    def begin(self, save: SaveId, files: dict[str, int]) -> m.Granted | m.Skipped:
-        """Ask for a slot; raises ArenaTooSmall."""
-        answer = self._send(m.BeginSave(save.history, save.step, files), RESERVE_TIMEOUT)
+    def begin(self, save: SaveId, files: dict[str, int]) -> None:
+        """Ask for a slot; the answer comes from `slot`, and may be waited for later."""
+        self._channel.send(m.BeginSave(save.history, save.step, files))
+
+    def slot(self) -> m.Granted | m.Skipped:
+        """The answer to `begin`; raises ArenaTooSmall."""
+        answer = _raised(self._channel.answer(RESERVE_TIMEOUT))
         if not isinstance(answer, m.Granted | m.Skipped):
             raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
         return answer
 
     def committed(self, save: SaveId, *, persist: bool, path: str = "") -> None:
         """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
-        self._ask(m.Committed(save.history, save.step, persist, path), m.Done)
+        self._channel.send(m.Committed(save.history, save.step, persist, path))
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
@@ -94,14 +98,14 @@ class Link:
         os.close(self._lock)
 
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
-        answer = self._send(message, timeout)
+        answer = _raised(self._channel.ask(message, timeout))
         if not isinstance(answer, kind):
             raise ProtocolError(f"{type(answer).__name__} is no answer to {type(message).__name__}")
         return answer
 
-    def _send(self, message: m.Message, timeout: float) -> m.Message:
-        answer = self._channel.ask(message, timeout)
-        if isinstance(answer, m.Failed):
-            kind = getattr(errors, answer.kind, None)
-            raise kind(answer.text) if kind else SaverError(f"{answer.kind}: {answer.text}")
-        return answer
+
+def _raised(answer: m.Message) -> m.Message:
+    if isinstance(answer, m.Failed):
+        kind = getattr(errors, answer.kind, None)
+        raise kind(answer.text) if kind else SaverError(f"{answer.kind}: {answer.text}")
+    return answer

@@ -137,7 +137,10 @@ class _Connection:
         death = _watch(self._pid, reader)
         try:
             while (message := await receive(reader)) is not None:
-                writer.write(pack(await self._answer_anyway(message)))
+                answer = await self._answer_anyway(message)
+                if isinstance(message, m.Committed):
+                    continue
+                writer.write(pack(answer))
                 await writer.drain()
         finally:
             death()

@@ -15,7 +15,7 @@ from fastckpt.engine.link import Link
 from fastckpt.errors import AgentLost, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan, Planner
-from fastckpt.ipc.messages import Skipped
+from fastckpt.ipc.messages import Granted, Skipped
 from fastckpt.memory import slots
 from fastckpt.memory.fill import Copy, Filler
 from fastckpt.memory.image import Image
@@ -76,11 +76,9 @@ class Snapshotter:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         step = save.step
-        with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
-            plans = self._plan(states)
-            sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
         try:
-            answer = self._link.begin(save, sizes)
+            with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
+                plans, sizes, answer = self._plan_and_begin(save, states)
         except TROUBLE as error:
             logger.warning("step %d was not saved: %s", step, error)
             return Outcome(str(error), [], str(error))
@@ -101,6 +99,25 @@ class Snapshotter:
         except OSError as error:
             return Outcome(f"{slot} cannot be written to: {error}", persisted, answer.trouble)
         return Outcome("", persisted, self._notify(save, persist) or answer.trouble)
+
+    def _plan_and_begin(
+        self, save: SaveId, states: Mapping[str, Any]
+    ) -> tuple[dict[str, Plan], dict[str, int], Granted | Skipped]:
+        """Let the saver choose a slot while we plan; then ask for room in it, unless it has what we need."""
+        self._link.begin(save, {})
+        try:
+            plans = self._plan(states)
+        finally:
+            answer = self._link.slot()
+        sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
+        if isinstance(answer, Granted) and not self._has_room(Path(answer.slot), sizes):
+            self._link.begin(save, sizes)
+            answer = self._link.slot()
+        return plans, sizes, answer
+
+    def _has_room(self, slot: Path, sizes: dict[str, int]) -> bool:
+        images = {name: self._images.get(slot / name) for name in sizes}
+        return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
     def _notify(self, save: SaveId, persist: bool) -> str:
         try:

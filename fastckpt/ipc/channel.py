@@ -5,6 +5,8 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastckpt.errors import AgentLost, ProtocolError
 from fastckpt.ipc.messages import MAX_SIZE, Message, decode, encode
@@ -62,20 +64,35 @@ class Channel:
             raise AgentLost(f"the process at {address} belongs to user {uid}, not to {os.getuid()}")
 
     def ask(self, message: Message, timeout: float | None = None) -> Message:
-        """Send a message and wait for its answer. After an error the channel is closed: an answer may still come.
+        """Send a message and wait for its answer; raises AgentLost."""
+        self.send(message)
+        return self.answer(timeout)
+
+    def send(self, message: Message) -> None:
+        """Send a message, whose answer, if it has one, is to be fetched before the next is asked; raises AgentLost."""
+        with self._lost():
+            self._socket.settimeout(self._timeout)
+            self._socket.sendall(pack(message))
+
+    def answer(self, timeout: float | None = None) -> Message:
+        """Wait for the answer to the last message.
 
         Raises:
-            AgentLost: The saver is gone, or does not answer within ``timeout`` seconds.
+            AgentLost: The saver is gone, or does not answer within ``timeout`` seconds. The channel is closed then: an
+                answer may still come, and is not to be taken for another.
         """
-        seconds = self._timeout if timeout is None else timeout
-        try:
-            self._socket.settimeout(seconds)
-            self._socket.sendall(pack(message))
+        with self._lost():
+            self._socket.settimeout(self._timeout if timeout is None else timeout)
             (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
             return decode(self._read_exactly(length))
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError as error:
             self.close()
-            raise AgentLost(f"no answer to {type(message).__name__} in {seconds:g} s from the launcher") from error
+            raise AgentLost("the launcher that owns the checkpoints in memory does not answer in time") from error
         except OSError as error:
             self.close()
             raise AgentLost(f"the launcher that owns the checkpoints in memory is gone: {error}") from error

@@ -1,7 +1,7 @@
 """The messages between a writer and the saver, and their check on arrival.
 
-A writer asks and the saver answers every message once, in order. Messages are hints: what counts as committed is read
-from the records in the slots.
+A writer asks and the saver answers in order, each message once, but for Committed. Messages are hints: what counts
+as committed is read from the records in the slots.
 """
 
 import json
@@ -47,7 +47,10 @@ class Reserve:
 
 @dataclass(frozen=True)
 class BeginSave:
-    """A save begins, with images of these sizes (bytes). Answer: Granted or Skipped."""
+    """A save begins; make room in its slot for images of these sizes (bytes). Answer: Granted or Skipped.
+
+    It may be asked again for the same id, with other images.
+    """
 
     history: int
     step: int
@@ -74,7 +77,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Committed:
-    """The writer's done record of this id is in the slot; persist it if ``persist``. Answer: Done.
+    """The writer's done record of this id is in the slot; persist it if ``persist``. There is no answer.
 
     ``path`` is where the user wants the model's file; empty for the default.
     """
