@@ -100,9 +100,8 @@ class Writer:
         save = self._id(step)
         persist = StorageType(storage_type) is StorageType.DISK
         if save == self._held:
-            if persist:
-                self.link.committed(save, persist=True, path=_absolute(path))
-            return SaveResult(True, save.step, "memory held it already", self.skipped)
+            trouble = self._snapshots.notify(save, persist=True, path=_absolute(path)) if persist else ""
+            return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
         self._last = save
         outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path))
         if outcome.skipped:

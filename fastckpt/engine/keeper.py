@@ -6,11 +6,12 @@ from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.config import Settings
-from fastckpt.engine.persister import Persister
+from fastckpt.engine.persister import PIN, Persister
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
+from fastckpt.engine.writers import Writers
 from fastckpt.errors import FastckptError
-from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
@@ -22,8 +23,6 @@ logger = logging.getLogger("fastckpt")
 
 ORPHANS_DEADLINE = 10.0
 """Seconds to wait for the writers of a dead owner to be gone before its memory counts as lost."""
-NEVER = SaveId(LARGEST, LARGEST)
-"""What a writer that has left begins next."""
 DECISIONS = 64
 """How many decisions on saves are remembered, for writers that are behind."""
 
@@ -46,12 +45,9 @@ class Keeper:
             raise
         self._room = Room(self.arena, self.slots)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
-        self._world = hello.local_world_size
-        self._latest: dict[int, SaveId] = {}
+        self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._told: dict[int, int] = {}
-        self._history = 0
-        self._rounds: dict[int, int] = {}
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -63,66 +59,60 @@ class Keeper:
         for slot in self.slots:
             slot.recover() if alone and ours else slot.clear()
         durable = await self.persister.open()
-        self._history = max([slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0])
+        self.writers.newest_history = max(
+            [slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0]
+        )
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""
         return max((slot for slot in self.slots if slot.committed), key=lambda slot: slot.id or (), default=None)
 
-    # --- writers come and go
+    def join(self, hello: Hello, pid: int) -> Welcome:
+        """A writer says hello; raises FastckptError while it has another checkpointer open."""
+        history = self.writers.join(hello.local_rank, pid)
+        if hello.local_rank == 0 and hello.policy:
+            self.persister.policy = from_json(hello.policy)
+        return self._welcome(history)
 
-    def join(self, hello: Hello) -> Welcome:
-        """A writer says hello."""
-        if hello.local_rank == 0:
-            self.persister.policy = from_json(hello.policy) if hello.policy else self.persister.policy
-        self._latest.pop(hello.local_rank, None)
-        return self.next_history(0)
+    def next_history(self, local_rank: int) -> Welcome:
+        """A writer resumes again."""
+        return self._welcome(self.writers.next_history(local_rank))
 
-    def leave(self, local_rank: int) -> None:
-        """A writer takes leave: saves do not wait for it any more. (They do for one that died.)"""
-        self._latest[local_rank] = NEVER
+    def _welcome(self, history: int) -> Welcome:
+        return Welcome(str(self.arena.path), history, self.telemetry.name)
 
-    @property
-    def deserted(self) -> bool:
-        """Whether all writers have taken leave."""
-        return not self._expected()
-
-    def next_history(self, round_: int) -> Welcome:
-        """The history of a round of resumes in this generation of workers, the same for every writer."""
-        if round_ not in self._rounds:
-            self._history += 1
-            self._rounds[round_] = self._history
-        return Welcome(str(self.arena.path), self._rounds[round_], self.telemetry.name)
+    def lost(self, local_rank: int, pid: int) -> None:
+        """A writer hung up or died: it reads no more."""
+        self.release(pid)
+        self.writers.lose(local_rank, pid)
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
         for slot in self.slots:
-            persisting, wanted = slot.pins.get("persist"), slot.wanted
+            slot.read()
+            self._persist_wanted(slot)
+            pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
-            if persisting:
-                slot.pins["persist"] = persisting
-            if slot.committed and wanted:
-                self.persister.submit(slot)
-        self._latest.clear()
+            slot.pins.update(pins)
+        self.writers.restart()
         self._decisions.clear()
-        self._rounds.clear()
         self._flush()
 
     def _flush(self) -> None:
         newest = self.newest()
-        if newest is None or newest.id is None or not self._settings.flush:
-            return
-        if self.persister.durable is None or newest.id > self.persister.durable:
-            self.persister.submit(newest, flush=True)
+        if newest is not None and self._settings.flush:
+            self.persister.flush(newest)
 
     # --- saves
 
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
-        self._latest[writer] = max(save, self._latest.get(writer, save))
+        self.writers.begin(writer, save)
         decision = self._decisions.get(save) or self._decide(save)
         persisted, trouble = self.news(writer), self.persister.trouble
+        if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
+            return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
             await self._room.reserve(decision, message.files)
             self._room.reserve_ahead(message.files)
@@ -131,7 +121,7 @@ class Keeper:
         return Skipped(reason, persisted, trouble)
 
     def _decide(self, save: SaveId) -> Slot | Skip:
-        choice = choose_slot([slot.view() for slot in self.slots], self._latest)
+        choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
@@ -142,15 +132,11 @@ class Keeper:
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         try:
-            slot.begin(save, self._expected())
+            slot.begin(save, self.writers.expected)
         except OSError as error:
             slot.read()
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
-
-    def _expected(self) -> frozenset[int]:
-        """The local ranks that must write their part: all but those that have left, the late ones too."""
-        return frozenset(rank for rank in range(self._world) if self._latest.get(rank) != NEVER)
 
     def committed(self, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
@@ -159,11 +145,15 @@ class Keeper:
         if slot is None:
             return
         slot.read()
-        slot.wanted |= message.persist
-        slot.target = message.path or slot.target
-        if slot.committed and slot.wanted:
-            slot.wanted = False
-            self.persister.submit(slot)
+        if message.persist:
+            slot.wanted.append(message.path)
+        self._persist_wanted(slot)
+
+    def _persist_wanted(self, slot: Slot) -> None:
+        if slot.committed:
+            for target in slot.wanted:
+                self.persister.submit(slot, target)
+            slot.wanted.clear()
 
     def prepare(self, files: dict[str, int]) -> None:
         """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
@@ -195,7 +185,7 @@ class Keeper:
     def status(self, writer: int) -> Status:
         """How far persistence is."""
         durable = self.persister.durable
-        wanted = sum(slot.wanted for slot in self.slots)
+        wanted = sum(len(slot.wanted) for slot in self.slots)
         return Status(self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble)
 
     async def close(self) -> None:

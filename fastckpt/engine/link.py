@@ -48,7 +48,6 @@ class Link:
         self.arena = Path(welcome.arena)
         self.history = welcome.history
         self._lock = hold_writers_lock(self.arena)
-        self._round = 0
 
     def reserve(self, files: dict[str, int]) -> None:
         """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
@@ -79,8 +78,7 @@ class Link:
 
     def next_history(self) -> int:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
-        self._round += 1
-        self.history = self._ask(m.NextHistory(self._round), m.Welcome).history
+        self.history = self._ask(m.NextHistory(), m.Welcome).history
         return self.history
 
     def status(self) -> m.Status:

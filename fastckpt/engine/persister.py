@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from fastckpt.storage.directory import CheckpointDirectory
 logger = logging.getLogger("fastckpt")
 
 ATTEMPTS = 6
+PIN = "persist"
+"""How the pins of this part begin."""
+REMEMBERED = 64
+"""How many persists are remembered, for ranks that ask for the same one later."""
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each further one waits twice as long."""
 
@@ -29,8 +34,14 @@ FIRST_PAUSE = 0.5
 class _Job:
     slot: Slot
     id: SaveId
+    target: str
     flush: bool
     attempts: int = 0
+
+    @property
+    def pin(self) -> str:
+        """The name of this job's pin on its slot."""
+        return f"{PIN} {self.target}"
 
 
 class Persister:
@@ -51,6 +62,7 @@ class Persister:
         self.failures = 0
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
+        self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
         self._task: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
@@ -72,16 +84,27 @@ class Persister:
         """How many persists wait or run."""
         return len(self._jobs)
 
-    def submit(self, slot: Slot, *, flush: bool = False) -> None:
-        """Persist the checkpoint in ``slot``, unless it is durable or on its way already."""
+    def submit(self, slot: Slot, target: str = "") -> None:
+        """Persist the checkpoint in ``slot`` with its model at ``target``, unless it is or will be there already.
+
+        An empty target is what the first rank gave when it saved, or the default.
+        """
+        self._submit(slot, target, flush=False)
+
+    def flush(self, slot: Slot) -> None:
+        """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
+        newest = max([job.id for job in self._jobs] + ([self.durable] if self.durable else []), default=None)
+        if slot.id is not None and (newest is None or slot.id > newest):
+            metrics.event("flush_started", step=slot.id.step)
+            self._submit(slot, "", flush=True)
+
+    def _submit(self, slot: Slot, target: str, *, flush: bool) -> None:
         assert slot.id is not None
-        if slot.id == self.durable or any(job.id == slot.id for job in self._jobs):
+        job = _Job(slot, slot.id, target or slots.read(slot.path).details.get("path", ""), flush)
+        if (job.id, job.target) in self._done or any((j.id, j.target) == (job.id, job.target) for j in self._jobs):
             return
-        job = _Job(slot, slot.id, flush)
         self._pin(job)
         self._jobs.append(job)
-        if flush:
-            metrics.event("flush_started", step=job.id.step)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
@@ -101,38 +124,45 @@ class Persister:
     async def _run(self) -> None:
         while self._jobs:
             job = self._jobs[0]
-            try:
-                await self._persist(job)
-            except (FastckptError, OSError) as error:
+            if error := await self._persist(job):
                 await self._failed(job, error)
             else:
                 self._finish(job)
                 await self._retire()
 
-    async def _persist(self, job: _Job) -> None:
-        loop, start = asyncio.get_running_loop(), time.perf_counter()
-        manifest = await loop.run_in_executor(self._pool, self._publish, job)
+    async def _persist(self, job: _Job) -> BaseException | None:
+        """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
+        start = time.perf_counter()
+        work = asyncio.get_running_loop().run_in_executor(self._pool, self._publish, job)
+        await asyncio.wait([work])
+        if work.exception() is None:
+            self._persisted(job, work.result(), time.perf_counter() - start)
+        return work.exception()
+
+    def _persisted(self, job: _Job, manifest: Manifest, seconds: float) -> None:
         self.durable = max(self.durable or job.id, job.id)
+        self._done.append((job.id, job.target))
         self.news.append(job.id)
         self.trouble = ""
-        size, seconds = sum(entry.size for entry in manifest.files), time.perf_counter() - start
+        size = manifest.size
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
 
     def _publish(self, job: _Job) -> Manifest:
         records = slots.read(job.slot.path)
         details: dict[str, Any] = dict(records.details)
-        target, parent = details.pop("path", ""), details.pop("parent", None)
+        details.pop("path", None)
+        parent = details.pop("parent", None)
         return self.storage.publish(
             job.id,
             {name: job.slot.path / name for name in records.files if self._whole or name != MODEL},
-            target=(job.slot.target or target) if self._whole else "",
+            target=job.target if self._whole else "",
             parent=SaveId(*parent) if parent else None,
             world_size=details.pop("world_size", 1),
             details=details,
         )
 
-    async def _failed(self, job: _Job, error: Exception) -> None:
+    async def _failed(self, job: _Job, error: BaseException) -> None:
         self.failures += 1
         job.attempts += 1
         metrics.counts["persist_failures"] += 1
@@ -156,6 +186,8 @@ class Persister:
         ):
             self._jobs.remove(job)
             return
+        if job.id != newest.id:
+            job.target = slots.read(newest.path).details.get("path", "")
         job.slot, job.id = newest, newest.id
         self._pin(job)
 
@@ -164,10 +196,10 @@ class Persister:
         self._jobs.remove(job)
 
     def _pin(self, job: _Job) -> None:
-        job.slot.pins["persist"] = f"step {job.id.step} is being persisted"
+        job.slot.pins[job.pin] = f"step {job.id.step} is being persisted"
 
     def _unpin(self, job: _Job) -> None:
-        job.slot.pins.pop("persist", None)
+        job.slot.pins.pop(job.pin, None)
 
     async def _retire(self) -> None:
         def retire() -> None:

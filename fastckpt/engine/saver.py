@@ -21,6 +21,8 @@ logger = logging.getLogger("fastckpt")
 T = TypeVar("T")
 WRITERS_TIMEOUT = 30.0
 """Seconds that writers have to finish when the saver is to end."""
+CLOSE_TIMEOUT = 60.0
+"""Seconds, beside those of the flush, to give memory back."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
 
@@ -56,7 +58,7 @@ class Saver:
         """Whether all writers of all checkpoint directories have taken leave."""
 
         async def ask() -> bool:
-            return all(keeper.deserted for keeper in self._keepers.values())
+            return all(not keeper.writers.expected for keeper in self._keepers.values())
 
         return self._call(ask()).result(START_TIMEOUT)
 
@@ -67,7 +69,7 @@ class Saver:
         """
         if self._loop.is_closed():
             return
-        self._call(self._close()).result()
+        self._call(self._close()).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -145,7 +147,7 @@ class _Connection:
         finally:
             death()
             if self._keeper is not None:
-                self._keeper.release(self._pid)
+                self._keeper.lost(self._rank, self._pid)
 
     async def _answer_anyway(self, message: m.Message) -> m.Message:
         """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
@@ -163,7 +165,7 @@ class _Connection:
             if message.local_rank >= message.local_world_size:
                 raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
             self._keeper, self._rank = await self._find(message), message.local_rank
-            return self._keeper.join(message)
+            return self._keeper.join(message, self._pid)
         if self._keeper is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         return await self._act(self._keeper, message)
@@ -175,7 +177,7 @@ class _Connection:
             case m.Pin():
                 return m.Pinned(keeper.pin(self._pid))
             case m.NextHistory():
-                return keeper.next_history(message.round)
+                return keeper.next_history(self._rank)
             case m.Ask():
                 return keeper.status(self._rank)
         self._note(keeper, message)
@@ -190,7 +192,7 @@ class _Connection:
             case m.Release():
                 keeper.release(self._pid)
             case m.Goodbye():
-                keeper.leave(self._rank)
+                keeper.writers.leave(self._rank)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
 

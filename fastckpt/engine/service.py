@@ -11,6 +11,7 @@ from fastckpt.engine.saver import Saver
 logger = logging.getLogger("fastckpt")
 
 _own: Saver | None = None
+_owner = 0
 
 
 def saver_address(place: Place, settings: Settings) -> str:
@@ -32,20 +33,20 @@ def leave_own_saver() -> None:
 def stop_own_saver() -> None:
     """End the saver of this process, if there is one, after its last flush."""
     global _own
-    if _own is not None:
+    if _own is not None and _owner == os.getpid():  # a forked child has none of its threads
         saver, _own = _own, None
         saver.close()
 
 
 def _start(settings: Settings, address: str) -> None:
-    global _own
-    if _own is not None:
+    global _own, _owner
+    if _own is not None and _owner == os.getpid():
         return
     logger.warning(
         "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of a "
         "killed worker or flushes it. Start the script with fastckpt-run for that."
     )
-    _own = Saver(settings, address)
+    _own, _owner = Saver(settings, address), os.getpid()
     _own.start()
     # Not atexit: that comes when thread pools take no more work, and the last flush is work.
     threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]

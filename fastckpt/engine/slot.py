@@ -13,8 +13,7 @@ class Slot:
     """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
 
     Attributes:
-        wanted: Whether the save in it is to be persisted once it is whole.
-        target: Where its model's file is to lie on storage, if not where its records say.
+        wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
     """
 
@@ -23,8 +22,7 @@ class Slot:
     writers: frozenset[int] = frozenset()
     done: set[int] = field(default_factory=set)
     committed: bool = False
-    wanted: bool = False
-    target: str = ""
+    wanted: list[str] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> None:
@@ -39,20 +37,21 @@ class Slot:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()
         self.pins.clear()
-        self.wanted = False
+        self.wanted.clear()
         if not self.committed:
             self.clear()
 
     def begin(self, save: SaveId, writers: frozenset[int]) -> None:
         """Start a new save in this slot."""
         slots.begin(self.path, slots.Begin(save, writers))
-        self.target = ""
-        self.id, self.writers, self.done, self.committed, self.wanted = save, writers, set(), False, False
+        self.id, self.writers, self.done, self.committed = save, writers, set(), False
+        self.wanted.clear()
 
     def clear(self) -> None:
         """Hold nothing."""
         slots.clear(self.path)
-        self.id, self.writers, self.done, self.committed, self.wanted = None, frozenset(), set(), False, False
+        self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
+        self.wanted.clear()
 
     def view(self) -> SlotView:
         """What the choice of a slot depends on."""

@@ -98,7 +98,7 @@ class Snapshotter:
                 slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
         except OSError as error:
             return Outcome(f"{slot} cannot be written to: {error}", persisted, answer.trouble)
-        return Outcome("", persisted, self._notify(save, persist) or answer.trouble)
+        return Outcome("", persisted, self.notify(save, persist=persist) or answer.trouble)
 
     def _plan_and_begin(
         self, save: SaveId, states: Mapping[str, Any]
@@ -119,10 +119,14 @@ class Snapshotter:
         images = {name: self._images.get(slot / name) for name in sizes}
         return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
-    def _notify(self, save: SaveId, persist: bool) -> str:
+    def notify(self, save: SaveId, *, persist: bool, path: str = "") -> str:
+        """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
+
+        Returns why it could not be told; empty if it was.
+        """
         try:
             with metrics.phase("snapshot.notify", step=save.step):
-                self._link.committed(save, persist=persist)
+                self._link.committed(save, persist=persist, path=path)
         except TROUBLE as error:
             logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
             return str(error)

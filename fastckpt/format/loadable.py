@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
@@ -10,6 +11,9 @@ import torch
 from fastckpt.errors import NotLoadable
 from fastckpt.format.sink import Sink
 from fastckpt.format.skeleton import Skeleton
+
+_GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
+"""Pickle's opcode GLOBAL, as protocol 2 writes it."""
 
 
 def check_loadable(state: Any, skeleton: Skeleton) -> None:
@@ -23,6 +27,11 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
         f"refuses. Save it as plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
         f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory."
     ) from error
+
+
+def globals_named(skeleton: Skeleton) -> frozenset[bytes]:
+    """The classes and functions that the pickle names, and perhaps some texts that look alike."""
+    return frozenset(_GLOBAL.findall(b"".join(data for _, data in skeleton.segments)))
 
 
 def _sink(skeleton: Skeleton) -> Sink:

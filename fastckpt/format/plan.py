@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fastckpt.format.loadable import check_loadable
+from fastckpt.format.loadable import check_loadable, globals_named
 from fastckpt.format.skeleton import Skeleton, sketch, sketch_structure
 from fastckpt.format.structure import Number, Opaque, Structure
 
@@ -30,7 +30,7 @@ class Planner:
 
     def __init__(self, *, weights_only: bool = True) -> None:
         self._weights_only = weights_only
-        self._checked_length = -1
+        self._checked: frozenset[bytes] | None = None
         self._shape: list[Any] | None = None
         self._skeleton: Skeleton | None = None
 
@@ -54,7 +54,10 @@ class Planner:
             return Plan(skeleton, [], storages)
 
     def _check(self, state: Any, skeleton: Skeleton) -> None:
-        """Check an opaque state once per size; one that could be taken apart has only parts that load."""
-        if self._weights_only and skeleton.length != self._checked_length:
+        """Check an opaque state whose pickle names what none before it did; others have only parts that load."""
+        if not self._weights_only:
+            return
+        named = globals_named(skeleton)
+        if self._checked is None or not named <= self._checked:
             check_loadable(state, skeleton)
-            self._checked_length = skeleton.length
+            self._checked = named | (self._checked or frozenset())

@@ -112,9 +112,7 @@ class Goodbye:
 
 @dataclass(frozen=True)
 class NextHistory:
-    """The writer has resumed for the ``round``-th time. Answer: Welcome, with the same history for all ranks."""
-
-    round: int
+    """The writer resumes again. Answer: Welcome, with the same history for all ranks that have asked as often."""
 
 
 @dataclass(frozen=True)
