@@ -1,6 +1,5 @@
 """A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
 
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
 from fastckpt.memory.arena import hold_writers_lock
+from fastckpt.memory.locks import close_lock
 from fastckpt.memory.telemetry import TelemetryBlock
 
 M = TypeVar("M", bound=m.Message)
@@ -93,7 +93,7 @@ class Link:
             pass  # nobody waits any more
         self._channel.close()
         self.telemetry.close()
-        os.close(self._lock)
+        close_lock(self._lock)
 
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
         answer = _raised(self._channel.ask(message, timeout))

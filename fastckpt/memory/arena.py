@@ -1,6 +1,5 @@
 """Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ import psutil
 
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory.headroom import headroom
+from fastckpt.memory.locks import close_lock, open_lock, take_shared, try_exclusive
 
 _OWNER, _WRITERS, _IDENTITY = "owner", "writers", "identity"
 
@@ -52,19 +52,17 @@ class Arena:
         """
         while True:
             _make_private(path)
-            lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            lock = open_lock(path / _OWNER)
+            if not try_exclusive(lock):
                 owner = os.pread(lock, 4096, 0).decode(errors="replace")
-                os.close(lock)
+                close_lock(lock)
                 raise ArenaInUse(
                     f"checkpoint directory {checkpoint_dir} is in use by another job on this host: {owner}. End that "
                     f"job, or give this one another checkpoint directory."
-                ) from error
+                )
             if _is_named(lock, path / _OWNER):
                 break
-            os.close(lock)  # the former owner removed it between our open and our lock
+            close_lock(lock)  # the former owner removed it between our open and our lock
         adopted = os.fstat(lock).st_size > 0
         os.truncate(lock, 0)
         os.pwrite(lock, json.dumps(_identity(checkpoint_dir)).encode(), 0)
@@ -82,19 +80,16 @@ class Arena:
 
     def wait_for_writers(self, seconds: float) -> bool:
         """Wait until no writer of the former owner is left; False if one still is when the time is over."""
-        fd = os.open(self.path / _WRITERS, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = open_lock(self.path / _WRITERS)
         end = time.monotonic() + seconds
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return True
-                except BlockingIOError:
-                    if time.monotonic() > end:
-                        return False
-                    time.sleep(0.01)
+            while not try_exclusive(lock):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.01)
+            return True
         finally:
-            os.close(fd)
+            close_lock(lock)
 
     def make_slots(self, count: int) -> None:
         """Have exactly ``count`` slots; what lies in others is lost."""
@@ -131,11 +126,11 @@ class Arena:
     def remove(self) -> None:
         """Give the memory back."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        close_lock(self._lock)
 
     def release(self) -> None:
         """Leave the memory to whoever adopts it."""
-        os.close(self._lock)
+        close_lock(self._lock)
 
 
 def too_small(path: Path, size: int, slots: int, free: str) -> str:
@@ -147,10 +142,10 @@ def too_small(path: Path, size: int, slots: int, free: str) -> str:
 
 
 def hold_writers_lock(arena: Path) -> int:
-    """Tell adopters of the arena that this process may write to it, as long as the descriptor is open."""
-    fd = os.open(arena / _WRITERS, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_SH)
-    return fd
+    """Tell adopters of the arena that this process may write to it, until it calls `close_lock`."""
+    lock = open_lock(arena / _WRITERS)
+    take_shared(lock)
+    return lock
 
 
 def _make_private(path: Path) -> None:

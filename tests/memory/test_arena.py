@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -212,3 +213,29 @@ def test_memory_that_runs_out_is_told_and_nothing_is_left(small_tmpfs):
     assert list(arena.slots[0].iterdir()) == []
     arena.reserve(arena.slots[0], "model.pt", 50 << 20)
     arena.remove()
+
+
+def test_a_forked_child_that_lives_on_does_not_hold_it(path: Path):
+    program = f"""
+import os, pathlib, signal, time
+from fastckpt.memory.arena import Arena, hold_writers_lock
+path = pathlib.Path({str(path)!r})
+arena = Arena.open(path, "/checkpoints")
+hold_writers_lock(path)
+child = os.fork()
+if child == 0:
+    time.sleep(120)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(owner.stdout.readline())
+    owner.wait(60)
+    owner.stdout.close()
+    try:
+        arena = Arena.open(path, "/checkpoints")
+        assert arena.wait_for_writers(5)
+        arena.remove()
+    finally:
+        os.kill(child, signal.SIGKILL)
