@@ -16,6 +16,8 @@ from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory.headroom import headroom
 from fastckpt.memory.locks import close_lock, open_lock, take_shared, try_exclusive
 
+FORKS_DEADLINE = 5.0
+"""Seconds in which a child that a dead owner had just forked lets go of its locks."""
 _OWNER, _WRITERS, _IDENTITY = "owner", "writers", "identity"
 
 
@@ -50,12 +52,16 @@ class Arena:
         Raises:
             ArenaInUse: Its owner is alive, or it does not belong to this user.
         """
+        end = time.monotonic() + FORKS_DEADLINE
         while True:
             _make_private(path)
             lock = open_lock(path / _OWNER)
             if not try_exclusive(lock):
                 owner = os.pread(lock, 4096, 0).decode(errors="replace")
                 close_lock(lock)
+                if not _is_alive(owner) and time.monotonic() < end:
+                    time.sleep(0.01)
+                    continue
                 raise ArenaInUse(
                     f"checkpoint directory {checkpoint_dir} is in use by another job on this host: {owner}. End that "
                     f"job, or give this one another checkpoint directory."
@@ -164,6 +170,14 @@ def _is_named(fd: int, path: Path) -> bool:
     except FileNotFoundError:
         return False
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
+def _is_alive(owner: str) -> bool:
+    try:
+        identity = json.loads(owner)
+        return bool(psutil.Process(identity["pid"]).create_time() == identity["started"])
+    except (ValueError, TypeError, KeyError, psutil.Error):
+        return False
 
 
 def _identity(checkpoint_dir: str) -> dict[str, object]:
