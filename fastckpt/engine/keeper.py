@@ -197,7 +197,7 @@ class Keeper:
         self._end(wait=drained)
         newest = self.newest()
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
-        if lost and newest is not None and self._settings.flush:
+        if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()
             why = self.persister.trouble if drained else f"not done in {self._settings.flush_timeout:g} s"
             logger.error(

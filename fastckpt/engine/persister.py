@@ -48,7 +48,8 @@ class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, and its caller told so.
+    what cannot have a slot meanwhile is skipped, and its caller told so. While storage is in trouble nothing is
+    pinned, so that memory stays new, and only the newest checkpoint is tried again.
     """
 
     def __init__(self, directory: Path, group_rank: int, newest_slot: Callable[[], Slot | None]) -> None:
@@ -59,7 +60,6 @@ class Persister:
         self.durable: SaveId | None = None
         self.news: list[SaveId] = []
         self.trouble = ""
-        self.failures = 0
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
@@ -102,6 +102,10 @@ class Persister:
         assert slot.id is not None
         job = _Job(slot, slot.id, target or slots.read(slot.path).details.get("path", ""), flush)
         if (job.id, job.target) in self._done or any((j.id, j.target) == (job.id, job.target) for j in self._jobs):
+            return
+        if self._jobs and self._jobs[0].attempts:
+            self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
+            self._jobs[0].flush |= flush
             return
         self._pin(job)
         self._jobs.append(job)
@@ -163,30 +167,26 @@ class Persister:
         )
 
     async def _failed(self, job: _Job, error: BaseException) -> None:
-        self.failures += 1
         job.attempts += 1
         metrics.counts["persist_failures"] += 1
         self.trouble = f"{job.id} could not be persisted (attempt {job.attempts}): {error}"
         metrics.event("persist_failed", step=job.id.step, attempt=job.attempts, error=str(error))
         logger.warning("%s", self.trouble)
-        self._unpin(job)
-        if job.attempts >= ATTEMPTS:
-            self._jobs.remove(job)
-            return
-        await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
-        self._retarget(job)
+        while self._jobs:
+            self._finish(self._jobs[0])
+        if job.attempts < ATTEMPTS:
+            self._jobs.append(job)
+            await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
+            self._retarget(job)
 
     def _retarget(self, job: _Job) -> None:
-        """Let a retry persist the newest checkpoint: the older one is of no use once that is durable."""
+        """Let a retry persist the newest checkpoint: until storage is well again, older ones cannot be had as well."""
         newest = self._newest_slot()
-        if (
-            newest is None
-            or newest.id is None
-            or any(other.id == newest.id for other in self._jobs if other is not job)
-        ):
+        if newest is None or newest.id is None:
             self._jobs.remove(job)
             return
         if job.id != newest.id:
+            logger.warning("%s is given up for %s", job.id, newest.id)
             job.target = slots.read(newest.path).details.get("path", "")
         job.slot, job.id = newest, newest.id
         self._pin(job)
