@@ -1,0 +1,45 @@
+"""A disk that is full: training goes on, memory stays new, and storage catches up once there is space again."""
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer, StorageType
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB; skips where mounting is not permitted."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_memory_stays_new_and_storage_catches_up(disk: Path) -> None:
+    ballast = disk / "ballast"
+    with DdpCheckpointer(disk / "checkpoints") as checkpointer:
+        state = {"w": torch.zeros(200_000)}
+        assert checkpointer.save_checkpoint(1, state, storage_type=StorageType.DISK)
+        checkpointer.wait_latest_checkpoint(60)
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+            while file.write(bytes(1 << 16)):
+                pass
+        results = []
+        for step in range(2, 60):
+            results.append(checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK))
+            time.sleep(0.02)
+        assert results[-1].trouble
+        assert sum(not result.saved for result in results[len(results) // 2 :]) == 0, "trouble does not stop memory"
+        ballast.unlink()
+        assert checkpointer.save_checkpoint(60, state, storage_type=StorageType.DISK)
+        assert checkpointer.wait_latest_checkpoint(60) == 60
+        assert not checkpointer.save_checkpoint(61, state).trouble
