@@ -110,7 +110,7 @@ class Writer:
         else:
             self._held = save
             metrics.event("saved", step=save.step, rank=self.place.rank)
-        self._tell("", save.step)
+        self.link.beat(save.step, "")
         self._clean_up(outcome.persisted)
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
 
@@ -186,10 +186,7 @@ class Writer:
     def _beat(self, phase: str, fields: dict[str, Any]) -> None:
         if not phase.startswith(("snapshot.", "resume.")):
             return  # another part's, when the saver is in this process
-        self._tell(phase, fields.get("step", -1))
-
-    def _tell(self, phase: str, step: int) -> None:
-        self.link.telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
+        self.link.beat(fields.get("step", -1), phase)
 
     def check_usable(self) -> None:
         """Raise FastckptError after `close`, and in a forked process."""

@@ -16,6 +16,8 @@ from fastckpt.engine.saver import Saver
 logger = logging.getLogger("fastckpt.launcher")
 
 SIGNALS_TO_GIVE_UP = 3
+given_up = threading.Event()
+"""Set when a flush was left unfinished: its threads would keep this process from ending."""
 _TICK = 0.1
 
 
@@ -38,10 +40,14 @@ def close_patiently(saver: Saver, timeout: float, signals: int) -> None:
         end = time.monotonic() + timeout
         while not closed.wait(_TICK):
             if signals + len(received) >= SIGNALS_TO_GIVE_UP:
+                given_up.set()
                 raise SignalException("gave up the last flush", received[-1])
             if time.monotonic() > end:
+                given_up.set()
                 logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)
                 return
+        if saver.unfinished:
+            given_up.set()
 
 
 @contextmanager

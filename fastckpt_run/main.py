@@ -1,6 +1,7 @@
 """The command fastckpt-run: torchrun, with checkpoints in shared memory."""
 
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.help import launcher_parser
+from fastckpt_run.last_flush import given_up
 from fastckpt_run.options import parse
 from fastckpt_run.substitution import substituted
 
@@ -22,6 +24,23 @@ _READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.co
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line ``argv``; exits with torchrun's exit code and a message for people to read."""
+    try:
+        _main(argv)
+    except SystemExit as end:
+        _leave_threads(end.code)
+        raise
+    _leave_threads(0)
+
+
+def _leave_threads(code: object) -> None:
+    """End at once if a flush was given up: Python would wait for its threads, perhaps for a dead file system."""
+    if given_up.is_set():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _main(argv: Sequence[str] | None) -> None:
     _log_readably()
     try:
         run(sys.argv[1:] if argv is None else argv)

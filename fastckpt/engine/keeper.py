@@ -10,7 +10,7 @@ from fastckpt.engine.persister import PIN, Persister
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.writers import Writers
-from fastckpt.errors import FastckptError
+from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path
@@ -36,18 +36,15 @@ class Keeper:
         self._settings = settings
         path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
-        self.arena.make_slots(max(settings.slots, len(self.arena.slots)))
+        self.arena.make_slots(settings.slots)
         self.slots = [Slot(path) for path in self.arena.slots]
-        try:
-            self.telemetry = TelemetryBlock(telemetry_name(path), hello.local_world_size)
-        except FastckptError:
-            self.arena.release()
-            raise
-        self._room = Room(self.arena, self.slots)
+        self.telemetry = _telemetry(telemetry_name(path), hello.local_world_size)
+        self._room = Room(self.arena, self.slots, self.newest)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._told: dict[int, int] = {}
+        self._skipping = False
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -79,7 +76,7 @@ class Keeper:
         return self._welcome(self.writers.next_history(local_rank))
 
     def _welcome(self, history: int) -> Welcome:
-        return Welcome(str(self.arena.path), history, self.telemetry.name)
+        return Welcome(str(self.arena.path), history, self.telemetry.name if self.telemetry else "")
 
     def lost(self, local_rank: int, pid: int) -> None:
         """A writer hung up or died: it reads no more."""
@@ -125,6 +122,9 @@ class Keeper:
         decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
+            if not self._skipping:
+                logger.warning("saves are skipped from step %d on: %s", save.step, decision.reason)
+        self._skipping = isinstance(decision, Skip)
         self._decisions[save] = decision
         while len(self._decisions) > DECISIONS:
             del self._decisions[min(self._decisions)]
@@ -132,11 +132,19 @@ class Keeper:
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         try:
+            if not self.arena.path.exists():
+                self._restore()
             slot.begin(save, self.writers.expected)
-        except OSError as error:
+        except (OSError, ArenaInUse) as error:
             slot.read()
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
+
+    def _restore(self) -> None:
+        logger.warning("%s was removed: what was in memory is lost; it is made anew", self.arena.path)
+        self.arena.restore()
+        for slot in self.slots:
+            slot.clear()
 
     def committed(self, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
@@ -188,8 +196,11 @@ class Keeper:
         wanted = sum(len(slot.wanted) for slot in self.slots)
         return Status(self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble)
 
-    async def close(self) -> None:
-        """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable."""
+    async def close(self) -> bool:
+        """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.
+
+        Returns whether all persists have come to an end.
+        """
         for slot in self.slots:
             slot.read()  # a writer may have died before it told of its last save
         self._flush()
@@ -199,7 +210,7 @@ class Keeper:
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()
-            why = self.persister.trouble if drained else f"not done in {self._settings.flush_timeout:g} s"
+            why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
             logger.error(
                 "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
                 "resumes from it, or copy it with: cp -r %s DESTINATION",
@@ -207,6 +218,7 @@ class Keeper:
             )  # fmt: skip
         else:
             self.arena.remove()
+        return drained
 
     def abandon(self) -> None:
         """Leave the memory as it was found: `open` has failed."""
@@ -216,5 +228,15 @@ class Keeper:
     def _end(self, *, wait: bool) -> None:
         self.persister.close(wait=wait)
         self._room.close()
-        self.telemetry.close()
-        unlink(self.telemetry.name)
+        if self.telemetry:
+            self.telemetry.close()
+            unlink(self.telemetry.name)
+
+
+def _telemetry(name: str, ranks: int) -> TelemetryBlock | None:
+    try:
+        return TelemetryBlock(name, ranks)
+    except FastckptError as error:
+        unlink(name)
+        logger.warning("workers cannot tell how far they are: %s", error)
+        return None

@@ -41,13 +41,18 @@ class Link:
         )
         try:
             welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
-            self.telemetry = TelemetryBlock(welcome.telemetry)
+            self._telemetry = TelemetryBlock(welcome.telemetry) if welcome.telemetry else None
         except FastckptError:
             self._channel.close()
             raise
         self.arena = Path(welcome.arena)
         self.history = welcome.history
         self._lock = hold_writers_lock(self.arena)
+
+    def beat(self, step: int, phase: str) -> None:
+        """Say how far this worker is, where the agent can read it when the worker is dead."""
+        if self._telemetry:
+            self._telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
 
     def reserve(self, files: dict[str, int]) -> None:
         """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
@@ -92,7 +97,8 @@ class Link:
         except FastckptError:
             pass  # nobody waits any more
         self._channel.close()
-        self.telemetry.close()
+        if self._telemetry:
+            self._telemetry.close()
         close_lock(self._lock)
 
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:

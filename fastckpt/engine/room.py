@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from fastckpt import metrics
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 from fastckpt.memory.arena import Arena, too_small
-from fastckpt.memory.headroom import headroom
+from fastckpt.memory.headroom import Headroom, headroom
 
 logger = logging.getLogger("fastckpt")
 
@@ -19,8 +20,9 @@ Sizes = dict[str, int]
 class Room:
     """The memory of an arena's slots. All methods run in the saver's event loop; the work is a thread's."""
 
-    def __init__(self, arena: Arena, slots: list[Slot]) -> None:
+    def __init__(self, arena: Arena, slots: list[Slot], newest: Callable[[], Slot | None]) -> None:
         self._arena = arena
+        self._newest = newest
         self._slots = slots
         self._sizes: Sizes = {}
         self._lock = asyncio.Lock()
@@ -30,19 +32,26 @@ class Room:
     def check(self, sizes: Sizes) -> None:
         """See that all slots, or at least two, can hold these images beside those of other writers.
 
-        Gives up the third slot if there is no room for it. Raises ArenaTooSmall.
+        Gives up a slot that is not needed if there is no room for three. Raises ArenaTooSmall.
         """
         sizes = self._sizes | sizes
-        free, count = headroom(self._arena.path), len(self._slots)
-        present = sum(image.stat().st_size for slot in self._slots for image in slot.path.glob("*.pt"))
-        while count * sum(sizes.values()) - present > free.free:
-            if count == 2 or self._slots[-1].id is not None:
-                raise ArenaTooSmall(too_small(self._arena.path, sum(sizes.values()), count, str(free)))
-            count = 2
-            logger.warning("shared memory holds two slots only (%s)", free)
-            self._arena.make_slots(count)
-            del self._slots[count:]
+        while (lacking := self._lacking(sum(sizes.values()))) is not None:
+            spare = next((slot for slot in reversed(self._slots) if self._is_spare(slot)), None)
+            if len(self._slots) <= 2 or spare is None:
+                raise ArenaTooSmall(too_small(self._arena.path, sum(sizes.values()), len(self._slots), str(lacking)))
+            logger.warning("shared memory holds two slots only (%s)", lacking)
+            self._arena.drop(spare.path)
+            self._slots.remove(spare)
         self._sizes = sizes
+
+    def _lacking(self, size: int) -> Headroom | None:
+        """The limit that does not let every slot have ``size`` bytes; None if they can."""
+        free = headroom(self._arena.path)
+        present = sum(image.stat().st_size for slot in self._slots for image in slot.path.glob("*.pt"))
+        return free if len(self._slots) * size - present > free.free else None
+
+    def _is_spare(self, slot: Slot) -> bool:
+        return slot.id is None or (slot.committed and slot is not self._newest() and not slot.pins)
 
     async def reserve(self, slot: Slot, sizes: Sizes) -> None:
         """Have the images in ``slot``; raises ArenaTooSmall."""

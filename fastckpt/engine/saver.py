@@ -28,11 +28,16 @@ START_TIMEOUT = 10.0
 
 
 class Saver:
-    """Owns shared memory, answers writers and persists; all its work runs in threads of its own."""
+    """Owns shared memory, answers writers and persists; all its work runs in threads of its own.
+
+    Attributes:
+        unfinished: Whether `close` has left a persist behind that would not end.
+    """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
         self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
+        self.unfinished = False
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], int] = {}
@@ -88,7 +93,7 @@ class Saver:
             await asyncio.wait(others, timeout=WRITERS_TIMEOUT)
         self._server.close()
         for keeper in self._keepers.values():
-            await keeper.close()
+            self.unfinished |= not await keeper.close()
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.link import Link
-from fastckpt.errors import AgentLost, ProtocolError, SaverError
+from fastckpt.errors import AgentLost, ArenaTooSmall, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan, Planner
 from fastckpt.ipc.messages import Granted, Skipped
@@ -111,9 +111,25 @@ class Snapshotter:
             answer = self._link.slot()
         sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
         if isinstance(answer, Granted) and not self._has_room(Path(answer.slot), sizes):
-            self._link.begin(save, sizes)
-            answer = self._link.slot()
+            answer = self._ask_for_room(save, Path(answer.slot), sizes)
         return plans, sizes, answer
+
+    def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
+        self._unmap(slot, sizes)
+        try:
+            self._link.begin(save, sizes)
+            return self._link.slot()
+        except ArenaTooSmall:
+            self._unmap(slot, sizes)  # the saver may have given up a slot that we had mapped
+            self._link.begin(save, sizes)
+            return self._link.slot()
+
+    def _unmap(self, slot: Path, sizes: dict[str, int]) -> None:
+        """Let go of images that are to be replaced, or were: their memory is free only then."""
+        with self._mapping:
+            for path, image in list(self._images.items()):
+                if (path.parent == slot and image.size != sizes.get(path.name)) or not image.is_current():
+                    self._images.pop(path).close()
 
     def _has_room(self, slot: Path, sizes: dict[str, int]) -> bool:
         images = {name: self._images.get(slot / name) for name in sizes}

@@ -74,6 +74,24 @@ class Arena:
         os.pwrite(lock, json.dumps(_identity(checkpoint_dir)).encode(), 0)
         return cls(path, lock, adopted)
 
+    def restore(self) -> None:
+        """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid."""
+        _make_private(self.path)
+        lock = open_lock(self.path / _OWNER)
+        if not try_exclusive(lock):
+            close_lock(lock)
+            raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
+        os.pwrite(lock, json.dumps(_identity(str(self.path))).encode(), 0)
+        close_lock(self._lock)
+        self._lock = lock
+        for slot in self.slots:
+            slot.mkdir(mode=0o700, exist_ok=True)
+
+    def drop(self, slot: Path) -> None:
+        """Give up a slot; what it holds is lost."""
+        shutil.rmtree(slot)
+        self.slots.remove(slot)
+
     def claim_for(self, identity: str) -> bool:
         """Mark the arena as one of the checkpoint directory of this identity; whether it was that before.
 
@@ -98,14 +116,10 @@ class Arena:
             close_lock(lock)
 
     def make_slots(self, count: int) -> None:
-        """Have exactly ``count`` slots; what lies in others is lost."""
-        wanted = [self.path / f"slot-{i}" for i in range(count)]
-        for slot in self.slots:
-            if slot not in wanted:
-                shutil.rmtree(slot)
-        for slot in wanted:
-            slot.mkdir(mode=0o700, exist_ok=True)
-        self.slots = wanted
+        """Have at least ``count`` slots; those that are there stay."""
+        for i in range(count):
+            (self.path / f"slot-{i}").mkdir(mode=0o700, exist_ok=True)
+        self.slots = sorted(self.path.glob("slot-*"))
 
     def reserve(self, slot: Path, name: str, size: int) -> None:
         """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.

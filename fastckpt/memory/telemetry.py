@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import os
 import struct
 import time
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class TelemetryBlock:
         flags = posix_ipc.O_CREX if ranks else 0
         try:
             memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
+            if ranks:
+                os.posix_fallocate(memory.fd, 0, ranks * LINE)  # else a full tmpfs would kill the first that beats
         except (posix_ipc.Error, OSError, ValueError) as error:
             raise FastckptError(f"no shared memory object {name} for {ranks} ranks: {error}") from error
         self.name = name

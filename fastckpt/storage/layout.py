@@ -107,6 +107,10 @@ class Layout:
                 time.sleep(0.01)
             yield
 
+    def changes(self) -> list[int]:
+        """When names were last made, removed or changed in the directories that hold checkpoints, in nanoseconds."""
+        return [path.stat().st_mtime_ns for path in (self.root, self.private) if path.is_dir()]
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:
         """Whether nobody writes, nor begins to until this ends."""

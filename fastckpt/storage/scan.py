@@ -42,13 +42,14 @@ class Reader:
     def scan(self) -> Scan:
         """Read all manifests, and look at all files that they name.
 
-        Reads until twice the same is found: who reads a directory while another process publishes may see a
-        checkpoint neither in the place that it left nor in the one that it came to.
+        Reads until twice the same is found and no name has changed meanwhile: who reads a directory while another
+        process publishes may see a checkpoint neither in the place that it left nor in the one that it came to.
         """
-        result = self._scan_once()
+        changes, result = self._layout.changes(), self._scan_once()
         for _ in range(ATTEMPTS):
-            before, result = result, self._scan_once()
-            if result == before:
+            changes_before, before = changes, result
+            result, changes = self._scan_once(), self._layout.changes()
+            if (result, changes) == (before, changes_before):
                 break
         return result
 

@@ -180,10 +180,12 @@ def test_two_writers_hold_it_together(arena: Arena):
     assert arena.wait_for_writers(0)
 
 
-def test_has_exactly_as_many_slots_as_asked(arena: Arena):
+def test_has_as_many_slots_as_asked_and_those_that_are_there(arena: Arena):
     arena.make_slots(3)
     (arena.slots[1] / "model.pt").touch()
     arena.make_slots(2)
+    assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1", "slot-2"]
+    arena.drop(arena.slots[2])
     assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1"]
     assert sorted(p.name for p in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
     assert (arena.slots[1] / "model.pt").exists()

@@ -1,0 +1,48 @@
+"""Shared memory that gets short, or goes away, while a job runs."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from fastckpt import DdpCheckpointer
+
+MEBI = 1 << 20
+
+
+def state(mebibytes: float, value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((int(mebibytes * MEBI) // 4,), float(value))}
+
+
+def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        for step in range(4):
+            assert checkpointer.save_checkpoint(step, state(1, step))
+        shutil.rmtree(checkpointer._writer.link.arena)
+        for step in range(4, 9):
+            assert checkpointer.save_checkpoint(step, state(1, step))
+        assert checkpointer.load_checkpoint()["w"][-1] == 8
+        assert checkpointer.loaded_from == "memory"
+
+
+def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:
+    small_tmpfs(40)
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        for step in range(4):
+            assert checkpointer.save_checkpoint(step, state(4, step))
+        for step in range(4, 9):
+            assert checkpointer.save_checkpoint(step, state(14, step))
+        assert checkpointer.load_checkpoint()["w"][-1] == 8
+
+
+def test_a_state_that_grows_a_little_where_there_is_little_room(
+    tmp_path: Path, small_tmpfs: Callable[[int], Path]
+) -> None:
+    small_tmpfs(40)
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        for step in range(6):
+            assert checkpointer.save_checkpoint(step, state(10.5, step))
+        for step in range(6, 12):
+            assert checkpointer.save_checkpoint(step, state(11.4, step))
+        assert checkpointer.load_checkpoint()["w"][-1] == 11
