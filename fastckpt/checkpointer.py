@@ -179,7 +179,7 @@ class Writer:
         for save in persisted:
             try:
                 strategy.clean_up(save.step, delete)
-            except (PersistError, OSError) as error:
+            except (FastckptError, OSError) as error:
                 metrics.counts["deletion_failures"] += 1
                 logger.warning("the deletion strategy could not delete: %s", error)
 

@@ -108,6 +108,6 @@ class Place:
             group_world_size=number("GROUP_WORLD_SIZE", 1),
             restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
-            master=f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}",
+            master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
             agent=environment.get(AGENT_VARIABLE, ""),
         )

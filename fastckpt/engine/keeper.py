@@ -7,14 +7,14 @@ from pathlib import Path
 from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.persister import PIN, Persister
+from fastckpt.engine.progress import Progress
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.writers import Writers
-from fastckpt.errors import ArenaInUse, FastckptError
+from fastckpt.errors import ArenaInUse
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
 from fastckpt.memory.arena import Arena, arena_path
-from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
 from fastckpt.storage.identity import identity
@@ -38,7 +38,7 @@ class Keeper:
         self.arena = Arena.open(path, hello.directory)
         self.arena.make_slots(settings.slots)
         self.slots = [Slot(path) for path in self.arena.slots]
-        self.telemetry = _telemetry(telemetry_name(path), hello.local_world_size)
+        self.progress = Progress(path, hello.local_world_size)
         self._room = Room(self.arena, self.slots, self.newest)
         self.persister = Persister(self.directory, hello.group_rank, self.newest)
         self.writers = Writers(hello.local_world_size)
@@ -76,7 +76,7 @@ class Keeper:
         return self._welcome(self.writers.next_history(local_rank))
 
     def _welcome(self, history: int) -> Welcome:
-        return Welcome(str(self.arena.path), history, self.telemetry.name if self.telemetry else "")
+        return Welcome(str(self.arena.path), history, self.progress.name)
 
     def lost(self, local_rank: int, pid: int) -> None:
         """A writer hung up or died: it reads no more."""
@@ -91,6 +91,7 @@ class Keeper:
             pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
             slot.pins.update(pins)
+        self.progress.tell()
         self.writers.restart()
         self._decisions.clear()
         self._flush()
@@ -228,15 +229,4 @@ class Keeper:
     def _end(self, *, wait: bool) -> None:
         self.persister.close(wait=wait)
         self._room.close()
-        if self.telemetry:
-            self.telemetry.close()
-            unlink(self.telemetry.name)
-
-
-def _telemetry(name: str, ranks: int) -> TelemetryBlock | None:
-    try:
-        return TelemetryBlock(name, ranks)
-    except FastckptError as error:
-        unlink(name)
-        logger.warning("workers cannot tell how far they are: %s", error)
-        return None
+        self.progress.close()

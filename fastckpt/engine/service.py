@@ -7,6 +7,7 @@ import threading
 
 from fastckpt.config import Place, Settings
 from fastckpt.engine.saver import Saver
+from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
 
@@ -47,13 +48,23 @@ def _start(settings: Settings, address: str) -> None:
         "killed worker or flushes it. Start the script with fastckpt-run for that."
     )
     _own, _owner = Saver(settings, address), os.getpid()
-    _own.start()
+    try:
+        _own.start()
+    except OSError as error:
+        _own = None
+        raise FastckptError(
+            f"no saver can listen at {address}: {error}. Another job of this user seems to have the same MASTER_ADDR "
+            f"and MASTER_PORT; give this one others, or start it with fastckpt-run."
+        ) from error
     # Not atexit: that comes when thread pools take no more work, and the last flush is work.
     threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]
 
 
 def _shared_address(place: Place) -> str:
     """An address that all local ranks of one launch compute alike; the process's own if it was launched alone."""
-    launch = [place.run_id, place.master, place.restart_count, place.group_rank] if place.master else [os.getpid()]
+    if place.master:
+        launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]
+    else:
+        launch = [os.getppid() if place.local_world_size > 1 else os.getpid()]
     key = hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
     return f"@fastckpt-{key}"

@@ -1,0 +1,56 @@
+"""What `prepare` foresees is what the first save needs, and is mapped before it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "Adam, fused": lambda p: torch.optim.Adam(p, fused=True),
+    "Adam, amsgrad": lambda p: torch.optim.Adam(p, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_first_save_finds_its_images_mapped(tmp_path: Path, name: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 3))
+    model[0].bias.requires_grad_(False)
+    optimizer = OPTIMIZERS[name]([p for p in model.parameters() if p.requires_grad])
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 0}
+
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        checkpointer.prepare(state(), optimizer)
+        images = checkpointer._writer._snapshots._images
+        until(lambda: len(images) == 6)  # of model and rank, in three slots
+        before = {path: image._inode for path, image in images.items()}
+        model(torch.randn(4, 300)).sum().backward()
+        optimizer.step()
+        for step in range(3):
+            assert checkpointer.save_checkpoint(step, state())
+        assert {path: image._inode for path, image in images.items()} == before
+        assert checkpointer.load_checkpoint().keys() == state().keys()
+
+
+def test_a_prediction_that_was_wrong_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    with DdpCheckpointer(tmp_path) as checkpointer:
+        checkpointer.prepare({"w": torch.ones(10)})
+        for step in range(4):
+            assert checkpointer.save_checkpoint(step, {"w": torch.full((500_000,), float(step)), "more": [1, 2]})
+        assert checkpointer.load_checkpoint()["w"][-1] == 3
