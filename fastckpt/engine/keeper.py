@@ -204,6 +204,7 @@ class Keeper:
         """
         for slot in self.slots:
             slot.read()  # a writer may have died before it told of its last save
+            self._persist_wanted(slot)
         self._flush()
         drained = await self.persister.drain(self._settings.flush_timeout)
         self._end(wait=drained)

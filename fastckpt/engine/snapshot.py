@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,9 @@ class Snapshotter:
             answer = self._link.slot()
         sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
         if isinstance(answer, Granted) and not self._has_room(Path(answer.slot), sizes):
+            told = answer.persisted
             answer = self._ask_for_room(save, Path(answer.slot), sizes)
+            answer = replace(answer, persisted=[*told, *answer.persisted])
         return plans, sizes, answer
 
     def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
