@@ -13,7 +13,7 @@ from fastckpt.engine.slot import Slot
 from fastckpt.engine.writers import Writers
 from fastckpt.errors import ArenaInUse
 from fastckpt.format.ids import SaveId
-from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status, Welcome
+from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
@@ -64,19 +64,12 @@ class Keeper:
         """The slot with the newest whole checkpoint; None if memory holds none."""
         return max((slot for slot in self.slots if slot.committed), key=lambda slot: slot.id or (), default=None)
 
-    def join(self, hello: Hello, pid: int) -> Welcome:
-        """A writer says hello; raises FastckptError while it has another checkpointer open."""
+    def join(self, hello: Hello, pid: int) -> int:
+        """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         history = self.writers.join(hello.local_rank, pid)
         if hello.local_rank == 0 and hello.policy:
             self.persister.policy = from_json(hello.policy)
-        return self._welcome(history)
-
-    def next_history(self, local_rank: int) -> Welcome:
-        """A writer resumes again."""
-        return self._welcome(self.writers.next_history(local_rank))
-
-    def _welcome(self, history: int) -> Welcome:
-        return Welcome(str(self.arena.path), history, self.progress.name)
+        return history
 
     def lost(self, local_rank: int, pid: int) -> None:
         """A writer hung up or died: it reads no more."""

@@ -170,7 +170,7 @@ class _Connection:
             if message.local_rank >= message.local_world_size:
                 raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
             self._keeper, self._rank = await self._find(message), message.local_rank
-            return self._keeper.join(message, self._pid)
+            return _welcome(self._keeper, self._keeper.join(message, self._pid))
         if self._keeper is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         return await self._act(self._keeper, message)
@@ -182,7 +182,7 @@ class _Connection:
             case m.Pin():
                 return m.Pinned(keeper.pin(self._pid))
             case m.NextHistory():
-                return keeper.next_history(self._rank)
+                return _welcome(keeper, keeper.writers.next_history(self._rank))
             case m.Ask():
                 return keeper.status(self._rank)
         self._note(keeper, message)
@@ -200,6 +200,10 @@ class _Connection:
                 keeper.writers.leave(self._rank)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
+
+
+def _welcome(keeper: Keeper, history: int) -> m.Welcome:
+    return m.Welcome(str(keeper.arena.path), history, keeper.progress.name)
 
 
 def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:

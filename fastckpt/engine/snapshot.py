@@ -87,13 +87,13 @@ class Snapshotter:
             return Outcome(answer.reason, persisted, answer.trouble)
         self._capacities |= sizes
         slot = Path(answer.slot)
-        with _no_garbage_collection(), metrics.phase("snapshot.fill", step=step):
-            copies: list[Copy] = []
-            for name, plan in plans.items():
-                copies += self._image(slot / name).install(plan)
-            self._filler.fill(copies)
-            del copies, plans
         try:
+            with _no_garbage_collection(), metrics.phase("snapshot.fill", step=step):
+                copies: list[Copy] = []
+                for name, plan in plans.items():
+                    copies += self._image(slot / name).install(plan)
+                self._filler.fill(copies)
+                del copies, plans
             with metrics.phase("snapshot.commit", step=step):
                 slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
         except OSError as error:
