@@ -94,7 +94,9 @@ def main() -> None:
     args = parse_arguments()
     start_process_group(args)
     rank, world = dist.get_rank(), dist.get_world_size()
-    (args.out / f"pid.{rank}").write_text(str(os.getpid()))
+    draft = args.out / f"draft.{rank}"
+    draft.write_text(str(os.getpid()))
+    draft.rename(args.out / f"pid.{rank}")  # who sees the name finds the number
     log, data = Log(args.out, rank), Data(rank, world)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 4))

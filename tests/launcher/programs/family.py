@@ -41,5 +41,7 @@ if "loader" in sys.argv:
         DataLoader(range(8), num_workers=1, worker_init_fn=lambda _: here(os.getpid()), multiprocessing_context="fork")
     )
     next(batches)
-(folder / f"ready.{os.environ['RANK']}").write_text(str(os.getpid()))
+draft = folder / f"draft.{os.environ['RANK']}"
+draft.write_text(str(os.getpid()))
+draft.rename(folder / f"ready.{os.environ['RANK']}")  # who sees the name finds the number
 time.sleep(600)
