@@ -81,10 +81,9 @@ class Link:
         """Let go of what `pin` pinned."""
         self._ask(m.Release(), m.Done)
 
-    def next_history(self) -> int:
+    def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
         self.history = self._ask(m.NextHistory(), m.Welcome).history
-        return self.history
 
     def status(self) -> m.Status:
         """How far persistence is."""

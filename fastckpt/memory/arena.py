@@ -39,10 +39,12 @@ class Arena:
     The lock on its ``owner`` file says that somebody owns it; the file says who.
     """
 
-    def __init__(self, path: Path, lock: int, adopted: bool) -> None:
+    def __init__(self, path: Path, checkpoint_dir: str, lock: int, adopted: bool) -> None:
         self.path = path
         self.adopted = adopted
         self.slots: list[Path] = sorted(path.glob("slot-*"))
+        self._checkpoint_dir = checkpoint_dir
+        self._claim = ""
         self._lock = lock
 
     @classmethod
@@ -70,9 +72,8 @@ class Arena:
                 break
             close_lock(lock)  # the former owner removed it between our open and our lock
         adopted = os.fstat(lock).st_size > 0
-        os.truncate(lock, 0)
-        os.pwrite(lock, json.dumps(_identity(checkpoint_dir)).encode(), 0)
-        return cls(path, lock, adopted)
+        _sign(lock, checkpoint_dir)
+        return cls(path, checkpoint_dir, lock, adopted)
 
     def restore(self) -> None:
         """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid."""
@@ -81,7 +82,8 @@ class Arena:
         if not try_exclusive(lock):
             close_lock(lock)
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
-        os.pwrite(lock, json.dumps(_identity(str(self.path))).encode(), 0)
+        _sign(lock, self._checkpoint_dir)
+        (self.path / _IDENTITY).write_text(self._claim)
         close_lock(self._lock)
         self._lock = lock
         for slot in self.slots:
@@ -100,6 +102,7 @@ class Arena:
         mark = self.path / _IDENTITY
         before = mark.read_text() if mark.exists() else ""
         mark.write_text(identity)
+        self._claim = identity
         return bool(identity) and before == identity
 
     def wait_for_writers(self, seconds: float) -> bool:
@@ -194,10 +197,13 @@ def _is_alive(owner: str) -> bool:
         return False
 
 
-def _identity(checkpoint_dir: str) -> dict[str, object]:
-    return {
+def _sign(lock: int, checkpoint_dir: str) -> None:
+    """Say in the owner's file who owns the arena, and for what."""
+    owner = {
         "pid": os.getpid(),
         "started": psutil.Process().create_time(),
         "host": socket.gethostname(),
         "directory": checkpoint_dir,
     }
+    os.truncate(lock, 0)
+    os.pwrite(lock, json.dumps(owner).encode(), 0)

@@ -1,5 +1,6 @@
 """Shared memory that gets short, or goes away, while a job runs."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fastckpt import DdpCheckpointer
+from fastckpt.storage.identity import identity
 
 MEBI = 1 << 20
 
@@ -24,6 +26,9 @@ def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
             assert checkpointer.save_checkpoint(step, state(1, step))
         assert checkpointer.load_checkpoint()["w"][-1] == 8
         assert checkpointer.loaded_from == "memory"
+        arena = checkpointer._writer.link.arena
+        assert json.loads((arena / "owner").read_text())["directory"] == str(tmp_path)
+        assert (arena / "identity").read_text() == identity(tmp_path), "a later launch can adopt it"
 
 
 def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:
