@@ -1,15 +1,21 @@
 """The records of a slot: what makes it committed is a fact of its directory."""
 
-import json
-import os
+import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastckpt.format.ids import SaveId
+from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.memory.records import names_in, read_record, write_record
 
 _BEGIN = ".begin"
 _DONE = ".done-"
+_DIGESTS = ".digests"
+LONGEST_NAME = 200
+"""Bytes that the name of an image may have."""
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,15 @@ class Done:
 
 @dataclass(frozen=True)
 class Records:
-    """All records of a slot, read at one time."""
+    """All records of a slot, read at one time.
+
+    Attributes:
+        digested: What the images were found to hold, and of which save they were then.
+    """
 
     begin: Begin | None
     done: dict[int, Done]
+    digested: tuple[SaveId, dict[str, str]] | None = None
 
     @property
     def committed(self) -> SaveId | None:
@@ -58,6 +69,12 @@ class Records:
         return {name: size for w in sorted(self.begin.writers) for name, size in self.done[w].files.items()}
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Digests (xxh3-128, in hexadecimal) of images of the committed checkpoint, by name; {} until it has some."""
+        save = self.committed
+        return self.digested[1] if self.digested is not None and save is not None and self.digested[0] == save else {}
+
+    @property
     def details(self) -> dict[str, Any]:
         """What the writers kept with the checkpoint; the first local rank speaks last."""
         assert self.begin is not None
@@ -69,60 +86,99 @@ class Records:
 
 def begin(slot: Path, record: Begin) -> None:
     """Make the slot one of this save: what it held stops to count before its images change."""
-    for path in sorted(slot.glob(".done-*")):
-        path.unlink()
-    (slot / _BEGIN).unlink(missing_ok=True)
-    _write(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
+    _forget(slot)
+    write_record(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
 
 
 def clear(slot: Path) -> None:
     """Make the slot one that holds no checkpoint."""
-    (slot / _BEGIN).unlink(missing_ok=True)
-    for path in sorted(slot.glob(".done-*")):
-        path.unlink()
+    _forget(slot)
+
+
+def _forget(slot: Path) -> None:
+    # Digests first: those of one save must never stand beside another.
+    for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
+        if name == _DIGESTS or name.startswith(_DONE):
+            _remove(slot / name)
+    _remove(slot / _BEGIN)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:  # nothing of ours, but it is in the way
+        shutil.rmtree(path)
 
 
 def commit(slot: Path, writer: int, record: Done) -> None:
     """Declare that all images of a writer are filled; the last writer's record commits the slot."""
-    _write(slot / f"{_DONE}{writer}", {"id": list(record.id), "files": record.files, "details": record.details})
+    content = {"id": list(record.id), "files": record.files, "details": record.details}
+    write_record(slot / f"{_DONE}{writer}", content)
+
+
+def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
+    """Say what the images of a committed save hold; only its owner may, while the slot cannot be begun anew.
+
+    Args:
+        slot: The slot's directory.
+        id: The save that is committed in it.
+        digests: xxh3-128 in 32 hexadecimal digits, by name of the image.
+    """
+    write_record(slot / _DIGESTS, {"id": list(id), "digests": digests})
 
 
 def read(slot: Path) -> Records:
-    """Read the records of a slot; what cannot be read counts as not there."""
-    writers = [path.name.removeprefix(_DONE) for path in slot.glob(".done-*")]
-    done = {int(writer): _done(_read(slot / f"{_DONE}{writer}")) for writer in writers if writer.isdecimal()}
-    return Records(_begin(_read(slot / _BEGIN)), {writer: record for writer, record in done.items() if record})
+    """Read the records of a slot; what cannot be read, or was not written by us, counts as not there."""
+    writers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    done = {
+        int(writer): _done(read_record(slot / f"{_DONE}{writer}")) for writer in writers if _NUMBER.fullmatch(writer)
+    }
+    begun = _begin(read_record(slot / _BEGIN))
+    return Records(
+        begun, {writer: record for writer, record in done.items() if record}, _digested(read_record(slot / _DIGESTS))
+    )
 
 
 def _begin(record: dict[str, Any]) -> Begin | None:
     match record:
-        case {"id": [int(history), int(step)], "writers": [*writers]} if all(type(w) is int for w in writers):
-            return Begin(SaveId(history, step), frozenset(writers))
+        case {"id": id, "writers": [*writers]} if (save := _save(id)) and all(map(_is_count, writers)):
+            return Begin(save, frozenset(writers))
     return None
 
 
 def _done(record: dict[str, Any]) -> Done | None:
     match record:
-        case {"id": [int(history), int(step)], "files": dict(files), "details": dict(details)}:
-            if all(type(size) is int for size in files.values()):
-                return Done(SaveId(history, step), files, details)
+        case {"id": id, "files": dict(files), "details": dict(details)} if save := _save(id):
+            if all(_is_image(name) and _is_count(size) for name, size in files.items()):
+                return Done(save, files, details)
     return None
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    """Write a record so that it is there whole or not at all, whenever the writer dies."""
-    temporary = path.with_name(f".tmp{path.name}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(fd, json.dumps(record).encode())
-    finally:
-        os.close(fd)
-    temporary.rename(path)
+def _digested(record: dict[str, Any]) -> tuple[SaveId, dict[str, str]] | None:
+    match record:
+        case {"id": id, "digests": dict(digests)} if save := _save(id):
+            if all(_is_image(name) and _is_digest(digest) for name, digest in digests.items()):
+                return save, digests
+    return None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
+def _save(id: object) -> SaveId | None:
+    match id:
+        case [int(history), int(step)] if _is_count(history) and _is_count(step):
+            return SaveId(history, step)
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _is_image(name: str) -> bool:
+    """Whether a name is one of a file in the slot itself, and of none of ours: it may come from a stranger's record."""
+    return (
+        bool(name) and name.isprintable() and name[0] != "." and "/" not in name and len(name.encode()) <= LONGEST_NAME
+    )

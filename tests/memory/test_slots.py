@@ -136,3 +136,47 @@ def test_names_that_are_none_of_ours_are_ignored(slot: Path):
     for name in (".done-", ".done-x", ".done-1x", ".tmp.done-3", "notes"):
         (slot / name).write_text("{}")
     assert slots.read(slot).committed == OLD
+
+
+DIGESTS = {"rank_0.pt": "0" * 32, "rank_1.pt": "f" * 32}
+
+
+class TestDigests:
+    def test_stand_beside_the_save_that_they_are_of(self, slot: Path):
+        save(slot, OLD, 0, 1)
+        assert slots.read(slot).digests == {}
+        slots.write_digests(slot, OLD, DIGESTS)
+        assert slots.read(slot).digests == DIGESTS
+
+    def test_of_another_save_are_none(self, slot: Path):
+        save(slot, NEW, 0, 1)
+        slots.write_digests(slot, OLD, DIGESTS)
+        assert slots.read(slot).digests == {}
+
+    def test_of_a_save_that_is_not_whole_are_none(self, slot: Path):
+        save(slot, OLD, 0)
+        slots.write_digests(slot, OLD, DIGESTS)
+        assert slots.read(slot).digests == {}
+
+    @pytest.mark.parametrize("deed", ["begin", "clear"])
+    def test_are_the_first_to_go(self, slot: Path, monkeypatch, deed: str):
+        """Whenever the owner dies: digests of a save are never beside another's records, nor the old ones alone."""
+        for survived in range(8):
+            save(slot, OLD, 0, 1)
+            slots.write_digests(slot, OLD, DIGESTS)
+            with monkeypatch.context() as patch:
+                _die_after(patch, survived)
+                try:
+                    slots.begin(slot, Begin(NEW, BOTH)) if deed == "begin" else slots.clear(slot)
+                except Died:
+                    pass
+            whole, digests = slots.read(slot).committed == OLD, (slot / ".digests").exists()
+            assert whole or not digests
+
+    @pytest.mark.parametrize(
+        "digests", [{"a": "x" * 32}, {"a": "0" * 31}, {"a": 1}, {"../a": "0" * 32}, {"/a": "0" * 32}, {".a": "0" * 32}]
+    )
+    def test_that_are_none_do_not_count(self, slot: Path, digests: dict[str, str]):
+        save(slot, OLD, 0, 1)
+        slots.write_digests(slot, OLD, digests)
+        assert slots.read(slot).digests == {}

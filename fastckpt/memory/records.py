@@ -1,0 +1,70 @@
+"""Small JSON files in shared memory: written whole or not at all, and read without trust in what lies there."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+LARGEST = 1 << 20
+"""The longest record in bytes; nothing that is longer was written by us."""
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a record so that it is there whole or not at all, whenever the writer dies.
+
+    Raises:
+        OSError: It cannot be written, or has more than LARGEST bytes.
+    """
+    data = json.dumps(record).encode()
+    if len(data) > LARGEST:
+        raise OSError(f"the record {path} would have {len(data)} bytes; it may have {LARGEST}")
+    temporary = path.with_name(f".tmp{path.name}")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(fd, data) < len(data):
+            raise OSError(f"{temporary} was written in part only")
+    finally:
+        os.close(fd)
+    temporary.rename(path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The record at ``path``; {} for anything else: nothing, a link, a pipe, a giant, no JSON object."""
+    try:
+        return parse_record(read_small(path))
+    except OSError:
+        return {}
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The JSON object that ``data`` is; {} if it is none."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def read_small(path: Path) -> bytes:
+    """The bytes of a regular file of at most LARGEST bytes; raises OSError for anything else, and never blocks."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer that never comes.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        data = os.read(fd, LARGEST + 1)
+    finally:
+        os.close(fd)
+    if len(data) > LARGEST:
+        raise OSError(f"{path} has more than {LARGEST} bytes")
+    return data
+
+
+def names_in(directory: Path) -> list[str]:
+    """Names of what lies in a directory; [] for one that cannot be listed."""
+    try:
+        return sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return []
