@@ -1,5 +1,6 @@
 """The only reader of the environment: settings of a job, and a worker's place in it."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -25,6 +26,7 @@ class Settings:
         slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
         flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
         flush_timeout: Seconds that the end of a job may wait for its last flush.
+        persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
         events: File to which agent and workers append one JSON object per event; empty for none.
     """
@@ -33,6 +35,7 @@ class Settings:
     slots: int = 3
     flush: bool = True
     flush_timeout: float = 600.0
+    persist_mbps: float = 0.0
     fill_threads: int = 0
     events: str = ""
 
@@ -41,6 +44,8 @@ class Settings:
             raise ConfigError(f"slots is {self.slots}; an arena has 2 or 3 slots")
         if self.flush_timeout < 0:
             raise ConfigError(f"flush_timeout is {self.flush_timeout}; give seconds, 0 or more")
+        if not 0 <= self.persist_mbps < math.inf:
+            raise ConfigError(f"persist_mbps is {self.persist_mbps}; give MB per second, or 0 for no limit")
         if self.fill_threads < 0:
             raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
 

@@ -17,6 +17,7 @@ from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped,
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
+from fastckpt.storage.copier import Copier
 from fastckpt.storage.identity import identity
 
 logger = logging.getLogger("fastckpt")
@@ -30,7 +31,7 @@ DECISIONS = 64
 class Keeper:
     """One checkpoint directory on this node. All methods run in the saver's event loop."""
 
-    def __init__(self, hello: Hello, settings: Settings) -> None:
+    def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
         """Make or adopt the arena; raises ArenaInUse."""
         self.directory = Path(hello.directory)
         self._settings = settings
@@ -40,7 +41,7 @@ class Keeper:
         self.slots = [Slot(path) for path in self.arena.slots]
         self.progress = Progress(path, hello.local_world_size)
         self._room = Room(self.arena, self.slots, self.newest)
-        self.persister = Persister(self.directory, hello.group_rank, self.newest)
+        self.persister = Persister(self.directory, hello.group_rank, self.newest, copier)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._told: dict[int, int] = {}

@@ -17,6 +17,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL, Manifest
 from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
+from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
 
 logger = logging.getLogger("fastckpt")
@@ -52,10 +53,13 @@ class Persister:
     pinned, so that memory stays new, and only the newest checkpoint is tried again.
     """
 
-    def __init__(self, directory: Path, group_rank: int, newest_slot: Callable[[], Slot | None]) -> None:
+    def __init__(
+        self, directory: Path, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier
+    ) -> None:
         self._whole = group_rank == 0
         # The first node persists the model. The others persist what is theirs alone, each for itself.
-        self.storage = CheckpointDirectory(directory if self._whole else directory / f".fastckpt/node-{group_rank}")
+        place = directory if self._whole else directory / f".fastckpt/node-{group_rank}"
+        self.storage = CheckpointDirectory(place, copier)
         self.policy: Policy = KeepAll()
         self.durable: SaveId | None = None
         self.news: list[SaveId] = []

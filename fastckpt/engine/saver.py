@@ -15,6 +15,7 @@ from fastckpt.engine.keeper import Keeper
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
+from fastckpt.storage.copier import Copier
 
 logger = logging.getLogger("fastckpt")
 
@@ -37,6 +38,7 @@ class Saver:
     def __init__(self, settings: Settings, address: str = "") -> None:
         self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
+        self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
@@ -121,7 +123,7 @@ class Saver:
         async with self._opening:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
-                keeper = Keeper(hello, self._settings)
+                keeper = Keeper(hello, self._settings, self._copier)
                 try:
                     await keeper.open()
                 except (FastckptError, OSError):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import xxhash
 
@@ -18,11 +19,34 @@ SECTOR = 4096
 READ = 2 * 2**20
 
 
-def copy_file(source: Path, target: Path) -> tuple[int, str]:
+class Pace(Protocol):
+    """Says when bytes may be written."""
+
+    @property
+    def portion(self) -> int | None:
+        """Bytes to write between two calls of `wait_for`, at most; None for any number."""
+
+    def wait_for(self, count: int) -> None:
+        """Return when ``count`` bytes may be written; what it raises ends the copy."""
+
+
+class _AtOnce:
+    portion = None
+
+    def wait_for(self, count: int) -> None:
+        pass
+
+
+def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, str]:  # noqa: B008
     """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
 
     The source is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
     else the process dies of SIGBUS. The target's name is durable only when its directory has been synced, too.
+
+    Args:
+        source: A file that nobody changes.
+        target: A path at which nothing is.
+        pace: Asked before bytes are written.
 
     Returns:
         The size in bytes, and the xxh3-128 digest in 32 hexadecimal digits.
@@ -38,20 +62,50 @@ def copy_file(source: Path, target: Path) -> tuple[int, str]:
         on_failure.callback(target.unlink, missing_ok=True)
         on_exit.callback(os.close, writer)
         size = os.fstat(reader).st_size
-        digest = _copy(reader, writer, size)
+        digest = _copy(reader, writer, size, pace)
         os.fdatasync(writer)
         on_failure.pop_all()
     return size, digest
 
 
-def digest_file(path: Path) -> str:
-    """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read."""
-    digest, buffer = xxhash.xxh3_128(), memoryview(bytearray(READ))
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while size := file.readinto(buffer):
-            digest.update(buffer[:size])
+def digest_file(path: Path, *, direct: bool = False) -> str:
+    """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
+
+    With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
+    so it is told what storage holds, not what was meant to be written there.
+    """
+    digest = xxhash.xxh3_128()
+    with contextlib.ExitStack() as on_exit:
+        reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        on_exit.callback(os.close, reader)
+        if direct:
+            os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)
+            _set_direct(reader)
+        else:
+            os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        # Pages, since O_DIRECT takes no memory that is aligned to less.
+        buffer = on_exit.enter_context(mmap.mmap(-1, READ))
+        view = on_exit.enter_context(memoryview(buffer))
+        offset = 0
+        while size := _read_some(reader, view, offset):
+            offset += size
+            with view[:size] as block:
+                digest.update(block)
     return digest.hexdigest()
+
+
+def _set_direct(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # then the page cache is used, from which all was dropped that could be
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def _read_some(reader: int, buffer: memoryview, offset: int) -> int:
+    try:
+        return os.preadv(reader, [buffer], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not _use_page_cache(reader):
+            raise
+    return os.preadv(reader, [buffer], offset)
 
 
 def _create(target: Path) -> int:
@@ -65,11 +119,14 @@ def _create(target: Path) -> int:
     return os.open(target, flags, 0o600)
 
 
-def _copy(reader: int, writer: int, size: int) -> str:
+def _copy(reader: int, writer: int, size: int, pace: Pace) -> str:
+    block = min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR
     digest = xxhash.xxh3_128()
     with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
-        for offset in range(0, size, BLOCK):
-            with _window(reader, offset, min(BLOCK, size - offset)) as window:
+        for offset in range(0, size, block):
+            length = min(block, size - offset)
+            pace.wait_for(length)
+            with _window(reader, offset, length) as window:
                 digested = thread.submit(digest.update, window)
                 try:
                     _write(writer, window, offset)
@@ -119,7 +176,7 @@ def _write_some(writer: int, view: memoryview, offset: int) -> int:
 
 
 def _use_page_cache(writer: int) -> bool:
-    """Turn O_DIRECT off for a write that it refuses; returns whether it was on."""
+    """Turn O_DIRECT off for what it refuses; returns whether it was on."""
     flags = fcntl.fcntl(writer, fcntl.F_GETFL)
     fcntl.fcntl(writer, fcntl.F_SETFL, flags & ~os.O_DIRECT)
     return bool(flags & os.O_DIRECT)

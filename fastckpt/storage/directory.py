@@ -7,6 +7,7 @@ from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import removal
+from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.publish import Publication, Request, write_tracker
@@ -37,8 +38,9 @@ class CheckpointDirectory:
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
         self.path = Path(path).absolute()
+        self._copier = copier or Copier()
         self._layout = Layout(self.path)
         self._reader = Reader(self._layout)
 
@@ -75,7 +77,7 @@ class CheckpointDirectory:
             own = self._layout.own(target, id)
             request = Request(id, images, own, parent, world_size, details or {})
             with self._layout.writing():
-                publication = Publication(self._layout, request)
+                publication = Publication(self._layout, request, self._copier)
                 manifest = publication.run()
                 write_tracker(self._layout, id.step)
                 publication.finish()

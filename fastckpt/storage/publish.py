@@ -14,9 +14,10 @@ from fastckpt.errors import BadCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp
 from fastckpt.storage.claims import DRAFT, DRAFT_PREFIX
-from fastckpt.storage.direct import copy_file
+from fastckpt.storage.copier import Copier, Copy
 from fastckpt.storage.durable import make_directories, move, remove, sync_directory, write_text
 from fastckpt.storage.layout import Layout
+from fastckpt.storage.quarantine import fault, quarantine
 from fastckpt.storage.removal import drop
 from fastckpt.storage.stored import read_manifest
 
@@ -56,9 +57,10 @@ class Request:
 class Publication:
     """One checkpoint on its way to storage. Made within `Layout.writing`, used once."""
 
-    def __init__(self, layout: Layout, request: Request) -> None:
+    def __init__(self, layout: Layout, request: Request, copier: Copier) -> None:
         self._layout = layout
         self._request = request
+        self._copier = copier
         self._place = layout.draft("tmp")
         self._target = layout.root / request.target if request.target else None
         self._draft = self._target.with_name(DRAFT_PREFIX + secrets.token_hex(6)) if self._target else None
@@ -82,7 +84,8 @@ class Publication:
             replaced += [place for place in self._layout.records() if self._took_over(place)]
             for place in replaced:
                 try:
-                    drop(self._layout, place)
+                    why = fault(self._layout, place)
+                    quarantine(self._layout, place, why) if why else drop(self._layout, place)
                 except OSError as error:
                     logger.warning("cannot remove %s, which was replaced: %s", place, error)
 
@@ -95,18 +98,19 @@ class Publication:
         if self._target and self._draft:
             make_directories(self._target.parent)
             write_text(self._place / DRAFT, str(self._draft))
-        return [self._write_image(name, source) for name, source in self._request.images.items()]
+        return self._copier.each(self._write_image, list(self._request.images.items()))
 
-    def _write_image(self, name: str, source: Path) -> FileEntry:
+    def _write_image(self, copy: Copy, image: tuple[str, Path]) -> FileEntry:
+        name, source = image
         with metrics.phase("persist.write", step=self._request.id.step, file=name):
             if self._draft and name == MODEL:
-                size, digest = copy_file(source, self._draft)
+                size, digest = copy.file(source, self._draft)
                 sync_directory(self._draft.parent)
                 found = self._draft.stat()
                 return FileEntry(name, size, digest, Stamp(found.st_ino, found.st_mtime_ns))
             path = self._place / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            return FileEntry(name, *copy_file(source, path))
+            return FileEntry(name, *copy.file(source, path))
 
     def _write_manifest(self, files: list[FileEntry]) -> Manifest:
         with metrics.phase("persist.manifest", step=self._request.id.step):
@@ -157,6 +161,9 @@ def write_tracker(layout: Layout, step: int) -> None:
 def _make_way(layout: Layout, home: Path) -> Path | None:
     """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
     if not os.path.lexists(home):
+        return None
+    if why := fault(layout, home):
+        logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
         return None
     if not home.is_symlink() and _ours(home):
         retired = layout.draft("retired")

@@ -36,6 +36,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-flush",
         "--fast-no-flush",
         "--fast-flush-timeout",
+        "--fast-persist-mbps",
         "--fast-fill-threads",
         "--fast-events",
     ]

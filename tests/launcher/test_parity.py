@@ -58,6 +58,7 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-no-flush"], {"flush": False}),
     (["--fast-flush"], {"flush": True}),
     (["--fast-flush-timeout", "1.5"], {"flush_timeout": 1.5}),
+    (["--fast-persist-mbps", "250"], {"persist_mbps": 250.0}),
     (["--fast-fill-threads=4"], {"fill_threads": 4}),
     (["--fast-events", "train.py"], {"events": "train.py"}),
 ]

@@ -1,0 +1,44 @@
+"""A limit on the bytes per second that all who share it write together."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Schedule:
+    """When bytes may go, for a rate and a clock of any origin: arithmetic only.
+
+    Bytes go at the instant at which all that went before are paid for at the rate. Time in which nobody wrote is
+    not saved up: after a pause one portion goes at once, and the next when that is paid for. So until any time t
+    after the first portion, at most ``t * rate`` bytes and the portion that goes just then have gone.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate = bytes_per_second
+        self._paid = float("-inf")
+
+    def reserve(self, count: int, now: float) -> float:
+        """Seconds from ``now`` after which these bytes may go; those asked for later go after them."""
+        start = max(self._paid, now)
+        self._paid = start + count / self._rate
+        return start - now
+
+
+class Limit:
+    """A limit for several threads, each of which asks before it writes."""
+
+    PORTIONS_PER_SECOND = 10
+    """How often somebody should write, so that the bytes flow evenly."""
+    SMALLEST = 2**20
+
+    def __init__(self, bytes_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.portion = max(self.SMALLEST, int(bytes_per_second / self.PORTIONS_PER_SECOND))
+        """Bytes that should be asked for at once, at most."""
+        self._schedule = Schedule(bytes_per_second)
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def reserve(self, count: int) -> float:
+        """Seconds that the caller shall wait before it writes these bytes."""
+        with self._lock:
+            return self._schedule.reserve(count, self._clock())
