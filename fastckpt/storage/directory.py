@@ -1,5 +1,6 @@
 """The durable tier of one checkpoint directory."""
 
+import errno
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.publish import Publication, Request, write_tracker
+from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored
 
@@ -25,6 +27,7 @@ class CheckpointDirectory:
         checkpoint-<step>/                      model.pt, rank_0.pt, ..., manifest.json
         latest_checkpointed_iteration.txt       the step published last, for other tools
         .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
+        .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers
 
     The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
@@ -123,6 +126,24 @@ class CheckpointDirectory:
                 for stored in places:
                     if stored.id == id:
                         removal.delete(self._layout, stored)
+
+    def quarantine(self, bad: Stored | Path, why: str) -> Path:
+        """Set a bad checkpoint aside, never to be loaded or deleted by us; returns where it is now.
+
+        A file that its user named stays where it is.
+
+        Args:
+            bad: A checkpoint, or a path in `Scan.damaged`.
+            why: What is wrong with it; kept beside it in ``why.txt``.
+
+        Raises PersistError if storage refuses, or if it is not there any more, or not bad any more.
+        """
+        with explained(f"set aside {bad.id if isinstance(bad, Stored) else bad}", self.path), self._layout.writing():
+            place = self._reader.place_of(bad)
+            if place is None:
+                path = bad.path if isinstance(bad, Stored) else bad
+                raise FileNotFoundError(errno.ENOENT, "another checkpoint took its place", str(path))
+            return quarantine(self._layout, place, why)
 
     def sweep(self) -> list[Path]:
         """Remove or restore what crashed writers left; does nothing while anybody writes here.

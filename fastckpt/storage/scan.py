@@ -1,11 +1,12 @@
 """Which checkpoints of a directory count: the reader's rule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.storage.claims import Claims
 from fastckpt.storage.layout import Layout
+from fastckpt.storage.quarantine import quarantined
 from fastckpt.storage.stored import Stored, read_manifest
 
 ATTEMPTS = 20
@@ -20,11 +21,13 @@ class Scan:
             paths, or if a crash came between its second publication and the end of its first.
         damaged: Places and users' files that are no whole checkpoints, and why.
         stale: Records that count no more, or never did: see `Claims`.
+        quarantined: Places that were set aside because they were found bad, and why.
     """
 
     places: list[Stored]
     damaged: list[tuple[Path, str]]
     stale: list[Stored]
+    quarantined: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
     def whole(self) -> list[Stored]:
@@ -69,7 +72,23 @@ class Reader:
         places = [stored for stored in found if not stored.target] + verdict.owners
         # Stable: of two places of an id, the one that did not make way comes first.
         places.sort(key=lambda stored: stored.id, reverse=True)
-        return Scan(places, damaged + verdict.damaged, verdict.stale)
+        return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout))
+
+    def place_of(self, bad: Stored | Path) -> Path | None:
+        """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
+        if isinstance(bad, Stored):
+            return bad.place if self._try_to_read(bad.place) == bad else None
+        if all(path != bad for path, _ in self.scan().damaged):
+            return None
+        records = [self._try_to_read(place) for place in self._layout.records()]
+        claims = [record for record in records if record and record.target == bad]
+        return max(claims, key=lambda record: record.id).place if claims else bad
+
+    def _try_to_read(self, place: Path) -> Stored | None:
+        try:
+            return self.read(place)
+        except BadCheckpoint:
+            return None
 
     def read(self, place: Path) -> Stored | None:
         """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""

@@ -48,6 +48,9 @@ def act(request: dict) -> None:
             directory.delete(id)
         case "sweep":
             directory.sweep()
+        case "quarantine":
+            [bad] = [stored for stored in directory.checkpoints() if stored.id == id]
+            directory.quarantine(bad, "it is bad")
 
 
 for line in sys.stdin:

@@ -1,13 +1,7 @@
 """A process that is killed while it writes leaves the old or the new checkpoint whole, never a mixture."""
 
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -15,32 +9,9 @@ from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.storage.checkpoints import assert_clean, assert_sound, ids, publish
 
-ROOT = Path(__file__).parents[2]
 OLDEST, OLD, NEW = SaveId(0, 1), SaveId(0, 7), SaveId(1, 7)
 
 PHASES = ["write", "manifest", "retire", "record", "rename", "tracker", "drop"]
-
-
-@pytest.fixture(scope="module")
-def crash():
-    """Does a deed in a process that kills itself at a phase or file operation; returns whether it was killed."""
-    with subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("crasher.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ) as process:
-
-        def do(directory: CheckpointDirectory, deed: str, id: SaveId, **how) -> bool:
-            process.stdin.write(json.dumps({"root": str(directory.path), "deed": deed, "id": id, **how}) + "\n")
-            process.stdin.flush()
-            status = int(process.stdout.readline())
-            assert status in (0, signal.SIGKILL)
-            return status == signal.SIGKILL
-
-        yield do
-        process.stdin.close()
 
 
 @pytest.fixture

@@ -162,5 +162,5 @@ def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(fast_pat
     garble(directory.path / "checkpoint-5/manifest.json")
     publish(directory, SaveId(1, 5))
     assert assert_sound(directory) == [(1, 5)]
-    [aside] = directory.path.glob("checkpoint-5.aside-*")
+    [aside] = directory.path.glob(".fastckpt/quarantine-checkpoint-5-*")
     assert (aside / "model.pt").exists()
