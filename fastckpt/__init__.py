@@ -6,8 +6,11 @@ if TYPE_CHECKING:
     from fastckpt.ddp import (
         CheckpointDeletionStrategy,
         DdpCheckpointer,
+        KeepAnyStrategy,
+        KeepBestStrategy,
         KeepLatestStepStrategy,
         KeepStepIntervalStrategy,
+        KeepTimeIntervalStrategy,
         SaveResult,
         StorageType,
         settle,
@@ -16,8 +19,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointDeletionStrategy",
     "DdpCheckpointer",
+    "KeepAnyStrategy",
+    "KeepBestStrategy",
     "KeepLatestStepStrategy",
     "KeepStepIntervalStrategy",
+    "KeepTimeIntervalStrategy",
     "SaveResult",
     "StorageType",
     "settle",

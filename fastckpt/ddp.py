@@ -15,8 +15,11 @@ from fastckpt.checkpointer import SaveResult, StorageType, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import (
     CheckpointDeletionStrategy,
+    KeepAnyStrategy,
+    KeepBestStrategy,
     KeepLatestStepStrategy,
     KeepStepIntervalStrategy,
+    KeepTimeIntervalStrategy,
 )
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.offers import Files, Offers
@@ -28,8 +31,11 @@ from fastckpt.format.manifest import MODEL
 __all__ = [
     "CheckpointDeletionStrategy",
     "DdpCheckpointer",
+    "KeepAnyStrategy",
+    "KeepBestStrategy",
     "KeepLatestStepStrategy",
     "KeepStepIntervalStrategy",
+    "KeepTimeIntervalStrategy",
     "SaveResult",
     "StorageType",
     "settle",

@@ -3,11 +3,22 @@
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeGuard
 
 from fastckpt.errors import ConfigError
-from fastckpt.policy.retention import KeepEvery, KeepLast, Policy
+from fastckpt.format.ids import SaveId
+from fastckpt.policy.retention import (
+    Entry,
+    KeepAny,
+    KeepBest,
+    KeepEvery,
+    KeepEveryMinutes,
+    KeepLast,
+    Policy,
+    measured,
+)
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import Stored
 
@@ -32,35 +43,88 @@ class CheckpointDeletionStrategy(ABC):
 class _PolicyStrategy(CheckpointDeletionStrategy):
     """Applies a policy to what lies on storage, so that a restart forgets nothing."""
 
-    def __init__(self, policy: Policy, checkpoint_dir: str) -> None:
+    def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
         self.policy = policy
         self._directory = CheckpointDirectory(checkpoint_dir)
 
     def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
         """Delete every checkpoint on storage that the policy does not keep."""
         found = {stored.id: stored for stored in self._directory.checkpoints()}
-        for id in sorted(set(found) - self.policy(found)):
+        for id in obsolete(self.policy, found.values()):
             delete_func(str(found[id].path))
-
-
-class KeepStepIntervalStrategy(_PolicyStrategy):
-    """Keeps the checkpoints whose step is a multiple of ``keep_interval``, and the newest."""
-
-    def __init__(self, keep_interval: int, checkpoint_dir: str) -> None:
-        super().__init__(KeepEvery(keep_interval), checkpoint_dir)
 
 
 class KeepLatestStepStrategy(_PolicyStrategy):
     """Keeps the newest ``max_to_keep`` checkpoints."""
 
-    def __init__(self, max_to_keep: int, checkpoint_dir: str) -> None:
+    def __init__(self, max_to_keep: int, checkpoint_dir: str | Path) -> None:
         super().__init__(KeepLast(max_to_keep), checkpoint_dir)
+
+
+class KeepStepIntervalStrategy(_PolicyStrategy):
+    """Keeps the checkpoints whose step is a multiple of ``keep_interval``, and the newest."""
+
+    def __init__(self, keep_interval: int, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepEvery(keep_interval), checkpoint_dir)
+
+
+class KeepTimeIntervalStrategy(_PolicyStrategy):
+    """Keeps the first checkpoint of every ``minutes`` of the clock (with 60: of each hour), and the newest."""
+
+    def __init__(self, minutes: float, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepEveryMinutes(minutes), checkpoint_dir)
+
+
+class KeepBestStrategy(_PolicyStrategy):
+    """Keeps the best checkpoints by what was measured of them, and the newest.
+
+    Args:
+        max_to_keep: How many of the best.
+        metric: The name under which ``save_checkpoint(..., metrics={...})`` was given the value.
+        checkpoint_dir: The checkpoint directory.
+        mode: "min" if a small value is good, "max" if a large one is.
+    """
+
+    def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path, mode: str = "min") -> None:
+        super().__init__(KeepBest(max_to_keep, metric, mode), checkpoint_dir)
+
+
+class KeepAnyStrategy(_PolicyStrategy):
+    """Keeps what at least one of several strategies keeps, each of them one of those above."""
+
+    def __init__(self, *strategies: CheckpointDeletionStrategy) -> None:
+        parts = [strategy for strategy in strategies if _is_ours(strategy)]
+        for strategy in strategies:
+            if strategy not in parts:
+                raise ConfigError(
+                    f"{type(strategy).__name__} cannot be part of a KeepAnyStrategy: what it would keep is not known "
+                    f"before it deletes. Combine strategies of ours, or write one CheckpointDeletionStrategy for all."
+                )
+        policy = KeepAny(tuple(part.policy for part in parts))
+        directories = sorted({str(part._directory.path) for part in parts})
+        if len(directories) > 1:
+            raise ConfigError(f"strategies for {directories} cannot be combined; give all the same directory")
+        super().__init__(policy, directories[0])
+
+
+_OURS = (KeepLatestStepStrategy, KeepStepIntervalStrategy, KeepTimeIntervalStrategy, KeepBestStrategy, KeepAnyStrategy)
+
+
+def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[_PolicyStrategy]:
+    """Whether it does what its policy says: a user's subclass may not."""
+    return type(strategy) in _OURS
 
 
 def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
     """The policy that the agent can apply in place of a strategy; None for a user's own, or none."""
-    ours = type(strategy) in (KeepStepIntervalStrategy, KeepLatestStepStrategy)
-    return strategy.policy if ours and isinstance(strategy, _PolicyStrategy) else None
+    return strategy.policy if _is_ours(strategy) else None
+
+
+def obsolete(policy: Policy, found: Iterable[Stored]) -> list[SaveId]:
+    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say."""
+    manifests = {stored.id: stored.manifest for stored in found}
+    entries = [Entry(id, m.time, measured(m.details.get("metrics"))) for id, m in manifests.items()]
+    return sorted(manifests.keys() - policy(entries))
 
 
 def delete_function(directory: CheckpointDirectory) -> DeleteFunction:

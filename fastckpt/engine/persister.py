@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
+from fastckpt.engine.deletion import obsolete
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
@@ -207,8 +208,7 @@ class Persister:
 
     async def _retire(self) -> None:
         def retire() -> None:
-            ids = [stored.id for stored in self.storage.checkpoints()]
-            for old in sorted(set(ids) - self.policy(ids)):
+            for old in obsolete(self.policy, self.storage.checkpoints()):
                 self.storage.delete(old)
 
         if self.policy == KeepAll():

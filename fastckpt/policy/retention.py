@@ -1,22 +1,47 @@
-"""Which checkpoints to keep."""
+"""Which checkpoints to keep: functions of what the manifests on storage say, so that no process has to remember.
 
-from collections.abc import Collection, Mapping
+Each policy keeps the newest checkpoint, and what it keeps does not depend on when it was asked: after any deletion of
+checkpoints that it did not keep, and with newer ones to come, it decides on the rest as if all were still there.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 from fastckpt.errors import ConfigError, ProtocolError
 
-Id = TypeVar("Id", bound=tuple[int, int])
+Id: TypeAlias = tuple[int, int]
 """(history, step): the larger is the newer."""
+
+SHORTEST = 0.01
+"""The shortest period in minutes."""
+DEEPEST = 8
+"""How deep unions may be nested in JSON."""
+
+
+class Entry(NamedTuple):
+    """What a policy knows of a checkpoint.
+
+    Attributes:
+        id: History and step.
+        time: Seconds since the epoch at which it was persisted, by the clock of then: not always later for newer ones.
+        metrics: What its user measured.
+    """
+
+    id: Id
+    time: float = 0.0
+    metrics: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class KeepAll:
     """Keeps every checkpoint."""
 
-    def __call__(self, ids: Collection[Id]) -> frozenset[Id]:
-        """Those of ``ids`` to keep."""
-        return frozenset(ids)
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        return frozenset(entry.id for entry in entries)
 
 
 @dataclass(frozen=True)
@@ -26,11 +51,11 @@ class KeepLast:
     n: int
 
     def __post_init__(self) -> None:
-        _demand_positive("the number of checkpoints to keep", self.n)
+        _demand_count("the number of checkpoints to keep", self.n)
 
-    def __call__(self, ids: Collection[Id]) -> frozenset[Id]:
-        """Those of ``ids`` to keep."""
-        return frozenset(sorted(set(ids))[-self.n :])
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        return frozenset(sorted({entry.id for entry in entries})[-self.n :])
 
 
 @dataclass(frozen=True)
@@ -40,43 +65,146 @@ class KeepEvery:
     k: int
 
     def __post_init__(self) -> None:
-        _demand_positive("the interval of steps to keep", self.k)
+        _demand_count("the interval of steps to keep", self.k)
 
-    def __call__(self, ids: Collection[Id]) -> frozenset[Id]:
-        """Those of ``ids`` to keep."""
-        return frozenset(i for i in ids if i[1] % self.k == 0) | frozenset(sorted(ids)[-1:])
-
-
-Policy: TypeAlias = KeepAll | KeepLast | KeepEvery
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        ids = {entry.id for entry in entries}
+        return frozenset(id for id in ids if id[1] % self.k == 0) | _newest(ids)
 
 
-def to_json(policy: Policy) -> dict[str, str | int]:
+@dataclass(frozen=True)
+class KeepEveryMinutes:
+    """Keeps the first checkpoint of each period of so many minutes, and the newest.
+
+    Periods are those of the clock (of 60 minutes: each hour), so they do not drift, however far apart saves are. A
+    checkpoint is kept if its period is another than that of the last one kept before it. So a clock that is set back
+    begins new periods as well as one that is set forward, and what is kept is never more than two periods apart.
+    """
+
+    minutes: float
+
+    def __post_init__(self) -> None:
+        if not (_is_finite(self.minutes) and self.minutes >= SHORTEST):
+            raise ConfigError(
+                f"the period to keep a checkpoint of is {self.minutes!r}; give minutes, {SHORTEST} or more"
+            )
+
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        kept: list[Id] = []
+        last = math.nan
+        ordered = sorted(entries, key=lambda entry: entry.id)
+        for entry in ordered:
+            period = entry.time // (60 * self.minutes)
+            if period != last:
+                last = period
+                kept.append(entry.id)
+        return frozenset(kept) | _newest(entry.id for entry in ordered)
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """Keeps the n best by a metric, and the newest; of equals the newer is the better.
+
+    One without that metric, or with one that is no finite number, is not among the best.
+    """
+
+    n: int
+    metric: str
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        _demand_count("the number of best checkpoints to keep", self.n)
+        if not (isinstance(self.metric, str) and self.metric):
+            raise ConfigError(f"the metric to keep the best by is {self.metric!r}; give its name")
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"the mode is {self.mode!r}; give 'min' if a small {self.metric} is good, else 'max'")
+
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        entries = list(entries)
+        sign = 1 if self.mode == "max" else -1
+        measured = {(sign * entry.metrics[self.metric], entry.id) for entry in entries if self._measured(entry)}
+        return frozenset(id for _, id in sorted(measured)[-self.n :]) | _newest(entry.id for entry in entries)
+
+    def _measured(self, entry: Entry) -> bool:
+        return _is_finite(entry.metrics.get(self.metric))
+
+
+@dataclass(frozen=True)
+class KeepAny:
+    """Keeps what at least one of some policies keeps."""
+
+    policies: tuple["Policy", ...]
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ConfigError("a union of no policies would keep nothing; give at least one")
+
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        entries = list(entries)
+        return frozenset(id for policy in self.policies for id in policy(entries))
+
+
+Policy: TypeAlias = KeepAll | KeepLast | KeepEvery | KeepEveryMinutes | KeepBest | KeepAny
+
+
+def measured(metrics: object) -> dict[str, float]:
+    """The metrics that can be compared among those of a manifest, which may hold anything."""
+    found = metrics if isinstance(metrics, Mapping) else {}
+    return {name: float(value) for name, value in found.items() if _is_finite(value)}
+
+
+def to_json(policy: Policy) -> dict[str, Any]:
     """A policy as a JSON object, such as ``{"keep": "last", "n": 3}``."""
     match policy:
         case KeepLast(n):
             return {"keep": "last", "n": n}
         case KeepEvery(k):
             return {"keep": "every", "k": k}
+        case KeepEveryMinutes(minutes):
+            return {"keep": "minutes", "minutes": minutes}
+        case KeepBest(n, metric, mode):
+            return {"keep": "best", "n": n, "metric": metric, "mode": mode}
+        case KeepAny(policies):
+            return {"keep": "any", "of": [to_json(part) for part in policies]}
         case KeepAll():
             return {"keep": "all"}
 
 
-def from_json(value: object) -> Policy:
-    """Read what `to_json` gave; raises ProtocolError with the value for anything else."""
-    fields = value if isinstance(value, Mapping) else {}
+def from_json(value: object, depth: int = DEEPEST) -> Policy:
+    """Read what `to_json` gave; raises ProtocolError with the value for anything else, or for deeper unions."""
+    if depth < 0:
+        raise ProtocolError(f"a retention policy is nested deeper than {DEEPEST} unions")
+    fields = dict(value) if isinstance(value, Mapping) else {}
+    known: dict[object, tuple[type[Policy], set[str]]] = {
+        "all": (KeepAll, set()),
+        "last": (KeepLast, {"n"}),
+        "every": (KeepEvery, {"k"}),
+        "minutes": (KeepEveryMinutes, {"minutes"}),
+        "best": (KeepBest, {"n", "metric", "mode"}),
+    }
+    keep = fields.pop("keep", None)
     try:
-        match dict(fields):
-            case {"keep": "last", "n": n, **rest} if not rest:
-                return KeepLast(n)
-            case {"keep": "every", "k": k, **rest} if not rest:
-                return KeepEvery(k)
-            case {"keep": "all", **rest} if not rest:
-                return KeepAll()
+        if keep == "any" and fields.keys() == {"of"} and isinstance(fields["of"], list):
+            return KeepAny(tuple(from_json(part, depth - 1) for part in fields["of"]))
+        if isinstance(keep, str) and keep in known and fields.keys() == known[keep][1]:
+            return known[keep][0](**fields)
     except ConfigError as error:
         raise ProtocolError(f"a retention policy cannot be: {error}") from error
-    raise ProtocolError(f"a retention policy is {str(value)[:200]!r}; known are last, every and all")
+    raise ProtocolError(f"a retention policy is {str(value)[:200]!r}; known are any, {', '.join(map(str, known))}")
 
 
-def _demand_positive(what: str, value: object) -> None:
+def _newest(ids: Iterable[Id]) -> frozenset[Id]:
+    return frozenset(sorted(ids)[-1:])
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _demand_count(what: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{what} is {value!r}; give a whole number, 1 or more")
