@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fastckpt import metrics
 from fastckpt.config import Place, Settings
 from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
 from fastckpt.engine.link import Link
@@ -21,6 +20,7 @@ from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
+from fastckpt.metrics import counts, event, observe, unobserve, write_events_to
 from fastckpt.policy import retention
 from fastckpt.storage.directory import CheckpointDirectory
 
@@ -67,7 +67,7 @@ class Writer:
         weights_only: bool = True,
     ) -> None:
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
-        metrics.write_events_to(self.settings.events)
+        write_events_to(self.settings.events)
         self.directory = Path(os.path.realpath(checkpoint_dir))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.threads = self.settings.fill_threads or idle_cores(1)
@@ -82,37 +82,57 @@ class Writer:
         self._held: SaveId | None = None
         self._pid = os.getpid()
         self._closed = False
-        metrics.observe(self._beat)
+        observe(self._beat)
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory made ready for states like these; raises ArenaTooSmall."""
         self.check_usable()
         self._snapshots.prepare(states)
 
-    def save(self, step: int, states: Mapping[str, Any], storage_type: StorageType, path: str) -> SaveResult:
+    def save(
+        self,
+        step: int,
+        states: Mapping[str, Any],
+        storage_type: StorageType,
+        path: str,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveResult:
         """Save the states as files of these names.
 
         Raises:
             StepError: The step is older than one saved since the last resume.
+            ConfigError: A metric is no finite number.
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.check_usable()
         save = self._id(step)
         persist = StorageType(storage_type) is StorageType.DISK
+        measures = {"metrics": retention.checked(metrics)} if metrics else {}
         if save == self._held:
-            trouble = self._snapshots.notify(save, persist=True, path=_absolute(path)) if persist else ""
-            return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
+            return self._save_again(save, persist, path, measures)
         self._last = save
-        outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path))
+        outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
         if outcome.skipped:
             self.skipped += 1
-            metrics.counts["skipped_saves"] += 1
+            counts["skipped_saves"] += 1
         else:
             self._held = save
-            metrics.event("saved", step=save.step, rank=self.place.rank)
+            event("saved", step=save.step, rank=self.place.rank)
         self.link.beat(save.step, "")
-        self._clean_up(outcome.persisted)
+        self._clean_up()
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
+
+    def _save_again(self, save: SaveId, persist: bool, path: str, measures: dict[str, Any]) -> SaveResult:
+        """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
+        trouble = ""
+        try:
+            if measures:
+                self._snapshots.add_details(measures)
+        except OSError as error:
+            trouble = f"the metrics of {save} could not be kept: {error}"
+        if persist:
+            trouble = self._snapshots.notify(save, persist=True, path=_absolute(path)) or trouble
+        return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
         """Wait until nothing is on its way to storage; the step of the newest durable checkpoint, None if none is.
@@ -129,7 +149,7 @@ class Writer:
                     f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
                 )
             time.sleep(0.01)
-        self._clean_up([SaveId(*pair) for pair in status.persisted])
+        self._clean_up()
         if status.trouble:
             raise PersistError(status.trouble)
         return status.newest[1] if status.newest else None
@@ -145,7 +165,7 @@ class Writer:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        metrics.unobserve(self._beat)
+        unobserve(self._beat)
         self._snapshots.close()
         self.link.close()
         if not self.place.agent:
@@ -170,18 +190,29 @@ class Writer:
             "parent": list(self.resumed_from) if self.resumed_from else None,
         }
 
-    def _clean_up(self, persisted: list[SaveId]) -> None:
-        """Let a user's own deletion strategy see what became durable; it runs here, never in the agent."""
-        strategy = self._strategy
+    def _clean_up(self) -> None:
+        """Let a user's own deletion strategy see what became durable; it runs here, never in the agent.
+
+        Trouble with storage is logged. Whatever else the strategy raises is a mistake in it that its user should see:
+        it comes out of a save that is complete, and the next one goes on with the next checkpoint.
+        """
+        strategy, news = self._strategy, self.link.news
         if strategy is None or self.place.rank != 0 or policy_of(strategy) is not None:
+            news.clear()
             return
         delete = delete_function(CheckpointDirectory(self.directory))
-        for save in persisted:
+        while news:
+            save = news.popleft()
             try:
                 strategy.clean_up(save.step, delete)
             except (FastckptError, OSError) as error:
-                metrics.counts["deletion_failures"] += 1
+                counts["deletion_failures"] += 1
                 logger.warning("the deletion strategy could not delete: %s", error)
+            except Exception as error:
+                error.add_note(
+                    f"Raised by the deletion strategy for step {save.step}, when all was saved; saves go on."
+                )
+                raise
 
     def _beat(self, phase: str, fields: dict[str, Any]) -> None:
         if not phase.startswith(("snapshot.", "resume.")):

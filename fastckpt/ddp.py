@@ -3,14 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from fastckpt import metrics
 from fastckpt.checkpointer import SaveResult, StorageType, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import (
@@ -27,6 +26,7 @@ from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.format.manifest import MODEL
+from fastckpt.metrics import event
 
 __all__ = [
     "CheckpointDeletionStrategy",
@@ -102,6 +102,7 @@ class DdpCheckpointer:
         path: str | os.PathLike[str] = "",
         storage_type: StorageType = StorageType.MEMORY,
         rank_state: dict[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
         """Save the state of a step. Once this returns, the state may be changed.
 
@@ -115,13 +116,16 @@ class DdpCheckpointer:
             storage_type: MEMORY, or DISK to have it persisted in the background as well.
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
                 generators (CPU and current device) is added, and restored by `load_checkpoint`.
+            metrics: What was measured of this state, for `KeepBestStrategy`: finite numbers by name, of which those
+                of the first rank count. Saving a step again that is in memory adds them, until it is persisted.
 
         Raises:
             StepError: The step is older than one saved since the last load.
+            ConfigError: A metric is no finite number.
             NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size.
         """
-        return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path))
+        return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path), metrics)
 
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
         """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
@@ -206,7 +210,7 @@ class DdpCheckpointer:
                 "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
                 "very same results.", threads, torch.get_num_threads(), threads,
             )  # fmt: skip
-        metrics.event("resumed", step=step, tier=resumed.tier, rank=rank, seconds=seconds)
+        event("resumed", step=step, tier=resumed.tier, rank=rank, seconds=seconds)
         if rank == 0:
             logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
         return state  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 """A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +25,16 @@ RESERVE_TIMEOUT = 600.0
 
 
 class Link:
-    """One writer's link to the saver of its node."""
+    """One writer's link to the saver of its node.
+
+    Attributes:
+        news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
+    """
 
     def __init__(self, directory: Path, place: Place, address: str, policy: dict[str, Any]) -> None:
         """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
+        self.news: deque[SaveId] = deque()
         self._channel = Channel(address, CONNECT_TIMEOUT)
         hello = m.Hello(
             str(directory),
@@ -67,6 +73,7 @@ class Link:
         answer = _raised(self._channel.answer(RESERVE_TIMEOUT))
         if not isinstance(answer, m.Granted | m.Skipped):
             raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
+        self.news += [SaveId(*pair) for pair in answer.persisted]
         return answer
 
     def committed(self, save: SaveId, *, persist: bool, path: str = "") -> None:
@@ -87,7 +94,9 @@ class Link:
 
     def status(self) -> m.Status:
         """How far persistence is."""
-        return self._ask(m.Ask(), m.Status)
+        status = self._ask(m.Ask(), m.Status)
+        self.news += [SaveId(*pair) for pair in status.persisted]
+        return status
 
     def close(self) -> None:
         """Take leave: later saves do not wait for this writer."""

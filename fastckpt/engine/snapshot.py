@@ -34,12 +34,10 @@ class Outcome:
 
     Attributes:
         skipped: Why it was not taken; empty if it was.
-        persisted: Ids that became durable since the last save.
         trouble: What keeps persists from succeeding at the moment; empty for nothing.
     """
 
     skipped: str
-    persisted: list[SaveId]
     trouble: str
 
 
@@ -53,6 +51,7 @@ class Snapshotter:
         self._capacities: dict[str, int] = {}
         self._images: dict[Path, Image] = {}
         self._mapping = threading.Lock()
+        self._last: tuple[Path, slots.Done] | None = None
         self._filler = Filler(threads)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
@@ -81,10 +80,9 @@ class Snapshotter:
                 plans, sizes, answer = self._plan_and_begin(save, states)
         except TROUBLE as error:
             logger.warning("step %d was not saved: %s", step, error)
-            return Outcome(str(error), [], str(error))
-        persisted = [SaveId(*pair) for pair in answer.persisted]
+            return Outcome(str(error), str(error))
         if isinstance(answer, Skipped):
-            return Outcome(answer.reason, persisted, answer.trouble)
+            return Outcome(answer.reason, answer.trouble)
         self._capacities |= sizes
         slot = Path(answer.slot)
         try:
@@ -95,10 +93,20 @@ class Snapshotter:
                 self._filler.fill(copies)
                 del copies, plans
             with metrics.phase("snapshot.commit", step=step):
-                slots.commit(slot, self._link.place.local_rank, slots.Done(save, sizes, details))
+                self._commit(slot, slots.Done(save, sizes, details))
         except OSError as error:
-            return Outcome(f"{slot} cannot be written to: {error}", persisted, answer.trouble)
-        return Outcome("", persisted, self.notify(save, persist=persist) or answer.trouble)
+            return Outcome(f"{slot} cannot be written to: {error}", answer.trouble)
+        return Outcome("", self.notify(save, persist=persist) or answer.trouble)
+
+    def _commit(self, slot: Path, done: slots.Done) -> None:
+        slots.commit(slot, self._link.place.local_rank, done)
+        self._last = slot, done
+
+    def add_details(self, details: dict[str, Any]) -> None:
+        """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
+        if self._last is not None:
+            slot, done = self._last
+            self._commit(slot, replace(done, details=done.details | details))
 
     def _plan_and_begin(
         self, save: SaveId, states: Mapping[str, Any]
@@ -111,9 +119,7 @@ class Snapshotter:
             answer = self._link.slot()
         sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
         if isinstance(answer, Granted) and not self._has_room(Path(answer.slot), sizes):
-            told = answer.persisted
             answer = self._ask_for_room(save, Path(answer.slot), sizes)
-            answer = replace(answer, persisted=[*told, *answer.persisted])
         return plans, sizes, answer
 
     def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:

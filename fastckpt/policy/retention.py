@@ -157,6 +157,23 @@ def measured(metrics: object) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if _is_finite(value)}
 
 
+def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What a user measured, as floats; raises ConfigError with name and value for what is no finite number."""
+    found = {}
+    for name, value in metrics.items():
+        try:
+            number = math.nan if isinstance(value, str | bytes) else float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # say, of a tensor with several elements
+            number = math.nan
+        if not (isinstance(name, str) and math.isfinite(number)):
+            raise ConfigError(
+                f"the metric {name!r} is {str(value)[:80]}; metrics are finite numbers by name. Leave it out of the "
+                f"save if there is none: the checkpoint is kept like one that was not measured."
+            )
+        found[name] = number
+    return found
+
+
 def to_json(policy: Policy) -> dict[str, Any]:
     """A policy as a JSON object, such as ``{"keep": "last", "n": 3}``."""
     match policy:

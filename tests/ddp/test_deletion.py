@@ -1,26 +1,33 @@
 """Which checkpoints stay on storage, and what users' own deletion strategies may do."""
 
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastckpt.ddp import (
     CheckpointDeletionStrategy,
     DdpCheckpointer,
+    KeepAnyStrategy,
+    KeepBestStrategy,
     KeepLatestStepStrategy,
     KeepStepIntervalStrategy,
+    KeepTimeIntervalStrategy,
     StorageType,
 )
-from fastckpt.errors import ConfigError, PersistError
+from fastckpt.errors import ConfigError, NotLoadable, PersistError
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.ddp.conftest import Ranks, state, until
 
 
-def save(member: DdpCheckpointer, *steps: int) -> None:
-    for step in steps:
-        assert member.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
+def save(member: DdpCheckpointer, *steps: int, **measures: list[float]) -> None:
+    for i, step in enumerate(steps):
+        found = {name: values[i] for name, values in measures.items()}
+        assert member.save_checkpoint(step, state(step), storage_type=StorageType.DISK, metrics=found)
         member.wait_latest_checkpoint(60)
 
 
@@ -68,6 +75,52 @@ class TestOurs:
             save(one, *steps)
             ranks.end()
         assert on_storage(directory) == [4, 5]
+
+    def test_a_restart_of_the_agent_forgets_neither_times_nor_metrics(
+        self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Each launch knows of what came before only what lies on storage; the clock jumps back between two."""
+        now = [0.0]
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        minutes = {1: 605, 2: 607, 3: 612, 4: 614, 5: 550, 6: 552, 7: 561, 8: 563}
+        losses = {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: 2.0, 6: 9.0, 7: 8.0, 8: 7.0}
+        for steps in ((1, 2, 3), (4,), (5, 6), (7, 8)):
+            place = str(directory)
+            strategy = KeepAnyStrategy(KeepTimeIntervalStrategy(10, place), KeepBestStrategy(2, "loss", place))
+            (one,) = ranks.start(deletion_strategy=strategy)
+            one.load_checkpoint()
+            for step in steps:
+                now[0] = 60.0 * minutes[step]
+                save(one, step, loss=[losses[step]])
+            ranks.end()
+        assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
+
+    def test_the_best_are_kept_and_the_newest(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start(deletion_strategy=KeepBestStrategy(1, "accuracy", str(directory), mode="max"))
+        save(one, 1, 2, 3, accuracy=[0.5, 0.7, 0.6])
+        becomes(directory, 2, 3)
+        save(one, 4)
+        becomes(directory, 2, 4)
+        save(one, 5, accuracy=[0.8])
+        becomes(directory, 5)
+
+    def test_every_minutes_by_the_clock(self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+        now = [0.0]
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        (one,) = ranks.start(deletion_strategy=KeepTimeIntervalStrategy(60, str(directory)))
+        for step in range(1, 9):
+            now[0] += 25 * 60
+            save(one, step)
+        becomes(directory, 1, 3, 5, 8)
+
+    def test_a_union_refuses_what_cannot_be_united(self, directory: Path):
+        mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
+        with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
+            KeepAnyStrategy(two, mine)
+        with pytest.raises(ConfigError, match="all the same directory"):
+            KeepAnyStrategy(two, KeepLatestStepStrategy(2, str(directory / "other")))
+        with pytest.raises(ConfigError, match="at least one"):
+            KeepAnyStrategy()
 
     def test_an_older_history_goes_first(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
@@ -170,6 +223,38 @@ class TestTheirs:
         assert seen == [1, 2]
         assert on_storage(directory) == [1, 2]
 
+    def test_what_it_raises_comes_out_of_a_save_that_is_complete(self, ranks: Ranks, directory: Path):
+        class Faulty(Mine):
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                super().clean_up(step, delete_func)
+                if step in (1, 2):
+                    raise KeyError(f"no plan for {step}")
+
+        strategy = Faulty(directory)
+        (one,) = ranks.start(deletion_strategy=strategy)
+        for step in (1, 2):
+            one.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
+        until(lambda: on_storage(directory) == [1, 2], "both durable, and the strategy not told of all")
+        for step in (3, 4):
+            with pytest.raises(KeyError, match=f"no plan for {step - 2}") as raised:
+                one.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
+            assert f"Raised by the deletion strategy for step {step - 2}" in raised.value.__notes__[0]
+        save(one, 5)
+        one.save_checkpoint(6, state(6))
+        assert [step for step, _ in strategy.seen] == [1, 2, 3, 4, 5]
+        assert on_storage(directory) == [4, 5]
+        assert one.load_checkpoint()["step"] == 6
+
+    def test_hears_of_all_even_if_a_save_in_between_is_refused(self, ranks: Ranks, directory: Path):
+        strategy = Mine(directory)
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+        until(lambda: on_storage(directory) == [1], "step 1 durable")
+        with pytest.raises(NotLoadable, match=r"state\['path'\]"):
+            one.save_checkpoint(2, {**state(2), "path": directory})
+        one.save_checkpoint(3, state(3))
+        assert [step for step, _ in strategy.seen] == [1]
+
     def test_that_storage_refuses_does_not_end_training(self, ranks: Ranks, directory: Path, monkeypatch, said):
         def refuse(self: CheckpointDirectory, id: Any) -> None:
             raise PersistError("cannot delete: the file system is read-only")
@@ -179,3 +264,52 @@ class TestTheirs:
         monkeypatch.setattr(CheckpointDirectory, "delete", refuse)
         save(one, 3, 4)
         assert "read-only" in said.text
+
+
+class TestMetrics:
+    def kept(self, directory: Path) -> dict[int, Any]:
+        found = CheckpointDirectory(directory).checkpoints()
+        return {stored.id.step: stored.manifest.details.get("metrics") for stored in found}
+
+    def test_are_in_the_manifest(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics={"loss": torch.tensor(1.5), "epoch": 3})
+        one.save_checkpoint(2, state(2), metrics={"loss": 1.25})
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 1.25}}
+
+    def test_may_come_when_memory_holds_the_state_already(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1))
+        assert one.save_checkpoint(1, state(9), storage_type=StorageType.DISK, metrics={"loss": 0.5})
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 0.5}}
+        (stored,) = CheckpointDirectory(directory).checkpoints()
+        assert torch.load(stored.path / "model.pt")["step"] == 1
+
+    def test_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
+        for rank, member in enumerate(ranks.start(2)):
+            member.save_checkpoint(1, state(1), metrics={"loss": float(rank)})
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 0.0}}
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            *((math.nan, "nan"), (-math.inf, "-inf"), ("0.5", "0.5"), (None, "None"), ([1], r"\[1\]")),
+            *((torch.ones(2), "tensor"), (10**400, "1000")),
+        ],
+    )
+    def test_that_are_no_finite_numbers_are_refused_before_anything_is_saved(
+        self, ranks: Ranks, directory: Path, value: Any, shown: str
+    ):
+        (one,) = ranks.start()
+        with pytest.raises(ConfigError, match=f"the metric 'loss' is {shown}"):
+            one.save_checkpoint(1, state(1), metrics={"loss": value})
+        assert one.save_checkpoint(1, state(1))
+        assert one.load_checkpoint()["step"] == 1
+
+    def test_are_named_by_texts(self, ranks: Ranks):
+        (one,) = ranks.start()
+        with pytest.raises(ConfigError, match="the metric 3 is"):
+            one.save_checkpoint(1, state(1), metrics={3: 0.5})  # type: ignore[dict-item]
