@@ -15,6 +15,7 @@ from fastckpt.errors import ArenaInUse
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status
 from fastckpt.memory.arena import Arena, arena_path
+from fastckpt.memory.presence import forget_the_dead
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
 from fastckpt.storage.copier import Copier
@@ -23,7 +24,7 @@ from fastckpt.storage.identity import identity
 logger = logging.getLogger("fastckpt")
 
 ORPHANS_DEADLINE = 10.0
-"""Seconds to wait for the writers of a dead owner to be gone before its memory counts as lost."""
+"""Seconds that killed writers of a dead owner have to be gone before its memory counts as lost."""
 DECISIONS = 64
 """How many decisions on saves are remembered, for writers that are behind."""
 
@@ -37,8 +38,7 @@ class Keeper:
         self._settings = settings
         path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
-        self.arena.make_slots(settings.slots)
-        self.slots = [Slot(path) for path in self.arena.slots]
+        self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
         self._room = Room(self.arena, self.slots, self.newest)
         self.persister = Persister(self.directory, hello.group_rank, self.newest, copier)
@@ -50,12 +50,16 @@ class Keeper:
     async def open(self) -> None:
         """Read what memory and storage hold."""
         loop = asyncio.get_running_loop()
-        alone = await loop.run_in_executor(None, self.arena.wait_for_writers, ORPHANS_DEADLINE)
+        alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
         ours = self.arena.claim_for(await loop.run_in_executor(None, identity, self.directory))
+        if not (alone and ours):
+            self.arena.renew()
+        self.arena.make_slots(self._settings.slots)
+        self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
-            slot.recover() if alone and ours else slot.clear()
+            slot.recover()
         durable = await self.persister.open()
         self.writers.newest_history = max(
             [slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0]
@@ -86,6 +90,7 @@ class Keeper:
             slot.recover()
             slot.pins.update(pins)
         self.progress.tell()
+        forget_the_dead(self.arena.path)
         self.writers.restart()
         self._decisions.clear()
         self._flush()

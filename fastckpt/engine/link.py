@@ -10,8 +10,7 @@ from fastckpt.errors import FastckptError, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
-from fastckpt.memory.arena import hold_writers_lock
-from fastckpt.memory.locks import close_lock
+from fastckpt.memory.presence import Presence
 from fastckpt.memory.telemetry import TelemetryBlock
 
 M = TypeVar("M", bound=m.Message)
@@ -48,12 +47,12 @@ class Link:
         try:
             welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
             self._telemetry = TelemetryBlock(welcome.telemetry) if welcome.telemetry else None
-        except FastckptError:
+            self._presence = Presence(Path(welcome.arena))
+        except (FastckptError, OSError):
             self._channel.close()
             raise
         self.arena = Path(welcome.arena)
         self.history = welcome.history
-        self._lock = hold_writers_lock(self.arena)
 
     def beat(self, step: int, phase: str) -> None:
         """Say how far this worker is, where the agent can read it when the worker is dead."""
@@ -107,7 +106,7 @@ class Link:
         self._channel.close()
         if self._telemetry:
             self._telemetry.close()
-        close_lock(self._lock)
+        self._presence.close()
 
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
         answer = _raised(self._channel.ask(message, timeout))

@@ -3,22 +3,25 @@
 import hashlib
 import json
 import os
+import re
 import shutil
-import socket
 import stat
 import time
 from pathlib import Path
-from typing import Self
-
-import psutil
+from typing import Any, Self
 
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
+from fastckpt.memory import presence
 from fastckpt.memory.headroom import headroom
-from fastckpt.memory.locks import close_lock, open_lock, take_shared, try_exclusive
+from fastckpt.memory.locks import close_lock, open_lock, try_exclusive
+from fastckpt.memory.processes import Process, boot_id
+from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
-_OWNER, _WRITERS, _IDENTITY = "owner", "writers", "identity"
+OWNER = "owner"
+_IDENTITY, _SLOT = "identity", "slot-"
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
@@ -39,10 +42,10 @@ class Arena:
     The lock on its ``owner`` file says that somebody owns it; the file says who.
     """
 
-    def __init__(self, path: Path, checkpoint_dir: str, lock: int, adopted: bool) -> None:
+    def __init__(self, path: Path, checkpoint_dir: str, lock: int) -> None:
         self.path = path
-        self.adopted = adopted
-        self.slots: list[Path] = sorted(path.glob("slot-*"))
+        self.slots = slots_of(path)
+        self.adopted = bool(self.slots)
         self._checkpoint_dir = checkpoint_dir
         self._claim = ""
         self._lock = lock
@@ -57,28 +60,32 @@ class Arena:
         end = time.monotonic() + FORKS_DEADLINE
         while True:
             _make_private(path)
-            lock = open_lock(path / _OWNER)
+            lock = open_lock(path / OWNER)
+            former = Process.from_record(_owner(lock))
             if not try_exclusive(lock):
-                owner = os.pread(lock, 4096, 0).decode(errors="replace")
                 close_lock(lock)
-                if not _is_alive(owner) and time.monotonic() < end:
+                if not (former and former.is_alive()) and time.monotonic() < end:
                     time.sleep(0.01)
                     continue
                 raise ArenaInUse(
-                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: {owner}. End that "
-                    f"job, or give this one another checkpoint directory."
+                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: "
+                    f"{former or 'a process that did not sign'}. End that job, or give this one another checkpoint "
+                    f"directory."
                 )
-            if _is_named(lock, path / _OWNER):
+            if is_named(lock, path / OWNER):
                 break
             close_lock(lock)  # the former owner removed it between our open and our lock
-        adopted = os.fstat(lock).st_size > 0
         _sign(lock, checkpoint_dir)
-        return cls(path, checkpoint_dir, lock, adopted)
+        _remove_strays(path)
+        arena = cls(path, checkpoint_dir, lock)
+        if former is not None and former.boot != boot_id():
+            arena.renew()  # its bytes were never meant to outlive the kernel's end
+        return arena
 
     def restore(self) -> None:
         """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid."""
         _make_private(self.path)
-        lock = open_lock(self.path / _OWNER)
+        lock = open_lock(self.path / OWNER)
         if not try_exclusive(lock):
             close_lock(lock)
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
@@ -100,29 +107,41 @@ class Arena:
         What is in memory for a directory that was removed since is nobody's, though the new one has its name.
         """
         mark = self.path / _IDENTITY
-        before = mark.read_text() if mark.exists() else ""
+        try:
+            before = read_small(mark).decode(errors="replace")
+        except OSError:
+            before = ""
+        mark.unlink(missing_ok=True)
         mark.write_text(identity)
         self._claim = identity
         return bool(identity) and before == identity
 
-    def wait_for_writers(self, seconds: float) -> bool:
-        """Wait until no writer of the former owner is left; False if one still is when the time is over."""
-        lock = open_lock(self.path / _WRITERS)
-        end = time.monotonic() + seconds
-        try:
-            while not try_exclusive(lock):
-                if time.monotonic() > end:
-                    return False
-                time.sleep(0.01)
-            return True
-        finally:
-            close_lock(lock)
+    def drive_out_writers(self, seconds: float) -> bool:
+        """End the writers of the former owner; False if one may still write when the time is over."""
+        return presence.drive_out(self.path, seconds)
+
+    def renew(self) -> None:
+        """Forget all that is in memory, also where others still write to it.
+
+        They have the old images mapped, and know the old slots by their names: the new ones get others.
+        """
+        count = len(self.slots)
+        first = 1 + max((_number(slot) for slot in self.slots), default=-1)
+        for slot in list(self.slots):
+            self.drop(slot)
+        (self.path / presence.LOCK).unlink(missing_ok=True)
+        self._make_slots(first, count)
 
     def make_slots(self, count: int) -> None:
         """Have at least ``count`` slots; those that are there stay."""
-        for i in range(count):
-            (self.path / f"slot-{i}").mkdir(mode=0o700, exist_ok=True)
-        self.slots = sorted(self.path.glob("slot-*"))
+        taken = [_number(slot) for slot in self.slots]
+        self._make_slots(1 + max(taken, default=-1), max(0, count - len(taken)))
+
+    def _make_slots(self, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            slot = self.path / f"{_SLOT}{number}"
+            slot.mkdir(mode=0o700)
+            self.slots.append(slot)
 
     def reserve(self, slot: Path, name: str, size: int) -> None:
         """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
@@ -164,11 +183,10 @@ def too_small(path: Path, size: int, slots: int, free: str) -> str:
     )
 
 
-def hold_writers_lock(arena: Path) -> int:
-    """Tell adopters of the arena that this process may write to it, until it calls `close_lock`."""
-    lock = open_lock(arena / _WRITERS)
-    take_shared(lock)
-    return lock
+def slots_of(arena: Path) -> list[Path]:
+    """The slots that are there; what only has the name of one is none."""
+    found = [arena / name for name in names_in(arena) if name.startswith(_SLOT)]
+    return sorted((path for path in found if _number(path) >= 0 and _is_directory(path)), key=_number)
 
 
 def _make_private(path: Path) -> None:
@@ -181,7 +199,8 @@ def _make_private(path: Path) -> None:
         )
 
 
-def _is_named(fd: int, path: Path) -> bool:
+def is_named(fd: int, path: Path) -> bool:
+    """Whether ``path`` still leads to the file that was opened."""
     try:
         named, opened = path.stat(follow_symlinks=False), os.fstat(fd)
     except FileNotFoundError:
@@ -189,21 +208,33 @@ def _is_named(fd: int, path: Path) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
-def _is_alive(owner: str) -> bool:
+def _number(slot: Path) -> int:
+    digits = slot.name.removeprefix(_SLOT)
+    return int(digits) if _NUMBER.fullmatch(digits) else -1
+
+
+def _remove_strays(arena: Path) -> None:
+    """Make way for slots where something else has the name of one."""
+    for name in names_in(arena):
+        path = arena / name
+        if name.startswith(_SLOT) and not _is_directory(path):
+            path.unlink(missing_ok=True)
+
+
+def _is_directory(path: Path) -> bool:
     try:
-        identity = json.loads(owner)
-        return bool(psutil.Process(identity["pid"]).create_time() == identity["started"])
-    except (ValueError, TypeError, KeyError, psutil.Error):
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
         return False
+
+
+def _owner(lock: int) -> dict[str, Any]:
+    return parse_record(os.pread(lock, LARGEST, 0))
 
 
 def _sign(lock: int, checkpoint_dir: str) -> None:
     """Say in the owner's file who owns the arena, and for what."""
-    owner = {
-        "pid": os.getpid(),
-        "started": psutil.Process().create_time(),
-        "host": socket.gethostname(),
-        "directory": checkpoint_dir,
-    }
-    os.truncate(lock, 0)
-    os.pwrite(lock, json.dumps(owner).encode(), 0)
+    data = json.dumps(Process.current().to_record() | {"directory": checkpoint_dir}).encode()
+    before = os.fstat(lock).st_size
+    os.pwrite(lock, data.ljust(before), 0)  # in one go: whenever we die, it can be read
+    os.truncate(lock, len(data))

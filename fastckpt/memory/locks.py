@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 _held: set[int] = set()
@@ -9,23 +10,44 @@ _held: set[int] = set()
 
 def open_lock(path: Path) -> int:
     """A descriptor of a lock file, made if need be; to be closed with `close_lock`."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    return _open(path, os.O_RDWR | os.O_CREAT)
+
+
+def open_lock_of_others(path: Path) -> int:
+    """The same of a lock file that must be there; nothing is written to it."""
+    return _open(path, os.O_RDONLY)
+
+
+def hold(fd: int) -> None:
+    """Have forked children close this descriptor, since a lock was taken on it."""
     _held.add(fd)
+
+
+def _open(path: Path, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file")
+    hold(fd)
     return fd
 
 
 def try_exclusive(fd: int) -> bool:
     """Take the lock for this process alone; False if others have it."""
+    return _try(fd, fcntl.LOCK_EX)
+
+
+def try_shared(fd: int) -> bool:
+    """Take the lock together with others; False if somebody has it alone."""
+    return _try(fd, fcntl.LOCK_SH)
+
+
+def _try(fd: int, kind: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def take_shared(fd: int) -> None:
-    """Take the lock together with others."""
-    fcntl.flock(fd, fcntl.LOCK_SH)
 
 
 def close_lock(fd: int) -> None:

@@ -23,7 +23,8 @@ from fastckpt.errors import ArenaInUse, FastckptError, PersistError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel, pack
 from fastckpt.memory import slots
-from fastckpt.memory.arena import arena_path, hold_writers_lock
+from fastckpt.memory.arena import arena_path
+from fastckpt.memory.presence import Presence
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.ddp.conftest import Ranks, state, until
@@ -194,7 +195,7 @@ class TestTwoJobs:
         ranks.start()
         second = Ranks(directory, ranks._monkeypatch)
         try:
-            with pytest.raises(ArenaInUse, match=rf'in use by another job on this host.*"pid": {os.getpid()}'):
+            with pytest.raises(ArenaInUse, match=rf"in use by another job on this host: process {os.getpid()} on "):
                 second.start()
         finally:
             second.end()
@@ -274,16 +275,16 @@ class TestOrphans:
     def test_memory_that_an_orphan_may_write_to_is_not_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
         monkeypatch.setattr(keeper, "ORPHANS_DEADLINE", 0.1)
         path = self.left_in_memory(ranks, directory)
-        orphan = hold_writers_lock(path)
+        orphan = Presence(path)
         (one,) = ranks.start()
-        os.close(orphan)
+        orphan.close()
         assert "writers of an earlier job still use" in said.text
         assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "storage"
         assert one.save_checkpoint(3, state(3))
 
     def test_one_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
         path = self.left_in_memory(ranks, directory)
-        threading.Timer(0.3, os.close, (hold_writers_lock(path),)).start()
+        threading.Timer(0.3, Presence(path).close).start()
         (one,) = ranks.start()
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
 

@@ -1,0 +1,83 @@
+"""Who may write to an arena: each writer signs there and shares a lock, which an adopter must have for itself."""
+
+import logging
+import time
+from pathlib import Path
+
+from fastckpt import metrics
+from fastckpt.errors import ArenaInUse
+from fastckpt.memory.locks import close_lock, open_lock, try_exclusive, try_shared
+from fastckpt.memory.processes import Process
+from fastckpt.memory.records import names_in, read_record, write_record
+
+logger = logging.getLogger("fastckpt")
+
+LOCK = "writers"
+DEADLINE = 30.0
+"""Seconds for a writer to share the lock: nobody has it alone for longer than a look takes."""
+_SIGNATURE = "writer-"
+
+
+class Presence:
+    """Says that this process may write to the arena, until `close` or its end."""
+
+    def __init__(self, arena: Path) -> None:
+        """Sign, then share the lock; raises ArenaInUse if somebody keeps it."""
+        self._lock = open_lock(arena / LOCK)
+        process = Process.current()
+        self._signature = arena / f"{_SIGNATURE}{process.pid}-{self._lock}"
+        try:
+            write_record(self._signature, process.to_record())  # first: who has the lock can be found
+            self._share(arena)
+        except (OSError, ArenaInUse):
+            self.close()
+            raise
+
+    def _share(self, arena: Path) -> None:
+        end = time.monotonic() + DEADLINE
+        while not try_shared(self._lock):
+            if time.monotonic() > end:
+                raise ArenaInUse(f"a process keeps {arena / LOCK} locked for itself; end it, or remove {arena}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._signature.unlink(missing_ok=True)
+        close_lock(self._lock)
+
+
+def signed(arena: Path) -> list[tuple[Path, Process]]:
+    """The signatures of writers that have not taken leave, the dead among them, and whose they are."""
+    found = [(arena / name, read_record(arena / name)) for name in names_in(arena) if name.startswith(_SIGNATURE)]
+    return [(path, process) for path, record in found if (process := Process.from_record(record)) is not None]
+
+
+def forget_the_dead(arena: Path) -> None:
+    """Remove signatures of writers that are gone."""
+    for path, process in signed(arena):
+        if not process.is_alive():
+            path.unlink(missing_ok=True)
+
+
+def drive_out(arena: Path, seconds: float) -> bool:
+    """End the writers that a dead owner left; False if somebody still may write after ``seconds``.
+
+    Call as the arena's owner. Killed is only who signed, shares the lock and runs here for this user.
+    """
+    lock = open_lock(arena / LOCK)
+    end = time.monotonic() + seconds
+    try:
+        if not try_exclusive(lock):
+            killed = sorted({process.pid for _, process in signed(arena) if process.kill()})
+            if killed:
+                metrics.event("orphans_killed", pids=killed)
+                logger.warning("killed processes %s, which a dead job left writing to %s", killed, arena)
+            while not try_exclusive(lock):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.01)
+        for path, _ in signed(arena):
+            path.unlink(missing_ok=True)
+        return True
+    finally:
+        close_lock(lock)

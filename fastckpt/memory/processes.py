@@ -1,0 +1,118 @@
+"""Who a process is, beyond its number, which the kernel gives to others later."""
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it signs what it owns.
+
+    Attributes:
+        pid: Its number in its pid namespace.
+        ticks: When it started, in clock ticks since the boot: no jump of the clock changes that.
+        boot: The boot id of the kernel that it runs on.
+        namespace: The number of its pid namespace.
+        host: The name of its host.
+        started: When it started, to be read by people.
+    """
+
+    pid: int
+    ticks: int
+    boot: str
+    namespace: int
+    host: str = ""
+    started: str = ""
+
+    @classmethod
+    def current(cls) -> Self:
+        """This process."""
+        pid, started = os.getpid(), time.localtime(psutil.Process().create_time())
+        readable = time.strftime("%Y-%m-%d %H:%M:%S", started)
+        return cls(pid, _ticks(pid), boot_id(), pid_namespace(), socket.gethostname(), readable)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self | None:
+        """The process that a record tells of, as `to_record` made it; None if it tells of none."""
+        match record:
+            case {"pid": int(pid), "ticks": int(ticks), "boot": str(boot), "namespace": int(namespace)}:
+                host, started = record.get("host"), record.get("started")
+                return cls(pid, ticks, boot, namespace, str(host or "")[:100], str(started or "")[:100])
+        return None
+
+    def to_record(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    def is_here(self) -> bool:
+        """Whether its number means the same here: this boot of this kernel, this pid namespace."""
+        return (self.boot, self.namespace) == (boot_id(), pid_namespace())
+
+    def is_alive(self) -> bool:
+        """Whether it runs, as far as can be told from here."""
+        return self.is_here() and self.ticks == _ticks(self.pid) > 0
+
+    def kill(self) -> bool:
+        """Kill it, if it runs here for this user; whether that was done. Never hits another process of its number."""
+        if self.pid <= 1 or self.pid == os.getpid() or not self.is_here():
+            return False
+        try:
+            handle = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            # Whoever has the number now, the handle stays with the process that had it when it was opened.
+            if not self.is_alive() or _user(self.pid) != os.getuid():
+                return False
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+        return True
+
+    def __str__(self) -> str:
+        elsewhere = "" if self.is_here() or self.boot != boot_id() else " of another pid namespace"
+        return f"process {self.pid}{elsewhere} on {self.host or 'this host'}, started {self.started or 'some time ago'}"
+
+
+@cache
+def boot_id() -> str:
+    """What the kernel calls this boot; empty where it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> int:
+    """The number of the pid namespace of this process; 0 where the kernel does not tell."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _ticks(pid: int) -> int:
+    """When a process started, in clock ticks since the boot; 0 if there is none, or it is dead and not reaped."""
+    try:
+        # The name before the last parenthesis may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19]) if fields and fields[0] not in b"ZX" else 0
+
+
+def _user(pid: int) -> int:
+    try:
+        return psutil.Process(pid).uids().real
+    except psutil.Error:
+        return -1
