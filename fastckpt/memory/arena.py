@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -19,8 +20,10 @@ from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
-OWNER = "owner"
-_IDENTITY, _SLOT = "identity", "slot-"
+GLANCE = 0.1
+"""Seconds for which somebody who only looks at an arena may have its lock."""
+OWNER, IDENTITY = "owner", "identity"
+_SLOT = "slot-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -57,24 +60,8 @@ class Arena:
         Raises:
             ArenaInUse: Its owner is alive, or it does not belong to this user.
         """
-        end = time.monotonic() + FORKS_DEADLINE
-        while True:
-            _make_private(path)
-            lock = open_lock(path / OWNER)
-            former = Process.from_record(_owner(lock))
-            if not try_exclusive(lock):
-                close_lock(lock)
-                if not (former and former.is_alive()) and time.monotonic() < end:
-                    time.sleep(0.01)
-                    continue
-                raise ArenaInUse(
-                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: "
-                    f"{former or 'a process that did not sign'}. End that job, or give this one another checkpoint "
-                    f"directory."
-                )
-            if is_named(lock, path / OWNER):
-                break
-            close_lock(lock)  # the former owner removed it between our open and our lock
+        lock = _own(path, checkpoint_dir)
+        former = Process.from_record(_owner(lock))
         _sign(lock, checkpoint_dir)
         _remove_strays(path)
         arena = cls(path, checkpoint_dir, lock)
@@ -90,7 +77,7 @@ class Arena:
             close_lock(lock)
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
         _sign(lock, self._checkpoint_dir)
-        (self.path / _IDENTITY).write_text(self._claim)
+        (self.path / IDENTITY).write_text(self._claim)
         close_lock(self._lock)
         self._lock = lock
         for slot in self.slots:
@@ -106,7 +93,7 @@ class Arena:
 
         What is in memory for a directory that was removed since is nobody's, though the new one has its name.
         """
-        mark = self.path / _IDENTITY
+        mark = self.path / IDENTITY
         try:
             before = read_small(mark).decode(errors="replace")
         except OSError:
@@ -167,7 +154,7 @@ class Arena:
 
     def remove(self) -> None:
         """Give the memory back."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        erase(self.path)
         close_lock(self._lock)
 
     def release(self) -> None:
@@ -181,6 +168,42 @@ def too_small(path: Path, size: int, slots: int, free: str) -> str:
         f"shared memory cannot hold {slots} x {size / 2**30:.2f} GiB under {path.parent}: {free}. Enlarge it (docker: "
         f"--shm-size; a memory limit: raise it), choose another tmpfs with --fast-shm-dir, or use --fast-slots 2."
     )
+
+
+def _own(path: Path, checkpoint_dir: str) -> int:
+    """The lock of an arena that nobody else owns, which is made if need be; raises ArenaInUse."""
+    start = time.monotonic()
+    while True:
+        try:
+            _make_private(path)
+            lock = open_lock(path / OWNER)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            continue  # the former owner removed it
+        owner, owned = Process.from_record(_owner(lock)), not try_exclusive(lock)
+        if is_named(lock, path / OWNER):
+            if not owned:
+                return lock
+            patience = GLANCE if owner and owner.is_alive() else FORKS_DEADLINE
+            if time.monotonic() > start + patience:
+                close_lock(lock)
+                raise ArenaInUse(
+                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: "
+                    f"{owner or 'a process that did not sign'}. End that job, or give this one another."
+                )
+        close_lock(lock)
+        time.sleep(0.01)
+
+
+def erase(path: Path) -> None:
+    """Remove an arena, under another name: nobody finds half of it. What cannot be removed stays."""
+    gone = path.with_name(f"{path.name.partition('.')[0]}.removed-{secrets.token_hex(4)}")
+    try:
+        path.rename(gone)
+    except OSError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def slots_of(arena: Path) -> list[Path]:

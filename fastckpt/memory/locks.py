@@ -18,9 +18,18 @@ def open_lock_of_others(path: Path) -> int:
     return _open(path, os.O_RDONLY)
 
 
-def hold(fd: int) -> None:
-    """Have forked children close this descriptor, since a lock was taken on it."""
-    _held.add(fd)
+def lock_of(fd: int) -> int:
+    """A descriptor of the same opening that has the lock for this process alone; to be closed with `close_lock`.
+
+    Raises:
+        OSError: Others have it.
+    """
+    lock = os.dup(fd)
+    _held.add(lock)
+    if not try_exclusive(lock):
+        close_lock(lock)
+        raise OSError("the file was just made, and is locked already")
+    return lock
 
 
 def _open(path: Path, flags: int) -> int:
@@ -28,7 +37,7 @@ def _open(path: Path, flags: int) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"{path} is not a regular file")
-    hold(fd)
+    _held.add(fd)
     return fd
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,19 @@ def read(slot: Path) -> Records:
     return Records(
         begun, {writer: record for writer, record in done.items() if record}, _digested(read_record(slot / _DIGESTS))
     )
+
+
+def damage(slot: Path, records: Records) -> str:
+    """What is wrong with the images of the committed checkpoint, by their kinds and sizes; empty for nothing."""
+    for name, size in records.files.items():
+        try:
+            status = (slot / name).lstat()
+        except OSError as error:
+            return str(error)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            kind = stat.filemode(status.st_mode)
+            return f"{slot / name} ({kind}) has {status.st_size} bytes; it was committed as a file of {size}"
+    return ""
 
 
 def _begin(record: dict[str, Any]) -> Begin | None:

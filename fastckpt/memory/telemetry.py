@@ -11,10 +11,13 @@ from pathlib import Path
 import posix_ipc
 
 from fastckpt.errors import FastckptError
+from fastckpt.memory.locks import close_lock, lock_of
 
 LINE = 64
 """Bytes of a rank's block: one cache line, so that ranks do not slow each other down."""
 LONGEST_NAME = 200
+BLOCKS = Path("/dev/shm")
+"""Where the C library keeps these blocks."""
 _LAYOUT = struct.Struct("<QqQ40s")
 
 
@@ -39,9 +42,10 @@ class TelemetryBlock:
     """The blocks of all local ranks of a node, in a POSIX shared memory object."""
 
     def __init__(self, name: str, ranks: int = 0) -> None:
-        """Open ``name``, or make it anew with room for ``ranks`` if that is given."""
+        """Open ``name``, or make it anew with room for ``ranks`` if that is given, and own it until `close`."""
         if ranks:
             unlink(name)
+        self._lock = -1
         flags = posix_ipc.O_CREX if ranks else 0
         try:
             memory = posix_ipc.SharedMemory(name, flags, mode=0o600, size=ranks * LINE)
@@ -52,6 +56,8 @@ class TelemetryBlock:
         self.name = name
         try:
             self._map = mmap.mmap(memory.fd, memory.size)
+            if ranks:
+                self._lock = lock_of(memory.fd)
         finally:
             memory.close_fd()
 
@@ -68,6 +74,8 @@ class TelemetryBlock:
     def close(self) -> None:
         """Unmap."""
         self._map.close()
+        if self._lock >= 0:
+            close_lock(self._lock)
 
 
 def telemetry_name(arena: Path) -> str:
@@ -80,5 +88,5 @@ def unlink(name: str) -> None:
     """Remove the object if it is there; who has mapped it keeps it."""
     try:
         posix_ipc.unlink_shared_memory(name)
-    except posix_ipc.ExistentialError:
-        pass
+    except (posix_ipc.Error, OSError):
+        pass  # there is none, or it is another user's
