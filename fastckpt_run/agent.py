@@ -70,8 +70,9 @@ class FastckptAgent(LocalElasticAgent):
             raise ConfigError(f"events cannot be written to {self._settings.events}: {error.strerror}") from error
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        forget_last_round(worker_group.spec.rdzv_handler)
-        super()._rendezvous(worker_group)
+        with metrics.phase("launch.rendezvous"):
+            forget_last_round(worker_group.spec.rdzv_handler)
+            super()._rendezvous(worker_group)
 
     def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
         super()._set_local_rank_env(worker_env, local_rank, spec)

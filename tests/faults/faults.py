@@ -1,6 +1,8 @@
-"""Faults that read as sentences: ``kill(rank=1, at="snapshot.fill", step=20)``; each strikes once in a job."""
+"""Faults that read as sentences: ``kill(rank=1, at="snapshot.fill", step=20)``; a job's faults strike once, in turn."""
 
+import contextlib
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -8,89 +10,172 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fastckpt import metrics
 from fastckpt.memory import fill
 
 _CLOCK_MONOTONIC = 1
+_AGENT_PHASES = ("persist.", "arena.", "launch.")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """SIGKILL of the worker ``rank`` when it, or the agent, enters the phase ``at`` at ``step``.
+    """What happens when a rank, or the agent, enters the phase ``at`` at ``step`` or later.
+
+    A phase that belongs to no step, such as resume.load, is entered at any.
+    """
+
+    at: str
+    step: int
+
+    @property
+    def by_agent(self) -> bool:
+        return self.at.startswith(_AGENT_PHASES)
+
+    def is_due(self, phase: str, fields: dict[str, Any]) -> bool:
+        return self.at == phase and fields.get("step", self.step) >= self.step
+
+    def strike(self, out: Path) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    """SIGKILL of the victims, which ``rank`` sees enter the phase, unless it is one of the agent's.
 
     With ``after``, as many seconds later, at whatever instant that is. With ``copied``, in the middle of a fill: when
     that many copies and half of the next one are done.
     """
 
     rank: int
-    at: str
-    step: int
+    victims: str = "worker"
     after: float = 0.0
     copied: int | None = None
 
-    @property
-    def by_agent(self) -> bool:
-        return self.at.startswith(("persist.", "arena."))
+    def strike(self, out: Path) -> None:
+        if self.copied is not None:
+            _kill_within_a_copy(self.copied)
+        elif self.after:
+            _kill_after(self.after)
+        else:
+            self._kill(out, os.getpid() if self.by_agent else os.getppid())
 
-    def __str__(self) -> str:
-        parts = [f"rank={self.rank}", f'at="{self.at}"', f"step={self.step}"]
-        parts += [f"after={self.after:.4f}"] if self.after else []
-        parts += [f"copied={self.copied}"] if self.copied is not None else []
-        return f"kill({', '.join(parts)})"
+    def _kill(self, out: Path, agent: int) -> None:
+        ranks = f"pid.{self.rank}" if self.victims == "worker" else "pid.*"
+        workers = [int(path.read_text()) for path in out.glob(ranks) if self.victims != "agent"]
+        pids = [pid for pid in workers if _is_child(pid, agent)]
+        pids += [agent] if self.victims.startswith("agent") else []
+        for pid in sorted(pids, key=lambda pid: pid == os.getpid()):  # itself last
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not self.by_agent:
+            time.sleep(60)  # it goes no further, though it may be its parent's end that kills it
 
 
-def kill(rank: int, at: str, step: int, after: float = 0.0, copied: int | None = None) -> Fault:
-    return Fault(rank, at, step, after, copied)
+@dataclass(frozen=True)
+class Delay(Fault):
+    """The phase begins so many seconds late."""
+
+    seconds: float
+    rank: int = 0
+
+    def strike(self, out: Path) -> None:
+        time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Refusal(Fault):
+    """From here on so many calls of a function of os on the checkpoint directory fail in the agent."""
+
+    call: str
+    error: str
+    times: int = 1
+
+    def strike(self, out: Path) -> None:
+        real, number, left = getattr(os, self.call), getattr(errno, self.error), self.times
+
+        def refuse(target: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+            if left and "/checkpoints" in path:
+                left -= 1
+                raise OSError(number, os.strerror(number), path)
+            return real(target, *args, **kwargs)
+
+        setattr(os, self.call, refuse)
+
+
+def kill(rank: int, at: str, step: int = 0, after: float = 0.0, copied: int | None = None) -> Fault:
+    return Kill(at, step, rank, "worker", after, copied)
+
+
+def kill_both(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Kill(at, step, seen_by, "both workers")
+
+
+def kill_agent(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Kill(at, step, seen_by, "agent")
+
+
+def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
+    return Kill(at, step, seen_by, "agent and workers")
+
+
+def delay(seconds: float, at: str, step: int = 0) -> Fault:
+    return Delay(at, step, seconds)
+
+
+def refuse(call: str, error: str, at: str, step: int = 0, times: int = 1) -> Fault:
+    """``refuse("fsync", "EIO", at="persist.manifest")``: the call is a function of os, the error one of errno."""
+    return Refusal(at, step, call, error, times)
 
 
 def to_text(faults: list[Fault]) -> str:
-    return "\n".join(map(str, faults))
+    return "\n".join(map(repr, faults))
 
 
 def from_text(text: str) -> list[Fault]:
-    return [eval(line, {"kill": kill}) for line in text.splitlines()]  # the test wrote it
+    names = {"Kill": Kill, "Delay": Delay, "Refusal": Refusal}
+    return [eval(line, names) for line in text.splitlines()]  # the test wrote it
 
 
 def strike_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
-    """Let this process, a worker, die by those faults that are its own."""
-    mine = [fault for fault in faults if fault.rank == rank and not fault.by_agent]
-
-    def observe(phase: str, fields: dict[str, Any]) -> None:
-        for fault in mine:
-            if (fault.at, fault.step) == (phase, fields.get("step")) and _first_time(fault, out):
-                _kill_this_process(fault)
-
-    metrics.observe(observe)
+    """Let those faults strike that happen in the phases of this process, a worker."""
+    _strike(faults, out, lambda fault: not fault.by_agent and getattr(fault, "rank", 0) == rank)
 
 
 def strike_from_agent(faults: list[Fault], out: Path) -> None:
-    """Let this process, the agent, kill its workers by those faults that happen in its own phases."""
-    mine = [fault for fault in faults if fault.by_agent]
+    """Let those faults strike that happen in the phases of this process, the agent."""
+    _strike(faults, out, lambda fault: fault.by_agent)
+
+
+def _strike(faults: list[Fault], out: Path, is_mine: Any) -> None:
+    mine = [(turn, fault) for turn, fault in enumerate(faults) if is_mine(fault)]
 
     def observe(phase: str, fields: dict[str, Any]) -> None:
-        for fault in mine:
-            if (fault.at, fault.step) == (phase, fields.get("step")) and _first_time(fault, out):
-                os.kill(int((out / f"pid.{fault.rank}").read_text()), signal.SIGKILL)
+        for turn, fault in mine:
+            if fault.is_due(phase, fields) and _is_its_turn(turn, fault, out):
+                fault.strike(out)
 
-    metrics.observe(observe)
+    if mine:
+        metrics.observe(observe)
 
 
-def _first_time(fault: Fault, out: Path) -> bool:
-    try:
-        (out / f"struck: {fault}").touch(exist_ok=False)
-    except FileExistsError:
+def _is_its_turn(turn: int, fault: Fault, out: Path) -> bool:
+    if turn != len(list(out.glob("struck.*"))):
         return False
-    return True
+    with contextlib.suppress(FileExistsError), (out / f"struck.{turn}").open("x") as file:
+        file.write(str(fault))
+        return True
+    return False  # in another thread
 
 
-def _kill_this_process(fault: Fault) -> None:
-    if fault.copied is not None:
-        _kill_within_a_copy(fault.copied)
-    elif fault.after:
-        _kill_after(fault.after)
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+def _is_child(pid: int, parent: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).ppid() == parent)
+    except psutil.Error:
+        return False
 
 
 def _kill_within_a_copy(whole: int) -> None:

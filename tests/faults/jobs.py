@@ -1,5 +1,6 @@
 """Jobs of the training under faults: start one, wait for what it does, compare it with one that nothing befell."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ class Job:
         self.faults: list[Fault] = []
         self.output = folder / "output"
         self.process: subprocess.Popen[bytes] | None = None
+        self.launches = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def befalls(self, *faults: Fault) -> "Job":
@@ -40,6 +43,7 @@ class Job:
         **environment: str,
     ) -> "Job":
         (self.folder / "faults").write_text(to_text(self.faults))
+        self.launches += 1
         restarts = len(self.faults) + 2 if restarts is None else restarts
         shape = ("--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts))
         ours = (str(HERE / "launch.py"), str(self.folder))
@@ -54,7 +58,8 @@ class Job:
 
     def _environment(self) -> dict[str, str]:
         # torchrun leaves its logs in TMPDIR
-        return {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
+        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
+        return mine | {"FAULTS_LAUNCH": str(self.launches)}
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""
@@ -66,6 +71,21 @@ class Job:
         code = self.start(*script, **options).wait()
         assert code == 0, f"exit code {code}:\n{self.text()}"
         return self
+
+    def run_to_the_end(self, *script: str, **options: Any) -> "Job":
+        """Launch it anew whenever its agent is killed, and see its good end."""
+        code = -signal.SIGKILL
+        while code == -signal.SIGKILL and self.launches <= len(self.faults):
+            code = self.start(*script, **options).wait()
+        assert code == 0, f"exit code {code} of launch {self.launches}:\n{self.text()}"
+        return self
+
+    def strike(self, *victims: str | int) -> None:
+        """SIGKILL of "agent" or ranks, from outside, whatever they do now."""
+        assert self.process is not None
+        for pid in [self.process.pid if victim == "agent" else self.pid(int(victim)) for victim in victims]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
         """Clean up after a test that failed."""
@@ -100,7 +120,7 @@ class Job:
             time.sleep(0.02)
 
     def struck(self) -> int:
-        return len(list(self.folder.glob("struck: *")))
+        return len(list(self.folder.glob("struck.*")))
 
     def resumes(self, rank: int = 0) -> list[tuple[int, str]]:
         """Step and tier of each start of a rank."""
@@ -117,33 +137,44 @@ class Job:
     def ends(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in sorted(self.folder.glob("end.*"))}
 
+    def starts(self) -> list[dict[int, list[dict[str, Any]]]]:
+        """What each rank logged since each start, as far as it had come; the first line tells what was loaded."""
+        found: dict[tuple[int, ...], dict[int, list[dict[str, Any]]]] = {}
+        for rank in self.ranks():
+            lines: list[dict[str, Any]] = []
+            for line in self.log(rank):
+                if "loaded" in line:
+                    lines = found.setdefault(tuple(line["start"]), {}).setdefault(rank, [])
+                lines.append(line)
+        return [found[start] for start in sorted(found)]
+
     def repeated(self) -> list[tuple[int, int]]:
         """For each resume, the steps that were done again, and how many saves since were reported as skipped."""
-        logs = [self._generations(rank) for rank in self.ranks()]
         found = []
-        for now in range(1, min(map(len, logs))):
-            loaded = logs[0][now][0]["loaded"]
-            before = [line for log in logs for line in log[now - 1]]
-            done = max([line["step"] for line in before if "loss" in line], default=loaded)
-            skipped = {line["skipped"] for line in before if line.get("skipped", 0) > loaded}
+        for before, now in pairwise(self.starts()):
+            loaded = _loaded(now)
+            lines = [line for log in before.values() for line in log]
+            done = max([line["step"] for line in lines if "loss" in line], default=loaded)
+            skipped = {line["skipped"] for line in lines if line.get("skipped", 0) > loaded}
             found.append((max(0, done - loaded), len(skipped)))
         return found
 
     def skips(self) -> set[int]:
         return {line["skipped"] for rank in self.ranks() for line in self.log(rank) if "skipped" in line}
 
-    def newest_saved(self, generation: int = -1) -> int:
+    def newest_saved(self, start: int = -1) -> int:
         """The newest step of which every rank was told that it is saved; what it had loaded, if there is none."""
-        generations = [self._generations(rank)[generation] for rank in self.ranks()]
-        return min(max(line.get("saved", line.get("loaded", 0)) for line in lines) for lines in generations)
+        starts, newest = self.starts(), 0
+        for logs in starts[: start + 1 or None]:
+            if len(logs) == len(self.ranks()):
+                newest = min(max(line.get("saved", line.get("loaded", 0)) for line in log) for log in logs.values())
+            else:
+                newest = min(newest, _loaded(logs))  # a rank was killed before it could begin
+        return newest
 
-    def _generations(self, rank: int) -> list[list[dict[str, Any]]]:
-        generations: list[list[dict[str, Any]]] = []
-        for line in self.log(rank):
-            if "loaded" in line:
-                generations.append([])
-            generations[-1].append(line)
-        return generations
+
+def _loaded(logs: dict[int, list[dict[str, Any]]]) -> int:
+    return int(next(iter(logs.values()))[0]["loaded"])
 
 
 def assert_as_if_nothing_had_happened(job: Job, reference: Job, interval: int = 2) -> None:
@@ -151,13 +182,14 @@ def assert_as_if_nothing_had_happened(job: Job, reference: Job, interval: int = 
     assert job.ends() == reference.ends(), job.text()
     for rank in reference.ranks():
         assert job.losses(rank) == reference.losses(rank), f"rank {rank}:\n{job.text()}"
-    for i, (step, tier) in enumerate(job.resumes()[1:]):
-        assert tier != "memory" or step >= job.newest_saved(i), f"start {i + 1} at {step}:\n{job.text()}"
+    for i, logs in enumerate(job.starts()[1:]):
+        step, tiers = _loaded(logs), {log[0]["tier"] for log in logs.values()}
+        assert tiers != {"memory"} or step >= job.newest_saved(i), f"start {i + 1} at {step}:\n{job.text()}"
     for steps, skips in job.repeated():
         assert steps <= interval * (1 + skips), f"{job.repeated()}\n{job.text()}"
 
 
 def assert_all_struck(job: Job) -> None:
-    struck = {path.name.removeprefix("struck: ") for path in job.folder.glob("struck: *")}
-    assert struck == {str(fault) for fault in job.faults}
+    struck = [path.read_text() for path in sorted(job.folder.glob("struck.*"), key=lambda path: int(path.suffix[1:]))]
+    assert struck == [str(fault) for fault in job.faults], job.text()
     assert len(job.resumes()) >= 1

@@ -1,31 +1,53 @@
-"""A worker killed as a save or a persist enters each of its phases, and in the middle of a fill."""
+"""Workers, the agent, or all of them killed as a phase begins, and a worker in the middle of a fill."""
 
 import pytest
 
-from tests.faults.faults import kill
-from tests.faults.jobs import assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.faults import kill, kill_agent, kill_all, kill_both
+from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
 
 SNAPSHOT = ("snapshot.skeleton", "snapshot.fill", "snapshot.commit", "snapshot.notify")
-PERSIST = ("persist.write", "persist.manifest", "persist.rename", "persist.tracker")
+PERSIST = (
+    "persist.write",
+    "persist.manifest",
+    "persist.retire",
+    "persist.record",
+    "persist.rename",
+    "persist.tracker",
+    "persist.drop",
+)
+RESUME = ("resume.verify", "resume.load")
+LAUNCH = ("launch.rendezvous", "arena.adopt")
+
+
+def assert_survived(job: Job, reference: Job, *, nothing_saved: int = 0) -> None:
+    """By every kill, each time from memory, but for so many starts before anything was saved."""
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, reference)
+    tiers = [next(iter(start.values()))[0]["tier"] for start in job.starts()]
+    assert tiers == [""] * (1 + nothing_saved) + ["memory"] * (len(tiers) - 1 - nothing_saved), job.text()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_kill_in_each_phase_of_a_save(new_job, uninterrupted, rank):
+def test_a_worker_in_each_phase_of_a_save(new_job, uninterrupted, rank):
     job = new_job().befalls(*(kill(rank=rank, at=phase, step=8 + 8 * i) for i, phase in enumerate(SNAPSHOT)))
     job.run()
-    assert_all_struck(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted())
+    assert_survived(job, uninterrupted())
     # a save counts from the last writer's record on
     assert [step for step, _ in job.resumes()] == [0, 6, 14, 22, 32] or job.skips(), job.text()
-    assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
 
 
-def test_a_kill_in_each_phase_of_a_persist(new_job, uninterrupted):
-    job = new_job().befalls(*(kill(rank=i % 2, at=phase, step=10 + 10 * i) for i, phase in enumerate(PERSIST)))
-    job.run()
-    assert_all_struck(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted())
-    assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
+def test_a_worker_in_each_phase_of_a_persist(new_job, uninterrupted):
+    job = new_job().befalls(*(kill(rank=i % 2, at=phase, step=4 + 7 * i) for i, phase in enumerate(PERSIST)))
+    job.run("--named", "--disk", "4")
+    assert_survived(job, uninterrupted())
+
+
+def test_a_worker_while_the_job_resumes(new_job, uninterrupted):
+    saved = kill(rank=1, at="snapshot.fill", step=20)
+    resuming = [kill(rank=rank, at=phase) for phase in RESUME for rank in (0, 1)]
+    job = new_job().befalls(kill(rank=0, at="arena.reserve"), saved, *resuming).run()
+    assert_survived(job, uninterrupted(), nothing_saved=1)
+    assert {step for step, _ in job.resumes()} == {0, 18} or job.skips(), job.text()
 
 
 def test_kills_in_the_middle_of_a_fill(new_job, uninterrupted):
@@ -35,6 +57,32 @@ def test_kills_in_the_middle_of_a_fill(new_job, uninterrupted):
     ]
     job = new_job().befalls(*faults, kill(rank=1, at="snapshot.fill", step=28, copied=0))
     job.run()
-    assert_all_struck(job)
-    assert_as_if_nothing_had_happened(job, uninterrupted())
+    assert_survived(job, uninterrupted())
     assert [step for step, _ in job.resumes()] == [0, 4, 10, 16, 22, 26] or job.skips(), job.text()
+
+
+def test_both_workers_in_each_phase(new_job, uninterrupted):
+    saving = [kill_both(at=phase, step=4 + 4 * i, seen_by=i % 2) for i, phase in enumerate(SNAPSHOT)]
+    persisting = [kill_both(at=phase, step=20 + 4 * i) for i, phase in enumerate(PERSIST)]
+    resuming = [kill_both(at=phase, seen_by=i % 2) for i, phase in enumerate(RESUME)]
+    job = new_job().befalls(kill_both(at="arena.reserve"), *saving, *persisting, *resuming)
+    job.run("--named", "--disk", "4")
+    assert_survived(job, uninterrupted(), nothing_saved=1)
+
+
+@pytest.mark.parametrize("phases", [SNAPSHOT, PERSIST[:4], PERSIST[4:], RESUME + LAUNCH], ids=lambda p: p[0])
+def test_the_agent_in_each_phase(new_job, uninterrupted, phases):
+    """Its workers die with it; the next launch adopts its memory."""
+    kills = [kill_agent(at=phase, step=8 + 12 * i, seen_by=i % 2) for i, phase in enumerate(phases)]
+    first = kill_agent(at="snapshot.fill", step=20) if phases[0] in RESUME else kill_agent(at="arena.reserve")
+    job = new_job().befalls(first, *kills).run_to_the_end("--named", "--disk", "4")
+    assert_survived(job, uninterrupted(), nothing_saved=phases[0] not in RESUME)
+    assert job.launches == len(job.faults) + 1
+
+
+@pytest.mark.parametrize("phases", [SNAPSHOT[1:3], PERSIST[:5:2], ("resume.load", "arena.adopt")], ids=lambda p: p[0])
+def test_the_agent_and_its_workers_at_once(new_job, uninterrupted, phases):
+    kills = [kill_all(at=phase, step=20 + 12 * i, seen_by=i % 2) for i, phase in enumerate(phases)]
+    job = new_job().befalls(kill_all(at="snapshot.commit", step=10), *kills).run_to_the_end("--named", "--disk", "4")
+    assert_survived(job, uninterrupted())
+    assert job.launches == len(job.faults) + 1
