@@ -26,7 +26,7 @@ def test_ls_shows_memory_storage_and_damage(tmp_path: Path) -> None:
         shown = run("ls", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     lines = [line.split()[:3] for line in shown.stdout.splitlines()[1:]]
-    assert lines[:4] == [["3", "1", "memory"], ["2", "1", "storage"], ["2", "1", "memory"], ["1", "1", "memory"]]
+    assert lines[:4] == [["3", "1", "memory"], ["2", "1", "memory"], ["2", "1", "storage"], ["1", "1", "memory"]]
     assert "damaged: " in shown.stdout
     assert "model.pt" in shown.stdout
 

@@ -1,0 +1,83 @@
+"""A torch.save file as an archive: what lies where in it, found without torch and without reading tensors."""
+
+import struct
+import zipfile
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from fastckpt.errors import BadCheckpoint
+
+LARGEST_PICKLE = 2**30
+"""Bytes above which a pickle is refused: one of a million tensors has about 150 MB."""
+_HEADER = struct.Struct("<4s22xHH")
+"""What counts of an entry's local header: its mark, and the lengths of the name and of the extra field behind it."""
+_ERRORS = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, OverflowError, struct.error)
+"""What damage can raise in zipfile."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Where the bytes of an entry lie in the file."""
+
+    offset: int
+    size: int
+
+
+class Archive:
+    """An open torch.save file.
+
+    Checksums of entries are not looked at: numbers are written into an image in place, and torch's reader does not
+    look at them either. Manifests have the digest of the whole file.
+
+    Args:
+        file: The file, open for reading and seekable; it may be remote. It stays the caller's to close.
+        name: What to call it in errors.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self.name = name
+        self._file = file
+        try:
+            with zipfile.ZipFile(file) as archive:
+                self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        except _ERRORS as error:
+            raise BadCheckpoint(f"{name} is no torch.save file (a zip archive): {error}") from error
+
+    def pickled(self) -> bytes:
+        """The pickle of the state; raises BadCheckpoint if there is none, or none of a sane size."""
+        extent = self.extent("data.pkl")
+        if extent.size > LARGEST_PICKLE:
+            raise BadCheckpoint(f"the pickle in {self.name} has {extent.size} bytes; at most {LARGEST_PICKLE} are read")
+        return self.read(extent)
+
+    def byteorder(self) -> str:
+        """The order of bytes in its tensors: "little" or "big"."""
+        return (
+            self.read(self.extent("byteorder")).decode(errors="replace") if "byteorder" in self._entries else "little"
+        )
+
+    def extent(self, entry: str) -> Extent:
+        """Where an entry lies, such as ``data/0``, the first storage; raises BadCheckpoint if it is not there."""
+        info = self._entries.get(entry)
+        if info is None:
+            raise BadCheckpoint(f"{self.name} has no entry {entry!r}: it is damaged, or not of torch.save")
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise BadCheckpoint(f"entry {entry!r} of {self.name} is compressed or encrypted; torch.save does neither")
+        header = self.read(Extent(info.header_offset, _HEADER.size))
+        mark, name, extra = _HEADER.unpack(header)
+        if mark != b"PK\3\4":
+            raise BadCheckpoint(f"{self.name} is damaged: there is no entry at {info.header_offset}, but {mark!r}")
+        return Extent(info.header_offset + _HEADER.size + name + extra, info.file_size)
+
+    def read(self, extent: Extent) -> bytes:
+        """The bytes of an extent; raises BadCheckpoint if they are not all there."""
+        try:
+            self._file.seek(extent.offset)
+            data = self._file.read(extent.size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise BadCheckpoint(f"{self.name} cannot be read: {error}") from error
+        if len(data) != extent.size:
+            raise BadCheckpoint(
+                f"{self.name} is cut off: {extent.size} bytes were to be at {extent.offset}; {len(data)} are there"
+            )
+        return data

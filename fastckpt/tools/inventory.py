@@ -1,0 +1,244 @@
+"""All that a checkpoint directory holds in any tier: what counts, and what does not and why."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MODEL, NAME
+from fastckpt.memory import slots
+from fastckpt.memory.arena import slots_of
+from fastckpt.memory.census import Entry, State, census
+from fastckpt.storage.directory import CheckpointDirectory, Stored
+from fastckpt.storage.stored import read_manifest
+
+WHOLE, WRITING, INCOMPLETE, DAMAGED = "whole", "writing", "incomplete", "damaged"
+QUARANTINED, FOREIGN = "quarantined", "foreign"
+_NUMBERS = re.compile(r"(?:quarantine-)?(?:checkpoint-)?(?:(?P<history>\d{1,19})-)?(?P<step>\d{1,19})(?:-[0-9a-f]+)?")
+_ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a checkpoint: where it lies, and what was recorded of it ("" for a digest that was not)."""
+
+    path: Path
+    size: int
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A checkpoint, or what is left of one, in one tier.
+
+    Attributes:
+        tier: "memory" or "storage".
+        state: WHOLE; WRITING: not yet whole; INCOMPLETE: no manifest; DAMAGED: seen to be bad; QUARANTINED: set aside
+            since it was bad; FOREIGN: memory of a directory that was removed since.
+        why: Why it is not whole.
+        path: Where it lies.
+        step: The step; None if that cannot be told.
+        history: Its history; None if that cannot be told.
+        files: Its files, by name.
+        time: When it was completed, in seconds since the epoch; None if that cannot be told.
+        world: Ranks of the job that saved it.
+        details: What else was kept with it.
+        unchanged: Whether it is still what was found: a slot in memory may be taken for another save at any time.
+    """
+
+    tier: str
+    state: str
+    why: str
+    path: Path
+    step: int | None = None
+    history: int | None = None
+    files: Mapping[str, File] = field(default_factory=dict)
+    time: float | None = None
+    world: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    unchanged: Callable[[], bool] = field(default=lambda: True, compare=False)
+
+    @property
+    def id(self) -> SaveId | None:
+        """History and step; None if they cannot be told."""
+        return None if self.step is None or self.history is None else SaveId(self.history, self.step)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+    @property
+    def age_order(self) -> tuple[int, int, int]:
+        """The newest id first, in memory before on storage; unknown ones last."""
+        known = (-1, -1) if self.step is None else (-1 if self.history is None else self.history, self.step)
+        return (-known[0], -known[1], 0 if self.tier == "memory" else 1)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a directory holds, newest first; and the arenas that hold what is in memory."""
+
+    location: str
+    items: list[Item]
+    arenas: list[Entry]
+
+    @property
+    def whole(self) -> list[Item]:
+        """What counts."""
+        return [item for item in self.items if item.state == WHOLE]
+
+    @property
+    def in_use(self) -> list[Entry]:
+        """The arenas of live jobs."""
+        return [arena for arena in self.arenas if arena.state is State.IN_USE]
+
+
+def take(location: str, shm_dir: str) -> Inventory:
+    """Look at a checkpoint directory in all tiers; reads no tensors, takes no locks, changes nothing.
+
+    Args:
+        location: The checkpoint directory.
+        shm_dir: The tmpfs under which arenas lie.
+
+    Raises:
+        ConfigError: There is no such directory.
+        PersistError: It cannot be read.
+    """
+    directory = Path(location)
+    if not directory.is_dir():
+        raise ConfigError(f"{location} is no directory; give a checkpoint directory")
+    directory = directory.resolve()
+    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == str(directory)]
+    items = [*_in_memory(arenas, _mark(directory)), *_on_storage(directory)]
+    return Inventory(str(directory), sorted(items, key=lambda item: item.age_order), arenas)
+
+
+# --- storage
+
+
+def _on_storage(directory: Path) -> Iterator[Item]:
+    scan = CheckpointDirectory(directory).scan()
+    yield from map(_stored, scan.whole)
+    yield from (_bad(DAMAGED, path, why) for path, why in scan.damaged)
+    yield from (_bad(QUARANTINED, path, why) for path, why in scan.quarantined)
+    yield from _without_manifest(directory)
+
+
+def _stored(stored: Stored) -> Item:
+    manifest = stored.manifest
+    return Item(
+        tier="storage",
+        state=WHOLE,
+        why="",
+        path=stored.path,
+        step=manifest.id.step,
+        history=manifest.id.history,
+        files={entry.name: File(stored.path_of(entry.name), entry.size, entry.digest) for entry in manifest.files},
+        time=manifest.time,
+        world=manifest.world_size,
+        details=manifest.details,
+    )
+
+
+def _bad(state: str, path: Path, why: str) -> Item:
+    try:
+        manifest = read_manifest(path)
+    except BadCheckpoint:
+        manifest = None
+    if manifest is not None:
+        files = {entry.name: File(path / entry.name, entry.size, entry.digest) for entry in manifest.files}
+        id, time, world = manifest.id, manifest.time, manifest.world_size
+        return Item("storage", state, why, path, id.step, id.history, files, time, world, manifest.details)
+    match = _ID.match(why) or _NUMBERS.fullmatch(path.name)
+    step, history = (int(match[n]) if match and match[n] else None for n in ("step", "history"))
+    return Item("storage", state, why, path, step, history)
+
+
+def _without_manifest(directory: Path) -> Iterator[Item]:
+    """Directories that look like checkpoints of ours whose manifest is gone; those of other tools do not."""
+    for path in sorted(directory.glob("checkpoint-*")):
+        step = path.name.removeprefix("checkpoint-")
+        ours = (path / MODEL).exists() or any(path.glob("rank_*.pt"))
+        if step.isdecimal() and ours and not (path / NAME).exists():
+            yield Item("storage", INCOMPLETE, f"{path} has no {NAME}, so it does not count", path, int(step))
+
+
+# --- memory
+
+
+def _census(shm_dir: Path) -> list[Entry]:
+    try:
+        return census(shm_dir)
+    except FileNotFoundError:
+        return []
+
+
+def _mark(directory: Path) -> str:
+    """What tells this directory from another that had its name before; arenas have it too."""
+    try:
+        return (directory / ".fastckpt/identity").read_text()
+    except OSError:
+        return ""
+
+
+def _in_memory(arenas: list[Entry], mark: str) -> Iterator[Item]:
+    for arena in arenas:
+        for slot in slots_of(arena.path):
+            item = _slot(slot, ours=bool(mark) and arena.identity == mark)
+            if item is not None:
+                yield item
+
+
+def _slot(slot: Path, *, ours: bool) -> Item | None:
+    """What a slot holds, read while its owner may be at work; None if nothing."""
+    for _ in range(10):
+        before = slots.read(slot)
+        item = _of_records(slot, before, ours=ours)
+        if slots.read(slot) == before:
+            break
+    return item
+
+
+def _of_records(slot: Path, records: slots.Records, *, ours: bool) -> Item | None:
+    if records.begin is None:
+        return None
+    id, world = records.begin.id, None
+    files: dict[str, File] = {}
+    details: dict[str, Any] = {}
+    if records.committed is not None:
+        files = {name: File(slot / name, size, records.digests.get(name, "")) for name, size in records.files.items()}
+        details = records.details
+        world = details["world_size"] if type(details.get("world_size")) is int else None
+    state, why = _verdict(slot, records, ours=ours)
+
+    def unchanged() -> bool:
+        now = slots.read(slot)
+        return (now.begin, now.done) == (records.begin, records.done)
+
+    return Item("memory", state, why, slot, id.step, id.history, files, _time(slot), world, details, unchanged)
+
+
+def _verdict(slot: Path, records: slots.Records, *, ours: bool) -> tuple[str, str]:
+    if records.begin is not None and records.committed is None:
+        done = {writer for writer, record in records.done.items() if record.id == records.begin.id}
+        missing = ", ".join(map(str, sorted(records.begin.writers - done)))
+        return WRITING, f"local rank {missing} has not saved its part yet"
+    if not ours:
+        return FOREIGN, "memory of a directory of this name that was removed since"
+    why = slots.damage(slot, records)
+    return (DAMAGED, why) if why else (WHOLE, "")
+
+
+def _time(slot: Path) -> float | None:
+    """When the last record of a slot was written."""
+    times = []
+    for path in [*slot.glob(".done-*"), slot / ".begin"]:
+        try:
+            times.append(path.lstat().st_mtime)
+        except OSError:
+            continue
+    return max(times, default=None)

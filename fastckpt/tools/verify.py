@@ -1,0 +1,116 @@
+"""Reads every byte of checkpoints, in any tier, and tells what is not as it was saved."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.layout import TRACKER
+from fastckpt.storage.stored import digest
+from fastckpt.tools.address import Address
+from fastckpt.tools.inventory import DAMAGED, INCOMPLETE, WHOLE, File, Inventory, Item
+from fastckpt.tools.source import fits
+
+GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of the check of one file.
+
+    Attributes:
+        item: The checkpoint that it belongs to; None if it belongs to the directory.
+        path: The file, or the directory of a checkpoint whose files are not known.
+        verdict: GOOD, BAD, or UNKNOWN: nothing was recorded that it could be compared with, or it changed meanwhile.
+        why: What is wrong, or why that is not known.
+        expected: The digest that was saved; "" if none was.
+        found: The digest of what is there; "" if it was not read to its end.
+    """
+
+    item: Item | None
+    path: Path
+    verdict: str
+    why: str = ""
+    expected: str = ""
+    found: str = ""
+
+
+def select(inventory: Inventory, address: Address, *, everything: bool) -> list[Item]:
+    """What an address asks to be checked; without a step the newest whole checkpoint, and what is seen to be bad.
+
+    Raises:
+        ConfigError: There is no such checkpoint.
+    """
+    items = [item for item in inventory.items if fits(item, address)]
+    newest = max((item.id or () for item in items if item.state == WHOLE), default=None)
+    latest = [item for item in items if item.state == WHOLE and item.id == newest]
+    bad = [item for item in items if item.state in (DAMAGED, INCOMPLETE)]
+    if address.explicit and address.step is None:
+        chosen = latest
+    elif address.explicit or everything:
+        chosen = [item for item in items if item.state in (WHOLE, DAMAGED, INCOMPLETE)]
+    else:
+        chosen = latest + bad
+    if not (chosen or items):
+        raise ConfigError(f"there is no {address} to check; fastckpt ls shows what {inventory.location} has")
+    return chosen or items
+
+
+def verify_all(inventory: Inventory, items: list[Item], *, tracker: bool) -> list[Finding]:
+    """Check checkpoints, and the tracker if it is asked for."""
+    findings = [finding for item in items for finding in verify(item)]
+    last = verify_tracker(inventory) if tracker else None
+    return [*findings, last] if last else findings
+
+
+def verify(item: Item) -> Iterator[Finding]:
+    """Check the files of a whole checkpoint, one after the other; the others are bad as they are."""
+    if item.state != WHOLE:
+        yield Finding(item, item.path, BAD, item.why)
+        return
+    for file in item.files.values():
+        yield check(item, file)
+
+
+def check(item: Item, file: File) -> Finding:
+    """Check one file of a whole checkpoint."""
+    try:
+        found = digest(file.path)
+        size = file.path.stat().st_size
+    except (BadCheckpoint, OSError) as error:
+        return _unless_changed(item, Finding(item, file.path, BAD, str(error), file.digest))
+    if size != file.size:
+        why = f"it has {size} bytes; {file.size} were saved"
+        return _unless_changed(item, Finding(item, file.path, BAD, why, file.digest, found))
+    if not file.digest:
+        why = "no digest yet: memory gets one when it has been the newest for a second, or is persisted"
+        return Finding(item, file.path, UNKNOWN, why, "", found)
+    if found != file.digest:
+        why = f"its xxh3-128 is {found}; {file.digest} was saved"
+        return _unless_changed(item, Finding(item, file.path, BAD, why, file.digest, found))
+    return Finding(item, file.path, GOOD, "", file.digest, found)
+
+
+def _unless_changed(item: Item, finding: Finding) -> Finding:
+    if item.unchanged():
+        return finding
+    return Finding(item, finding.path, UNKNOWN, "the job took the slot for a newer save while it was read")
+
+
+def verify_tracker(inventory: Inventory) -> Finding | None:
+    """Whether the tracker names the checkpoint that was published last; None if there is nothing to tell.
+
+    We never read it, but other tools do.
+    """
+    path = Path(inventory.location) / TRACKER
+    stored = CheckpointDirectory(inventory.location).checkpoints()
+    if not stored:
+        return None
+    last = max(stored, key=lambda one: one.manifest.time).id.step
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        return Finding(None, path, BAD, f"it cannot be read: {error.strerror}")
+    good = text.strip() == str(last)
+    return Finding(None, path, GOOD if good else BAD, "" if good else f"it says {text[:40]!r}; step {last} came last")

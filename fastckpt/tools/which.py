@@ -1,0 +1,79 @@
+"""Which checkpoint the next launch on this node would resume, and why none of the others."""
+
+from dataclasses import dataclass
+
+from fastckpt.format.manifest import MODEL
+from fastckpt.policy.resume import Candidate, choose
+from fastckpt.tools.inventory import DAMAGED, QUARANTINED, WHOLE, Inventory, Item
+from fastckpt.tools.verify import BAD, verify
+
+RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a launch would do.
+
+    Attributes:
+        outcome: RESUME; FRESH: there is nothing to resume; REFUSE: checkpoints exist, but none can be loaded.
+        choice: What would be resumed.
+        others: Every other checkpoint, newest first, and why it is not the one.
+    """
+
+    outcome: str
+    choice: Item | None
+    others: list[tuple[Item, str]]
+
+
+def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
+    """Choose as a resume of as many ranks as saved would.
+
+    Args:
+        inventory: What there is.
+        verifies: Whether to check digests, as a resume does before it loads, and to choose again where they are bad.
+    """
+    objections = {id(item): _objection(item) for item in inventory.items}
+    candidates = {_candidate(item): item for item in inventory.items if not objections[id(item)]}
+    excluded: set[Candidate] = set()
+    while (choice := choose([candidates], excluded)) is not None:
+        bad = _bad_files(candidates[choice]) if verifies else ""
+        if not bad:
+            break
+        excluded.add(choice)
+        objections[id(candidates[choice])] = bad
+    chosen = candidates[choice] if choice else None
+    others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
+    return Decision(_outcome(inventory, chosen), chosen, others)
+
+
+def _objection(item: Item) -> str:
+    """Why no resume takes a checkpoint; empty if one may."""
+    if item.state != WHOLE:
+        return f"{item.state}: {item.why}"
+    wanted = [MODEL, *(f"rank_{rank}.pt" for rank in range(item.world or 1))]
+    missing = [name for name in wanted if name not in item.files]
+    if missing and item.tier == "memory":
+        return f"not for all of {item.world} ranks: this node's memory has no {', '.join(missing)}"
+    return f"not for all of {item.world} ranks: {', '.join(missing)} missing" if missing else ""
+
+
+def _bad_files(item: Item) -> str:
+    return "; ".join(f"damaged: {found.path}: {found.why}" for found in verify(item) if found.verdict == BAD)
+
+
+def _rank(item: Item, chosen: Item | None) -> str:
+    if chosen is None:
+        return ""
+    return "memory is nearer than storage" if item.id == chosen.id else "older"
+
+
+def _candidate(item: Item) -> Candidate:
+    return Candidate(item.history or 0, item.step or 0, item.tier)
+
+
+def _outcome(inventory: Inventory, chosen: Item | None) -> str:
+    if chosen is not None:
+        return RESUME
+    # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
+    exists = any(item.state in (WHOLE, DAMAGED, QUARANTINED) for item in inventory.items)
+    return REFUSE if exists else FRESH

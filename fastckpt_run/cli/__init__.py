@@ -1,0 +1,33 @@
+"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them."""
+
+import click
+
+from fastckpt_run.cli.diff import diff
+from fastckpt_run.cli.export import export
+from fastckpt_run.cli.ls import ls
+from fastckpt_run.cli.prune import prune
+from fastckpt_run.cli.shm import shm
+from fastckpt_run.cli.show import show
+from fastckpt_run.cli.verify import verify
+from fastckpt_run.cli.which import which
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(package_name="fastckpt")
+def main() -> None:
+    """Look at checkpoints, check, compare, export and remove them.
+
+    DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
+    DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if
+    there is an @ in it.
+
+    With --json each command prints one JSON document, and nothing else, to standard output.
+
+    Exit code: 0 if all is well; 1 if the answer is a finding (verify: something is bad; diff: the states differ;
+    which: checkpoints exist, but none can be loaded); 2 if there is no answer (wrong usage, no such checkpoint, a
+    file that cannot be read).
+    """
+
+
+for _command in (ls, show, which, verify, diff, export, prune, shm):
+    main.add_command(_command)

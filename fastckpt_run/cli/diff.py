@@ -1,0 +1,124 @@
+"""`fastckpt diff`: how two checkpoints differ, in structure and in values."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.errors import ConfigError
+from fastckpt.format.manifest import MODEL
+from fastckpt.tools.source import Source, find
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, number
+
+if TYPE_CHECKING:
+    from fastckpt.tools.diff import Difference
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--file", "names", multiple=True, metavar="NAME", help="Compare this file only, such as model.pt.")
+@answering
+def diff(a: str, b: str, names: tuple[str, ...]) -> Answer:
+    """Compare two checkpoints: names, types, shapes, values, and how far the elements of each tensor are apart.
+
+    A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN; which storages tensors share,
+    and on which device they were, does not count. Exit code 1 if they differ.
+    """
+    from fastckpt.tools.diff import diff_files
+
+    shm_dir = Settings.from_environment().shm_dir
+    left, right = find(a, shm_dir), find(b, shm_dir)
+    pairs, only_a, only_b = _pairs(left, right, names)
+    differences = {name: diff_files(left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}
+    left.check_unchanged()
+    right.check_unchanged()
+    equal = not (only_a or only_b or any(differences.values()))
+    document = {
+        "a": left.name,
+        "b": right.name,
+        "equal": equal,
+        "only_a": only_a,
+        "only_b": only_b,
+        "files": [{"name": name, **_to_json(difference)} for name, difference in differences.items()],
+    }
+
+    def show(screen: Screen) -> None:
+        for side, files in ((a, only_a), (b, only_b)):
+            screen.line(f"only in {side}: {', '.join(files)}") if files else None
+        for name, difference in differences.items():
+            _show(screen, name, difference)
+
+    return Answer(document, show, 0 if equal else FINDING)
+
+
+Pairs = dict[str, tuple[str, str]]
+
+
+def _pairs(left: Source, right: Source, names: tuple[str, ...]) -> tuple[Pairs, list[str], list[str]]:
+    """Which files to compare, and those that one side alone has."""
+    if names:
+        for name in names:
+            left.file(name), right.file(name)
+        return {name: (name, name) for name in names}, [], []
+    for one, other in ((left, right), (right, left)):
+        if one.is_file:
+            [name] = one.files
+            partner = _partner(name, other)
+            return {name: (name, partner) if one is left else (partner, name)}, [], []
+    common = [name for name in left.files if name in right.files]
+    return (
+        {name: (name, name) for name in common},
+        [name for name in left.files if name not in right.files],
+        [name for name in right.files if name not in left.files],
+    )
+
+
+def _partner(name: str, other: Source) -> str:
+    """The file to compare a single file with: the one there is, the one of its name, or the model."""
+    if len(other.files) == 1:
+        return next(iter(other.files))
+    found = next((choice for choice in (name, MODEL) if choice in other.files), None)
+    if found is None:
+        raise ConfigError(
+            f"{other.name} has neither {name} nor {MODEL} to compare with; it has {', '.join(other.files)}"
+        )
+    return found
+
+
+def _to_json(difference: "Difference") -> dict[str, Any]:
+    return {
+        "equal": not difference,
+        "compared": difference.compared,
+        "only_a": difference.only_a,
+        "only_b": difference.only_b,
+        "changes": [
+            {"name": change.name, "what": change.what, "a": change.a, "b": change.b} for change in difference.changes
+        ],
+        "tensors": [
+            {
+                "name": name,
+                "count": distance.count,
+                "differing": distance.differing,
+                "nans": distance.nans,
+                "max_abs": number(distance.max_abs),
+            }
+            for name, distance in difference.tensors.items()
+        ],
+    }
+
+
+def _show(screen: Screen, name: str, difference: "Difference") -> None:
+    state = "differ" if difference else "equal"
+    screen.line(f"{name}: {state} ({difference.compared} tensors compared, {len(difference.tensors)} differ)")
+    for mark, names in (("-", difference.only_a), ("+", difference.only_b)):
+        for missing in names:
+            screen.line(f"  {mark} {missing}")
+    for change in difference.changes:
+        screen.line(f"  {change.name}: {change.what} {change.a} -> {change.b}")
+    if difference.tensors:
+        rows = [
+            [name, "?" if d.max_abs is None else f"{d.max_abs:.6g}", str(d.differing), str(d.count), str(d.nans)]
+            for name, d in difference.tensors.items()
+        ]
+        screen.table(["TENSOR", ">MAX ABS DIFFERENCE", ">DIFFERING", ">OF", ">NAN IN ONE"], rows)

@@ -1,0 +1,52 @@
+"""`fastckpt export`: takes a state out of a checkpoint into a file of its own."""
+
+from pathlib import Path
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.errors import BadCheckpoint
+from fastckpt.format.manifest import MODEL
+from fastckpt.tools.source import Source, find
+from fastckpt_run.cli.answer import Answer, Screen, answering, size
+
+
+@click.command()
+@click.argument("checkpoint", metavar="DIR[@STEP]")
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--format", "kind", type=click.Choice(["safetensors", "torch"]), help="By default, as OUT is named.")
+@click.option("--file", "name", default="", metavar="NAME", help="The file to export; by default model.pt.")
+@click.option("--only", default="", metavar="KEYS", help="Export this part of the state, such as model.")
+@click.option("--force", is_flag=True, help="Replace OUT if it exists.")
+@answering
+def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool) -> Answer:
+    """Write the state of a checkpoint to OUT, as safetensors or with torch.save.
+
+    The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
+    dots, numbers and texts become metadata, what is stored twice is written once; anything else is refused by name.
+    """
+    from fastckpt.tools.export import Order, export_file
+
+    source = find(checkpoint, Settings.from_environment().shm_dir)
+    name = name or (next(iter(source.files)) if len(source.files) == 1 else MODEL)
+    path = source.file(name)
+    kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")
+    _check_digest(source, name)
+    export_file(path, out, Order(kind, only, force), source.check_unchanged)
+    written = out.stat().st_size
+    document = {"source": str(path), "out": str(out), "format": kind, "only": only, "size": written}
+
+    def show(screen: Screen) -> None:
+        screen.line(f"{path} -> {out} ({kind}, {size(written)})")
+
+    return Answer(document, show)
+
+
+def _check_digest(source: Source, name: str) -> None:
+    if source.item is None:
+        return
+    from fastckpt.tools.verify import BAD, check
+
+    finding = check(source.item, source.item.files[name])
+    if finding.verdict == BAD:
+        raise BadCheckpoint(f"{finding.path} is not exported: {finding.why}")

@@ -1,0 +1,61 @@
+"""`fastckpt ls`: the checkpoints of a directory in every tier."""
+
+import time
+from typing import Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.tools.inventory import Inventory, Item, take
+from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, known, size
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@answering
+def ls(directory: str) -> Answer:
+    """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""
+    inventory = take(directory, Settings.from_environment().shm_dir)
+    document: dict[str, Any] = {
+        "directory": inventory.location,
+        "jobs": jobs(inventory),
+        "checkpoints": [describe(item) for item in inventory.items],
+    }
+
+    def show(screen: Screen) -> None:
+        rows = [_row(item) for item in inventory.items]
+        screen.table([">STEP", ">HISTORY", "TIER", ">SIZE", ">AGE", ">WORLD", "STATE", "PATH"], rows)
+        for item in inventory.items:
+            if item.why:
+                screen.line(f"{item.state}: {item.path}: {item.why}")
+        for job in document["jobs"]:
+            screen.line(in_words(job))
+
+    return Answer(document, show)
+
+
+def jobs(inventory: Inventory) -> list[dict[str, Any]]:
+    """The live jobs of this host that use a directory, as JSON."""
+    owners = [(arena.path, arena.owner) for arena in inventory.in_use]
+    return [
+        {
+            "pid": owner.pid if owner else None,
+            "host": owner.host if owner else None,
+            "started": owner.started if owner else None,
+            "arena": str(path),
+        }
+        for path, owner in owners
+    ]
+
+
+def in_words(job: dict[str, Any]) -> str:
+    """A job, for people."""
+    return f"in use by process {job['pid']} on {job['host']}, started {job['started']} (memory: {job['arena']})"
+
+
+def _row(item: Item) -> list[str]:
+    past = None if item.time is None else max(0.0, time.time() - item.time)
+    return [
+        known(item.step), known(item.history), item.tier, size(item.size), age(past), known(item.world), item.state,
+        str(item.path),
+    ]  # fmt: skip

@@ -1,0 +1,118 @@
+"""`fastckpt shm`: what lies in shared memory on this host, and the removal of what nobody owns."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.errors import ConfigError, FastckptError
+from fastckpt.memory.census import Entry, State, census
+from fastckpt.memory.census import clean as remove
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known, size
+
+
+@click.group()
+def shm() -> None:
+    """List or remove the memory of jobs on this host."""
+
+
+@shm.command()
+@answering
+def ls() -> Answer:
+    """List all arenas, and whose they are."""
+    entries = _census()
+    document = {"arenas": [_to_json(entry) for entry in entries]}
+    return Answer(document, lambda screen: _table(screen, entries, {}))
+
+
+@shm.command()
+@click.argument("arenas", nargs=-1, metavar="[ARENA]...")
+@click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only tell what would be removed.")
+@answering
+def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> Answer:
+    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only tell which.
+
+    Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
+    checkpoint: the next launch with its directory resumes from it. Exit code 1 if one could not be removed.
+    """
+    entries = _chosen(_census(), arenas)
+    outcomes = {entry.path: _remove(entry, force=force, yes=yes) for entry in entries}
+    document = {
+        "done": yes,
+        "arenas": [
+            {**_to_json(entry), "removed": outcomes[entry.path] == "removed", "why": outcomes[entry.path]}
+            for entry in entries
+        ],
+    }
+    failed = any(outcome.startswith("failed") for outcome in outcomes.values())
+    return Answer(document, lambda screen: _table(screen, entries, outcomes), FINDING if failed else 0)
+
+
+def _census() -> list[Entry]:
+    shm_dir = Settings.from_environment().shm_dir
+    try:
+        return census(Path(shm_dir))
+    except OSError as error:
+        raise ConfigError(
+            f"{shm_dir} cannot be listed: {error.strerror}; name another tmpfs in FASTCKPT_SHM_DIR"
+        ) from error
+
+
+def _chosen(entries: list[Entry], names: tuple[str, ...]) -> list[Entry]:
+    known_names = {name: entry for entry in entries for name in (str(entry.path), entry.path.name)}
+    unknown = [name for name in names if name not in known_names]
+    if unknown:
+        raise ConfigError(f"there is no arena {', '.join(unknown)}; fastckpt shm ls lists them")
+    return [known_names[name] for name in names] if names else entries
+
+
+def _remove(entry: Entry, *, force: bool, yes: bool) -> str:
+    """What became, or would become, of an arena."""
+    if entry.state in (State.IN_USE, State.FOREIGN):
+        return f"kept: {entry.state}"
+    # What an earlier boot left in memory is gone, whatever a file system that is no tmpfs still shows.
+    forced = force or entry.state is State.OLD_BOOT
+    if entry.newest is not None and not forced:
+        return f"kept: it holds {entry.newest}, which may be nowhere else; --force removes it"
+    if not yes:
+        return "to be removed"
+    try:
+        remove(entry, force=forced)
+    except (FastckptError, OSError) as error:
+        return f"failed: {error}"
+    return "removed"
+
+
+def _table(screen: Screen, entries: list[Entry], outcomes: dict[Path, str]) -> None:
+    columns = ["STATE", ">SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
+    rows = [
+        [
+            str(entry.state), size(entry.size), known(entry.newest) if entry.newest else "nothing",
+            f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?", entry.directory or "?", str(entry.path),
+        ]
+        for entry in entries
+    ]  # fmt: skip
+    if outcomes:
+        columns = [*columns, "WHAT"]
+        rows = [[*row, outcomes[entry.path]] for row, entry in zip(rows, entries, strict=True)]
+    screen.table(columns, rows)
+
+
+def _to_json(entry: Entry) -> dict[str, Any]:
+    owner, newest = entry.owner, entry.newest
+    return {
+        "path": str(entry.path),
+        "state": str(entry.state),
+        "kind": "arena" if entry.is_arena else "telemetry",
+        "uid": entry.uid,
+        "size": entry.size,
+        "directory": entry.directory,
+        "pid": owner.pid if owner else None,
+        "host": owner.host if owner else None,
+        "started": owner.started if owner else None,
+        "writers": [writer.pid for writer in entry.writers],
+        "newest": {"step": newest.step, "history": newest.history} if newest else None,
+        "slots": {name: {"step": s.step, "history": s.history} if s else None for name, s in entry.slots.items()},
+    }

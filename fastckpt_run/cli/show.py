@@ -1,0 +1,107 @@
+"""`fastckpt show`: what a checkpoint consists of, without loading it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.errors import BadCheckpoint
+from fastckpt.tools.pickled import Tensor
+from fastckpt.tools.source import find
+from fastckpt.tools.tree import Entry, Group, Tree, read_tree, stored_bytes
+from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number, size
+
+LONGEST = 60
+"""Characters of a value that are shown to people."""
+
+
+@click.command()
+@click.argument("checkpoint", metavar="DIR[@STEP]")
+@click.option("--file", "names", multiple=True, metavar="NAME", help="Show this file only, such as model.pt.")
+@click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels of the tree.")
+@answering
+def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
+    """Show the tree of tensors and values in a checkpoint: names, types, shapes, bytes.
+
+    Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
+    files, or one of them.
+    """
+    source = find(checkpoint, Settings.from_environment().shm_dir)
+    paths = {name: source.file(name) for name in names or source.files}
+    trees = {name: _read(path) for name, path in paths.items()}
+    source.check_unchanged()
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    document = {
+        "checkpoint": describe(source.item) if source.item else None,
+        "files": [
+            {
+                "name": name,
+                "path": str(paths[name]),
+                "size": sizes[name],
+                "tensors": _count(tree),
+                "bytes": stored_bytes(tree),
+                "entries": [_to_json(entry) for entry in tree if _is_within(entry, depth)],
+            }
+            for name, tree in trees.items()
+        ],
+    }
+
+    def print_trees(screen: Screen) -> None:
+        for name, tree in trees.items():
+            screen.line(f"{paths[name]}: {size(sizes[name])}, {_count(tree)} tensors of {size(stored_bytes(tree))}")
+            rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
+            screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
+            screen.line("")
+
+    return Answer(document, print_trees)
+
+
+def _read(path: Path) -> Tree:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return read_tree(file, str(path))
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _count(tree: Tree) -> int:
+    return sum(isinstance(entry.value, Tensor) for entry in tree)
+
+
+def _is_within(entry: Entry, depth: int | None) -> bool:
+    return depth is None or len(entry.keys) <= depth
+
+
+def _to_json(entry: Entry) -> dict[str, Any]:
+    value = entry.value
+    tensor = value if isinstance(value, Tensor) else None
+    group = isinstance(value, Group)
+    return {
+        "name": entry.name,
+        "kind": "tensor" if tensor else "group" if group else "value",
+        "type": entry.type,
+        "shape": list(tensor.shape) if tensor else None,
+        "bytes": tensor.size if tensor else None,
+        "storage": tensor.storage.key if tensor and tensor.storage else None,
+        "value": None if tensor or group else _value(value),
+    }
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, float):
+        return number(value)
+    return value if value is None or type(value) in (str, int, bool) else repr(value)
+
+
+def _row(entry: Entry, tree: Tree) -> list[str]:
+    indented = "  " * (len(entry.keys) - 1) + (
+        entry.keys[-1] if isinstance(entry.keys[-1], str) else repr(entry.keys[-1])
+    )
+    match entry.value:
+        case Tensor() as tensor:
+            return [indented, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", size(tensor.size), ""]
+        case Group() as group:
+            return [indented, f"{group.kind} of {group.count}", "", "", ""]
+    text = repr(entry.value)
+    return [indented, entry.type, "", "", text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."]

@@ -1,0 +1,60 @@
+"""`fastckpt verify`: reads every byte, and finds what is not as it was saved."""
+
+from typing import Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.errors import ConfigError
+from fastckpt.tools.address import parse
+from fastckpt.tools.inventory import take
+from fastckpt.tools.verify import BAD, Finding, select, verify_all
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known
+
+
+@click.command()
+@click.argument("checkpoint", metavar="DIR[@STEP]")
+@click.option("--all", "everything", is_flag=True, help="Read every checkpoint of DIR, not only the newest.")
+@answering
+def verify(checkpoint: str, everything: bool) -> Answer:
+    """Read every byte of a checkpoint, in every tier that has it, and compare it with what was saved.
+
+    Without a step: the newest whole checkpoint, and all that can be seen to be bad without reading it. What is in
+    quarantine was found bad before, and does not count again. Exit code 1 if anything is bad.
+    """
+    address = parse(checkpoint)
+    if everything and address.explicit:
+        raise ConfigError(f"--all checks all checkpoints of a directory, but {checkpoint} names one")
+    inventory = take(address.location, Settings.from_environment().shm_dir)
+    findings = verify_all(inventory, select(inventory, address, everything=everything), tracker=not address.explicit)
+    counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("good", "bad", "unknown")}
+    document = {"directory": inventory.location, **counts, "findings": [_to_json(finding) for finding in findings]}
+
+    def show(screen: Screen) -> None:
+        screen.table([">STEP", ">HISTORY", "TIER", "VERDICT", "PATH"], [_row(finding) for finding in findings])
+        for finding in findings:
+            if finding.why:
+                screen.line(f"{finding.verdict}: {finding.path}: {finding.why}")
+        screen.line(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+
+    return Answer(document, show, FINDING if counts[BAD] else 0)
+
+
+def _to_json(finding: Finding) -> dict[str, Any]:
+    item = finding.item
+    return {
+        "step": item.step if item else None,
+        "history": item.history if item else None,
+        "tier": item.tier if item else "storage",
+        "path": str(finding.path),
+        "verdict": finding.verdict,
+        "why": finding.why,
+        "expected": finding.expected,
+        "found": finding.found,
+    }
+
+
+def _row(finding: Finding) -> list[str]:
+    item = finding.item
+    where = [known(item.step), known(item.history), item.tier] if item else ["", "", "storage"]
+    return [*where, finding.verdict, str(finding.path)]

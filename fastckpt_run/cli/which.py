@@ -1,0 +1,48 @@
+"""`fastckpt which`: what a resume would take, and why nothing else."""
+
+from typing import Any
+
+import click
+
+from fastckpt.config import Settings
+from fastckpt.tools.inventory import take
+from fastckpt.tools.which import REFUSE, decide
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, describe, known
+from fastckpt_run.cli.ls import in_words, jobs
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
+@answering
+def which(directory: str, verifies: bool) -> Answer:
+    """Tell which checkpoint of DIR a launch on this node would resume, and why none of the others.
+
+    The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
+    can be loaded.
+    """
+    inventory = take(directory, Settings.from_environment().shm_dir)
+    decision = decide(inventory, verifies=verifies)
+    document: dict[str, Any] = {
+        "directory": inventory.location,
+        "outcome": decision.outcome,
+        "choice": describe(decision.choice) if decision.choice else None,
+        "others": [{**describe(item), "why": why} for item, why in decision.others],
+        "jobs": jobs(inventory),
+    }
+
+    def show(screen: Screen) -> None:
+        screen.line(_in_words(decision.outcome, document["choice"]))
+        if decision.others:
+            rows = [[known(item.step), known(item.history), item.tier, why] for item, why in decision.others]
+            screen.table([">STEP", ">HISTORY", "TIER", "WHY NOT"], rows)
+        for job in document["jobs"]:
+            screen.line(f"{in_words(job)}: until it has ended, another launch is refused")
+
+    return Answer(document, show, FINDING if decision.outcome == REFUSE else 0)
+
+
+def _in_words(outcome: str, choice: Any) -> str:
+    if choice:
+        return f"resume step {choice['step']} of history {choice['history']} from {choice['tier']}: {choice['path']}"
+    return "refuse to start: checkpoints exist, but none can be loaded" if outcome == REFUSE else "start afresh"
