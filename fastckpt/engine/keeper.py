@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.config import Settings
+from fastckpt.engine.digester import Digester
 from fastckpt.engine.persister import PIN, Persister
 from fastckpt.engine.progress import Progress
 from fastckpt.engine.room import Room
@@ -42,6 +43,7 @@ class Keeper:
         self.progress = Progress(path, hello.local_world_size)
         self._room = Room(self.arena, self.slots, self.newest)
         self.persister = Persister(self.directory, hello.group_rank, self.newest, copier)
+        self.digester = Digester(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._told: dict[int, int] = {}
@@ -64,6 +66,7 @@ class Keeper:
         self.writers.newest_history = max(
             [slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0]
         )
+        self.digester.look()
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""
@@ -94,6 +97,7 @@ class Keeper:
         self.writers.restart()
         self._decisions.clear()
         self._flush()
+        self.digester.look()
 
     def _flush(self) -> None:
         newest = self.newest()
@@ -156,6 +160,8 @@ class Keeper:
         if message.persist:
             slot.wanted.append(message.path)
         self._persist_wanted(slot)
+        if slot.committed:
+            self.digester.look()
 
     def _persist_wanted(self, slot: Slot) -> None:
         if slot.committed:
@@ -227,6 +233,7 @@ class Keeper:
         self.arena.release() if self.arena.adopted else self.arena.remove()
 
     def _end(self, *, wait: bool) -> None:
+        self.digester.close()
         self.persister.close(wait=wait)
         self._room.close()
         self.progress.close()

@@ -152,6 +152,8 @@ class Persister:
         self.durable = max(self.durable or job.id, job.id)
         self._done.append((job.id, job.target))
         self.news.append(job.id)
+        ours = {entry.name: entry.digest for entry in manifest.files if self._whole or entry.name != MODEL}
+        job.slot.attest(job.id, ours)
         self.trouble = ""
         size = manifest.size
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)

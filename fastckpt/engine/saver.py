@@ -7,6 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastckpt import metrics
@@ -15,6 +16,7 @@ from fastckpt.engine.keeper import Keeper
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
+from fastckpt.memory.census import sweep
 from fastckpt.storage.copier import Copier
 
 logger = logging.getLogger("fastckpt")
@@ -123,6 +125,7 @@ class Saver:
         async with self._opening:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
+                await asyncio.get_running_loop().run_in_executor(None, sweep, Path(self._settings.shm_dir))
                 keeper = Keeper(hello, self._settings, self._copier)
                 try:
                     await keeper.open()

@@ -1,11 +1,14 @@
 """A slot as its owner sees it: the records in it, and who reads from it now."""
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.policy.slots import SlotView
+
+logger = logging.getLogger("fastckpt")
 
 
 @dataclass(eq=False)
@@ -38,8 +41,21 @@ class Slot:
         self.read()
         self.pins.clear()
         self.wanted.clear()
-        if not self.committed:
+        damage = slots.damage(self.path, slots.read(self.path)) if self.committed else ""
+        if damage:
+            logger.warning("%s in memory is given up: %s", self.id, damage)
+        if damage or not self.committed:
             self.clear()
+
+    def attest(self, save: SaveId, digests: dict[str, str]) -> None:
+        """Write digests of images beside them, if they are those of the save that is whole here."""
+        records = slots.read(self.path)
+        if self.id == save == records.committed:
+            ours = {name: digest for name, digest in digests.items() if name in records.files}
+            try:
+                slots.write_digests(self.path, save, records.digests | ours)
+            except OSError as error:
+                logger.warning("%s in memory has no digests: %s", save, error)
 
     def begin(self, save: SaveId, writers: frozenset[int]) -> None:
         """Start a new save in this slot."""

@@ -68,11 +68,12 @@ def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, 
     return size, digest
 
 
-def digest_file(path: Path, *, direct: bool = False) -> str:
+def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> str:  # noqa: B008
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
     With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
-    so it is told what storage holds, not what was meant to be written there.
+    so it is told what storage holds, not what was meant to be written there. ``pace`` is asked before bytes are
+    digested.
     """
     digest = xxhash.xxh3_128()
     with contextlib.ExitStack() as on_exit:
@@ -89,6 +90,7 @@ def digest_file(path: Path, *, direct: bool = False) -> str:
         offset = 0
         while size := _read_some(reader, view, offset):
             offset += size
+            pace.wait_for(size)
             with view[:size] as block:
                 digest.update(block)
     return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""Digests the newest checkpoint in memory behind everybody's back, so that bytes that change later are found."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fastckpt import metrics
+from fastckpt.engine.persister import PIN
+from fastckpt.engine.slot import Slot
+from fastckpt.format.ids import SaveId
+from fastckpt.memory import slots
+from fastckpt.storage.direct import digest_file
+
+logger = logging.getLogger("fastckpt")
+
+SETTLED = 1.0
+"""Seconds that a checkpoint must have been the newest before it is digested: one that lasts less is not worth it."""
+
+
+class Stopped(Exception):
+    """The slot holds the checkpoint no more, or the job ends."""
+
+
+class Digester:
+    """Writes digests beside slots. All methods run in the saver's event loop; the work is a thread's.
+
+    Nobody waits for it, and it pins nothing: a slot that is begun anew meanwhile gets no digests.
+
+    Attributes:
+        enabled: Whether anybody compares digests.
+    """
+
+    def __init__(self, newest: Callable[[], Slot | None]) -> None:
+        self.enabled = True
+        self._newest = newest
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "fastckpt-digest-memory")
+
+    def look(self) -> None:
+        """The newest checkpoint may be another: digest it if it is that still in a while."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(SETTLED, self._start)
+
+    def _start(self) -> None:
+        slot = self._newest()
+        if not self.enabled or slot is None or slot.id is None:
+            return
+        if any(pin.startswith(PIN) for pin in slot.pins) or (self._task is not None and not self._task.done()):
+            self.look()  # a persist tells the digests itself, if it succeeds
+            return
+        self._task = asyncio.create_task(self._digest(slot, slot.id))
+
+    async def _digest(self, slot: Slot, save: SaveId) -> None:
+        records = slots.read(slot.path)
+        lacking = records.files.keys() - records.digests.keys() if records.committed == save else set()
+        if not lacking or slots.damage(slot.path, records):
+            return
+        pace = _Pace(lambda: self._closed or slot.id != save)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, lacking, pace)
+        await asyncio.wait([work])
+        error = work.exception()
+        if error is None:
+            slot.attest(save, work.result())
+        elif not isinstance(error, Stopped):
+            logger.warning("%s in memory could not be digested: %s", save, error)
+
+    def close(self) -> None:
+        """Stop at once."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Pace:
+    """Lets a digest go on until nobody wants it any more."""
+
+    portion = None
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
+
+    def wait_for(self, _: int) -> None:
+        if self._stopped():
+            raise Stopped
+
+
+def _digests(slot: Path, save: SaveId, names: Iterable[str], pace: _Pace) -> dict[str, str]:
+    with metrics.phase("arena.digest", step=save.step):
+        return {name: digest_file(slot / name, pace=pace) for name in sorted(names)}

@@ -1,0 +1,139 @@
+"""Digests beside slots: of what stays the newest, and of what is persisted; never in anybody's way."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fastckpt.ddp import StorageType
+from fastckpt.engine import digester
+from fastckpt.format.ids import SaveId
+from fastckpt.memory import slots
+from fastckpt.storage.direct import digest_file
+from tests.ddp.conftest import Ranks, state, until
+
+
+def digests(slot: Path) -> dict[str, str]:
+    return slots.read(slot).digests
+
+
+def slot_of(ranks: Ranks, step: int) -> Path:
+    arena = ranks.members[0]._writer.link.arena
+    (slot,) = [slot for slot in arena.glob("slot-*") if (slots.read(slot).committed or (0, -1))[1] == step]
+    return slot
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digester, "SETTLED", 0.02)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, threading.Event]:
+    """Digesting is held up after its first block: whether it has come so far, and what lets it go on."""
+    begun, go_on = threading.Event(), threading.Event()
+    wait_for = digester._Pace.wait_for
+
+    def slowly(self: digester._Pace, count: int) -> None:
+        begun.set()
+        go_on.wait(30)
+        wait_for(self, count)
+
+    monkeypatch.setattr(digester._Pace, "wait_for", slowly)
+    return begun, go_on
+
+
+def test_what_stays_the_newest_is_digested(ranks: Ranks):
+    first, second = ranks.start(2)
+    for member in (first, second):
+        member.save_checkpoint(1, state(member._writer.place.rank), rank_state={"at": 1})
+    slot = slot_of(ranks, 1)
+    assert digests(slot) == {}
+    until(lambda: digests(slot) != {}, "digests")
+    files = slots.read(slot).files
+    assert sorted(files) == ["model.pt", "rank_0.pt", "rank_1.pt"]
+    assert digests(slot) == {name: digest_file(slot / name) for name in files}
+
+
+def test_what_does_not_stay_the_newest_is_not(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    read: list[str] = []
+    monkeypatch.setattr(digester, "SETTLED", 0.4)
+    monkeypatch.setattr(digester, "digest_file", lambda path, **_: read.append(path.name) or "0" * 32)
+    (one,) = ranks.start()
+    end = time.monotonic() + 2
+    step = 0
+    while time.monotonic() < end:
+        step += 1
+        assert one.save_checkpoint(step, state(step))
+    assert read == []
+    until(lambda: read == ["model.pt", "rank_0.pt"], "one digest at the end")
+    time.sleep(0.5)
+    assert len(read) == 2
+
+
+def test_what_is_persisted_has_the_digests_of_its_copy(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, directory: Path):
+    """Its bytes are not read again."""
+    monkeypatch.setattr(digester, "SETTLED", 0.1)
+    monkeypatch.setattr(digester, "digest_file", lambda *_, **__: pytest.fail("read once more"))
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    one.wait_latest_checkpoint(60)
+    slot = slot_of(ranks, 1)
+    assert digests(slot) == {name: digest_file(slot / name) for name in slots.read(slot).files}
+    assert digests(slot)["model.pt"] == digest_file(directory / "checkpoint-1" / "model.pt")
+    time.sleep(0.3)
+
+
+def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: tuple[threading.Event, ...]):
+    """It is no reason to skip one; nor are digests of the old save written beside the new one."""
+    begun, go_on = held
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    slot = slot_of(ranks, 1)
+    assert begun.wait(30)
+    for step in range(2, 8):
+        assert one.save_checkpoint(step, state(step)), "each slot was written to in turn"
+    go_on.set()
+    until(lambda: digests(slot_of(ranks, 7)) != {}, "digests of the newest")
+    for path in slot.parent.glob("slot-*"):
+        for name, digest in digests(path).items():
+            assert digest == digest_file(path / name)
+    assert slots.read(slot).committed != SaveId(1, 1)
+
+
+def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[threading.Event, ...]):
+    begun, go_on = held
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    assert begun.wait(30)
+    start = time.monotonic()
+    ranks.workers_die()
+    (one,) = ranks.start_workers()
+    assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "memory"
+    ranks.end()
+    assert time.monotonic() - start < 15
+    go_on.set()
+
+
+def test_memory_that_is_adopted_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
+    monkeypatch.setenv("FASTCKPT_FLUSH", "0")
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    slot = slot_of(ranks, 1)
+    until(lambda: digests(slot) != {}, "digests")
+    before = digests(slot)
+    slots._remove(slot / ".digests")
+    ranks.workers_die()
+    until(lambda: digests(slot) == before, "digests once more")
+
+
+def test_a_file_that_cannot_be_read_is_told(ranks: Ranks, soon: None, monkeypatch: pytest.MonkeyPatch, said):
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("unreadable")
+
+    monkeypatch.setattr(digester, "digest_file", refuse)
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    until(lambda: "could not be digested: unreadable" in said.text, "a warning")
+    assert one.save_checkpoint(2, state(2))
