@@ -1,0 +1,262 @@
+"""The objects under one URL, through fsspec: whole uploads of files, ranged reads, listings, deletions."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import fsspec
+import fsspec.asyn
+import xxhash
+from fsspec.spec import AbstractBufferedFile
+
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.storage.direct import Pace
+from fastckpt.storage.multipart import DEADLINE, LARGEST_COUNT, Multipart, abort_abandoned
+
+PART = 16 * 2**20
+"""Bytes that travel in one request, unless a file would have too many parts."""
+THREADS = 8
+"""Requests of one store that are on their way at a time."""
+READS = 4
+"""Parts of a file that are read ahead."""
+REQUEST_DEADLINE = 45.0
+"""Seconds for a small request, with all retries of the client."""
+COPY_DEADLINE = 1800.0
+"""Seconds in which a store copies an object of its own."""
+BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"})
+"""Protocols whose first part is a bucket that exists or does not, and which have no directories to be made."""
+
+
+class Sink(Protocol):
+    """Takes the bytes of one object, which nobody sees before they are all there."""
+
+    def write(self, part: bytes) -> Any:
+        """Take the next bytes."""
+
+    def commit(self) -> Any:
+        """Make the object."""
+
+    def discard(self) -> Any:
+        """Leave nothing."""
+
+
+class Objects:
+    """The objects under one URL; names are relative to it. Errors are whatever the protocol's client raises."""
+
+    def __init__(self, url: str) -> None:
+        """Raise ConfigError if nothing that is installed opens such a URL."""
+        try:
+            # What a listing was a while ago tells nothing; and a client of its own has the environment's settings.
+            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"cannot open {url}: {error}. Install the fsspec implementation of that protocol; for s3:// that is "
+                "pip install 's3fs>=2024.6'."
+            ) from error
+        self._root, self._url = root.rstrip("/"), url.rstrip("/")
+        protocol = self._fs.protocol
+        self._names = {protocol} if isinstance(protocol, str) else set(protocol)
+        # Others than asynchronous clients have deadlines of their own only.
+        self._deadline, self._long_deadline, self._copy_deadline = (
+            {"timeout": seconds} if self._fs.async_impl else {}
+            for seconds in (REQUEST_DEADLINE, DEADLINE, COPY_DEADLINE)
+        )
+        self._is_s3 = bool(self._names & {"s3", "s3a"})
+        self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether objects lie in buckets, without directories."""
+        return bool(self._names & BUCKETS)
+
+    def path(self, name: str) -> str:
+        """Where an object lies, as fsspec has it; a name that begins with "/" is not relative."""
+        if name.startswith("/"):
+            return name[1:] if self.has_buckets else name
+        return f"{self._root}/{name}".rstrip("/")
+
+    def name(self, url: str) -> str:
+        """The name of what lies at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
+        path: str = fsspec.core.strip_protocol(url).rstrip("/")
+        if path.startswith(self._root + "/"):
+            return path[len(self._root) + 1 :]
+        return path if path.startswith("/") else "/" + path
+
+    def upload(self, source: Path, name: str, pace: Pace) -> tuple[int, str]:
+        """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
+
+        Memory holds a few parts at a time. On failure nothing is left of it, as far as the store can be reached.
+        """
+        digest = xxhash.xxh3_128()
+        with ExitStack() as on_exit:
+            reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+            on_exit.callback(os.close, reader)
+            size = os.fstat(reader).st_size
+            part = part_size(size)
+            if size <= part:
+                data = _read_exactly(reader, size, 0)
+                pace.wait_for(size)
+                digest.update(data)
+                self.put(name, data)
+                return size, digest.hexdigest()
+            sink = self._sink(name)
+            on_failure = on_exit.enter_context(ExitStack())
+            on_failure.callback(sink.discard)
+            for offset in range(0, size, part):
+                data = _read_exactly(reader, min(part, size - offset), offset)
+                pace.wait_for(len(data))
+                digest.update(data)
+                sink.write(data)
+            sink.commit()
+            on_failure.pop_all()
+        return size, digest.hexdigest()
+
+    def _sink(self, name: str) -> Sink:
+        path = self.path(name)
+        if self._is_s3:
+            return Multipart(self._fs, path, self._pool)
+        self._make_directory(path)
+        return _Stream(self._fs.open(path, "wb", block_size=PART))
+
+    def put(self, name: str, data: bytes) -> None:
+        """Make an object of bytes, at once."""
+        path = self.path(name)
+        self._make_directory(path)
+        self._fs.pipe_file(path, data, **self._long_deadline)
+
+    def _make_directory(self, path: str) -> None:
+        if not self.has_buckets:
+            self._fs.makedirs(self._fs._parent(path), exist_ok=True)
+
+    def read(self, name: str, size: int) -> bytes | None:
+        """The first bytes of a small object, at most so many; None if there is none."""
+        if size == 0:
+            return b""  # stores refuse to read no bytes
+        try:
+            data: bytes = self._fs.cat_file(self.path(name), start=0, end=size, **self._deadline)
+        except FileNotFoundError:
+            return None
+        return data
+
+    def parts(self, name: str, size: int) -> Iterator[bytes]:
+        """The bytes of an object of that size, in order; raises BadCheckpoint if it is gone or shorter."""
+        path, part = self.path(name), part_size(size)
+
+        def fetch(offset: int) -> bytes:
+            end = min(offset + part, size)
+            try:
+                data: bytes = self._fs.cat_file(path, start=offset, end=end, **self._long_deadline)
+            except FileNotFoundError as error:
+                raise BadCheckpoint(f"{self.url(name)} of {size} bytes is not there") from error
+            if len(data) != end - offset:
+                raise BadCheckpoint(f"{self.url(name)} ends at {offset + len(data)}; {size} bytes were saved")
+            return data
+
+        offsets = range(0, size, part)
+        ahead = [self._pool.submit(fetch, offset) for offset in offsets[:READS]]
+        for i in range(len(offsets)):
+            data = ahead.pop(0).result()
+            if i + READS < len(offsets):
+                ahead.append(self._pool.submit(fetch, offsets[i + READS]))
+            yield data
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The names of all objects below a name, relative to it, and their sizes in bytes."""
+        path = self.path(name)
+        found = self._fs.find(path, detail=True, **self._deadline)
+        return {key[len(path) + 1 :]: int(info["size"]) for key, info in found.items() if key.startswith(path + "/")}
+
+    def folders(self, name: str = "") -> list[str]:
+        """The names of what lies directly below a name and has objects below it, relative to it."""
+        path = self.path(name)
+        try:
+            found = self._fs.ls(path, detail=True, **self._deadline)
+        except FileNotFoundError:
+            return []
+        return sorted(info["name"].rstrip("/")[len(path) + 1 :] for info in found if info["type"] == "directory")
+
+    def written_at(self, name: str) -> float:
+        """When an object was written, in seconds since the epoch; infinity if the store does not tell."""
+        try:
+            return float(self._fs.modified(self.path(name)).timestamp())
+        except (NotImplementedError, FileNotFoundError):
+            return math.inf
+
+    def copy(self, source: str, target: str) -> None:
+        """Have the store copy an object."""
+        self._make_directory(self.path(target))
+        self._fs.cp_file(self.path(source), self.path(target), **self._copy_deadline)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        try:
+            self._fs.rm_file(self.path(name), **self._deadline)
+        except FileNotFoundError:
+            pass
+
+    def remove_all(self, name: str) -> None:
+        """Remove all objects below a name."""
+        for _ in self.each(lambda inner: self.remove(f"{name}/{inner}"), list(self.sizes(name))):
+            pass
+        if not self.has_buckets and self._fs.isdir(self.path(name)):
+            self._fs.rm(self.path(name), recursive=True)
+
+    def abort_uploads(self, is_abandoned: Callable[[str, float], bool]) -> list[str]:
+        """Abort the uploads that dead writers left under way; see `abort_abandoned`. Returns their names."""
+        return abort_abandoned(self._fs, self._root, is_abandoned) if self._is_s3 else []
+
+    def bucket_is_there(self) -> bool:
+        """Whether the bucket exists; a store without buckets begins with nothing."""
+        return not self.has_buckets or bool(self._fs.exists(self._root.split("/")[0], **self._deadline))
+
+    def url(self, name: str = "") -> str:
+        """What a user would call it."""
+        return (
+            str(self._fs.unstrip_protocol(self.path(name)))
+            if name.startswith("/")
+            else f"{self._url}/{name}".rstrip("/")
+        )
+
+    def each(self, work: Callable[[str], Any], names: list[str]) -> Iterator[Any]:
+        """What ``work`` returns for each name; several are on their way at a time."""
+        return self._pool.map(work, names)
+
+    def close(self) -> None:
+        """End the threads, after what they do now, and the connections."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._is_s3 and self._fs._s3 is not None:  # else its connections stay until the garbage is collected
+            fsspec.asyn.sync(self._fs.loop, self._fs._s3.close, **self._deadline)
+
+
+def part_size(size: int) -> int:
+    """Bytes of each part but the last, of an object of that size."""
+    mebibytes = math.ceil(size / LARGEST_COUNT / 2**20)
+    return max(PART, mebibytes * 2**20)
+
+
+class _Stream:
+    """A file of fsspec that is written in one go."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.write = file.write
+        self.commit = file.close
+
+    def discard(self) -> None:
+        """Leave nothing, where the file system can do that; else what was written, without a manifest."""
+        if isinstance(self._file, AbstractBufferedFile):
+            self._file.discard()
+            self._file.closed = True  # else its destructor would make the object after all
+        else:
+            self._file.close()
+
+
+def _read_exactly(reader: int, size: int, offset: int) -> bytes:
+    data = os.pread(reader, size, offset)
+    if len(data) != size:
+        raise BadCheckpoint(f"a file ended at {offset + len(data)} while it was uploaded; {offset + size} expected")
+    return data

@@ -1,0 +1,270 @@
+"""The durable tier at a URL: checkpoints as objects of a store that fsspec opens, such as ``s3://bucket/run1``."""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fastckpt import metrics
+from fastckpt.errors import ConfigError, PersistError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
+from fastckpt.storage.catalog import Catalog, RemoteCheckpoint, RemoteScan, is_ours, is_place, new_place
+from fastckpt.storage.copier import Copier, Copy
+from fastckpt.storage.download import download
+from fastckpt.storage.layout import PRIVATE, TRACKER
+from fastckpt.storage.objects import Objects
+from fastckpt.storage.publish import Request
+from fastckpt.storage.quarantine import WHY
+from fastckpt.storage.trouble import Explained, Logged
+
+logger = logging.getLogger("fastckpt")
+
+ABANDONED = 24 * 3600.0
+"""Seconds after which what another host left without a manifest counts as abandoned."""
+_IDENTITY = f"{PRIVATE}/identity"
+
+
+class RemoteStore:
+    """Publishes, finds, verifies and deletes checkpoints at a URL.
+
+    In the store::
+
+        checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json
+        latest_checkpointed_iteration.txt               the step published last, for other tools
+        .fastckpt/identity                              tells this store from one that later takes its URL
+
+    The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
+    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was set aside.
+    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
+    manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
+    a copy that the store makes of the model; nothing is read from it.
+
+    It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
+    and read at once. Methods may be called by several threads and processes; but one process at a time should publish
+    and delete.
+    """
+
+    def __init__(self, url: str, copier: Copier | None = None) -> None:
+        """Raise ConfigError if nothing that is installed opens such a URL."""
+        self._objects = Objects(url)
+        self._copier = copier or Copier()
+        self._catalog = Catalog(self._objects)
+        self.path = self._objects.url()
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Upload images as one checkpoint; it is durable when this returns.
+
+        It takes the place of older checkpoints of the same step. The images must not change meanwhile.
+
+        Args:
+            id: What was saved.
+            images: The files by their names in the checkpoint.
+            target: Where the user wants a copy of ``model.pt``: a URL of this protocol, or relative to this store's.
+            parent: What this history was resumed from.
+            world_size: Ranks of the job.
+            details: What else to record.
+
+        Raises:
+            PersistError: The store refused, or could not be reached for longer than its client tries. Older
+                checkpoints are as they were; nothing of this one counts, and what is left of it a sweep removes.
+            ConfigError: ``target`` is not in such a store, or part of a checkpoint.
+            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+        """
+        with Explained(f"persist {id}", self.path):
+            request = Request(id, images, _own(self._objects, target), parent, world_size, details or {})
+            place = new_place(id)
+            with ExitStack() as on_failure:
+                on_failure.callback(self._give_up, place)
+                manifest = request.manifest(self._upload(request, place))
+                _check_complete(self._objects, manifest, place)
+                if request.target:
+                    self._objects.copy(f"{place}/{MODEL}", request.target)
+                with metrics.phase("persist.manifest", step=id.step):
+                    self._objects.put(f"{place}/{NAME}", manifest.to_json().encode())
+                on_failure.pop_all()
+            self._finish(manifest, place)
+        return manifest
+
+    def _upload(self, request: Request, place: str) -> list[FileEntry]:
+        def upload(copy: Copy, image: tuple[str, Path]) -> FileEntry:
+            name, source = image
+            with metrics.phase("persist.write", step=request.id.step, file=name):
+                return FileEntry(name, *self._objects.upload(source, f"{place}/{name}", copy))
+
+        return self._copier.each(upload, list(request.images.items()))
+
+    def _give_up(self, place: str) -> None:
+        with Logged(f"remove what is left of {self._objects.url(place)}; the next sweep will"):
+            self._remove(place)
+
+    def _finish(self, manifest: Manifest, place: str) -> None:
+        """Do what should follow, but changes nothing in what counts as the newest."""
+        with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
+            self._objects.put(TRACKER, str(manifest.id.step).encode())
+        with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
+            for old in self._catalog.of_step(manifest.id.step).places:
+                again = old.id == manifest.id and old.manifest.target == manifest.target
+                if old.place != place and (old.id < manifest.id or again):
+                    self._remove(old.place)
+
+    def scan(self) -> RemoteScan:
+        """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
+        with Explained("read checkpoints", self.path):
+            return self._catalog.scan()
+
+    def checkpoints(self) -> list[RemoteCheckpoint]:
+        """All whole checkpoints, newest id first."""
+        return self.scan().whole
+
+    def verify(self, stored: RemoteCheckpoint, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all.
+
+        Raises:
+            BadCheckpoint: One is not what was saved; says which, and what was found.
+            PersistError: The store does not answer.
+        """
+        for entry in _entries(stored, names):
+            with Explained(f"read {entry.name} of {stored.id}", self.path):
+                download(self._objects, stored.object(entry.name), entry, None)
+
+    def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path) -> dict[str, Path]:
+        """Download files of a checkpoint into a directory, checking their digests on the way.
+
+        Returns their paths by name. Each takes its name when it is whole. Raises as `verify`; a PersistError, too, if
+        the directory cannot take them.
+        """
+        paths = {}
+        for entry in _entries(stored, names):
+            path = paths[entry.name] = into / entry.name
+            draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
+            with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
+                on_exit.callback(draft.unlink, missing_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with draft.open("wb", buffering=0) as file:
+                    download(self._objects, stored.object(entry.name), entry, file)
+                draft.rename(path)
+        return paths
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint, and the copy that its user named; nothing happens if there is none of that id.
+
+        Raises:
+            ConfigError: It is the newest whole one.
+            PersistError: The store refused.
+        """
+        with Explained(f"delete {id}", self.path):
+            places = self._catalog.scan().places
+            if places and places[0].id == id:
+                raise ConfigError(
+                    f"cannot delete {id} in {self.path}: it is the newest of {len({p.id for p in places})} whole "
+                    "checkpoints, which is always kept. Save a newer one first."
+                )
+            for stored in places:
+                if stored.id == id:
+                    self._remove_copy(stored, places)
+                    self._remove(stored.place)
+
+    def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
+        """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
+        target = stored.manifest.target
+        owner = next((other for other in among if other.manifest.target == target), None)
+        if target and owner and owner.id == stored.id:
+            self._objects.remove(target)
+
+    def _remove(self, place: str) -> None:
+        """Remove a place; first it ceases to count."""
+        self._objects.remove(f"{place}/{NAME}")
+        self._objects.remove_all(place)
+
+    def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
+        """Set a bad checkpoint aside, never to be loaded or deleted by us; returns its URL, which stays the same.
+
+        Args:
+            bad: A checkpoint, or a URL in `RemoteScan.damaged`.
+            why: What is wrong with it; kept beside it in ``why.txt``.
+
+        Raises PersistError if the store refuses, or if it is not there any more.
+        """
+        url = bad if isinstance(bad, str) else bad.url
+        with Explained(f"set aside {url}", self.path):
+            place = self._objects.name(url)
+            if NAME not in self._objects.sizes(place):
+                raise FileNotFoundError(f"{url} is not there any more")
+            lines = [f"when: {datetime.now(UTC).isoformat(timespec='seconds')}", f"why: {' '.join(why.split())}"]
+            lines.append(f"If it can be repaired, remove this {WHY}; else remove all that is here.")
+            self._objects.put(f"{place}/{WHY}", ("\n".join(lines) + "\n").encode())
+        return url
+
+    def sweep(self) -> list[str]:
+        """Remove what dead writers left: at once what was begun on this host, else after a day.
+
+        Call while no other process of this host publishes. Returns the URLs of what was removed.
+        """
+
+        def is_abandoned(name: str, written: float) -> bool:
+            return is_place(name) and (is_ours(name) or time.time() - written > ABANDONED)
+
+        with Explained("sweep", self.path):
+            uploads = self._objects.abort_uploads(is_abandoned)
+            places = [
+                place
+                for place, object in self._catalog.scan().unfinished
+                if is_ours(place) or is_abandoned(place, self._objects.written_at(object))
+            ]
+            for place in places:
+                self._objects.remove_all(place)
+        return [self._objects.url(name) for name in uploads + places]
+
+    def identity(self) -> str:
+        """What this store was marked with when it was first used; it is gone when its objects are.
+
+        Raises PersistError if the store does not answer, or cannot be written to.
+        """
+        with Explained("mark", self.path):
+            mark = self._objects.read(_IDENTITY, 64)
+            if mark is None:
+                self._objects.put(_IDENTITY, secrets.token_hex(16).encode())
+                mark = self._objects.read(_IDENTITY, 64) or b""  # of several who mark it, the last has marked it
+            return mark.decode(errors="replace")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._objects.close()
+
+
+def _entries(stored: RemoteCheckpoint, names: Iterable[str] | None) -> list[FileEntry]:
+    manifest = stored.manifest
+    return list(manifest.files) if names is None else [manifest.entry(name) for name in names]
+
+
+def _own(objects: Objects, target: str) -> str:
+    """A user's path as a manifest's ``target``; raises ConfigError for one where no copy can be made."""
+    if not target:
+        return ""
+    name = objects.name(target) if "://" in target else target
+    if is_place(name) or name == TRACKER or name.split("/")[0] == PRIVATE:
+        raise ConfigError(f"cannot save to {target}: it is part of a checkpoint. Choose another path.")
+    return name
+
+
+def _check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
+    found = objects.sizes(place)
+    for entry in manifest.files:
+        if found.get(entry.name) != entry.size:
+            raise PersistError(
+                f"{objects.url(place)}/{entry.name} was uploaded with {entry.size} bytes, but the store has "
+                f"{found.get(entry.name, 'none')}. Save again; see whether somebody deletes objects there."
+            )

@@ -1,0 +1,156 @@
+"""What a durable place for checkpoints does, and which one a location means."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastckpt.errors import ConfigError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import JSON, Manifest
+from fastckpt.storage.copier import Copier
+from fastckpt.storage.directory import CheckpointDirectory
+
+_SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
+_LOCAL = ("file", "local")
+
+
+class Kept(Protocol):
+    """A whole checkpoint in a store."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+
+    @property
+    def id(self) -> SaveId:
+        """What was saved."""
+
+    @property
+    def path(self) -> Path | str:
+        """What a user would call it: a path or a URL."""
+
+
+class Found(Protocol):
+    """What a store holds, in one reading."""
+
+    @property
+    def places(self) -> Sequence[Any]:
+        """Every whole checkpoint (`Kept`), newest id first; an id may be there several times."""
+
+    @property
+    def whole(self) -> Sequence[Any]:
+        """Each whole checkpoint (`Kept`) once, newest id first."""
+
+    @property
+    def damaged(self) -> Sequence[tuple[Any, str]]:
+        """Paths or URLs of what is there but not whole, and why."""
+
+    @property
+    def quarantined(self) -> Sequence[tuple[Any, str]]:
+        """Paths or URLs of what was set aside because it was found bad, and why."""
+
+
+class Store(Protocol):
+    """A durable place for the checkpoints of one job; see `CheckpointDirectory` and `RemoteStore`.
+
+    What one store returns as a checkpoint is given to that store alone. All methods raise PersistError if the place
+    refuses or does not answer.
+    """
+
+    @property
+    def path(self) -> Path | str:
+        """Where it is: a path or a URL."""
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Make one checkpoint of images; it is durable when this returns."""
+
+    def scan(self) -> Found:
+        """All checkpoints, and what is damaged, in one reading."""
+
+    def checkpoints(self) -> Sequence[Any]:
+        """All whole checkpoints (`Kept`), newest id first."""
+
+    def verify(self, stored: Any, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
+
+    def fetch(self, stored: Any, names: Iterable[str], into: Path) -> dict[str, Path]:
+        """Have files of a checkpoint where torch can read them, if need be in the directory ``into``; their paths."""
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint; raises ConfigError if it is the newest whole one."""
+
+    def quarantine(self, bad: Any, why: str) -> Path | str:
+        """Set a bad checkpoint aside, never to be loaded or deleted by us; where it is now."""
+
+    def sweep(self) -> Sequence[Path | str]:
+        """Remove or restore what crashed writers left; what was removed or restored."""
+
+    def identity(self) -> str:
+        """What this place was marked with when it was first used; it is gone when the place is."""
+
+
+def is_url(location: str | os.PathLike[str]) -> bool:
+    """Whether a location is a URL of a store beyond the file system, such as ``s3://bucket/run1``."""
+    match = _SCHEME.fullmatch(os.fspath(location))
+    return match is not None and match[1].lower() not in _LOCAL
+
+
+def normalised(location: str | os.PathLike[str]) -> str:
+    """One text for each place: the real path of a directory, the URL of a store without what makes no difference.
+
+    Raises ConfigError for a chain of URLs (``simplecache::s3://...``): caches show what a store held a while ago.
+    """
+    text = os.fspath(location)
+    match = _SCHEME.fullmatch(text)
+    if "::" in text.split("/")[0]:
+        raise ConfigError(f"{text} is a chain of URLs; give that of the store alone, such as s3://bucket/run1")
+    if match is None:
+        return os.path.realpath(text)
+    if match[1].lower() in _LOCAL:
+        return os.path.realpath("/" + match[2].lstrip("/"))
+    rest = "/".join(part for i, part in enumerate(match[2].split("/")) if part or i == 0)
+    if not rest.strip("/") or any(part in (".", "..") for part in rest.split("/")):
+        raise ConfigError(f"{text} names no place in a store; give a bucket and a prefix, such as s3://bucket/run1")
+    return f"{match[1].lower()}://{rest}"
+
+
+def target_in(location: str, path: str | os.PathLike[str]) -> str:
+    """A path that a user named for a model's file, as `Store.publish` takes it: absolute, or below a store's URL.
+
+    Raises ConfigError if the store cannot have a file there.
+    """
+    text = os.fspath(path)
+    if not text:
+        return ""
+    if not is_url(location):
+        if is_url(text):
+            raise ConfigError(f"cannot save to {text}: the checkpoint directory is {location}. Give a path.")
+        return os.path.abspath(text)  # noqa: PTH100 (the links are followed where it is written)
+    scheme = location.split("://", maxsplit=1)[0] + "://"
+    own = text if "://" in text else f"{location}/{text}"
+    if text.startswith("/") or not own.lower().startswith(scheme):
+        raise ConfigError(
+            f"cannot save to {text}: the checkpoint directory is {location}. Give a {scheme} URL, or a path relative "
+            "to that directory."
+        )
+    return normalised(own)
+
+
+def open_store(location: str | os.PathLike[str], copier: Copier | None = None) -> Store:
+    """The store at a path or URL, as `normalised` gave it; raises ConfigError if nothing can open such a URL."""
+    if not is_url(location):
+        return CheckpointDirectory(os.fspath(location), copier)
+    from fastckpt.storage.remote import RemoteStore  # fsspec and what it needs: most jobs do without
+
+    return RemoteStore(os.fspath(location), copier)

@@ -1,0 +1,46 @@
+"""What a store's client raises, of which there is no list, as errors that say what was done and what to do."""
+
+import logging
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from fastckpt.errors import FastckptError, PersistError
+
+logger = logging.getLogger("fastckpt")
+
+
+class Explained(AbstractContextManager[None]):
+    """Turns whatever a protocol's client raises, of which there is no list, into a PersistError with the remedy."""
+
+    def __init__(self, deed: str, url: str) -> None:
+        self._deed = deed
+        self._url = url
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, FastckptError):
+            text = f"cannot {self._deed} in {self._url}: {type(error).__name__}: {error}. {_remedy(error)}."
+            raise PersistError(text) from error
+
+
+class Logged(AbstractContextManager[bool]):
+    """Goes on after an error, and logs it."""
+
+    def __init__(self, deed: str) -> None:
+        self._deed = deed
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, Exception):
+            logger.warning("cannot %s: %s: %s", self._deed, type(error).__name__, error)
+        return isinstance(error, Exception)
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
+        return "Give this user the right to list, read, write and delete there, and see that its credentials are found"
+    if isinstance(error, FileNotFoundError):
+        return "Make the bucket, or correct the URL"
+    return "See whether the store can be reached; a persist is tried again"
