@@ -13,15 +13,17 @@ from typing import Any
 import torch
 
 from fastckpt.config import Place, Settings
+from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
 from fastckpt.engine.link import Link
-from fastckpt.engine.service import leave_own_saver, saver_address
+from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.snapshot import Snapshotter
-from fastckpt.errors import FastckptError, PersistError, StepError
+from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
 from fastckpt.metrics import counts, event, observe, unobserve, write_events_to
 from fastckpt.policy import retention
+from fastckpt.policy.verify import level
 from fastckpt.storage.directory import CheckpointDirectory
 
 logger = logging.getLogger("fastckpt")
@@ -65,7 +67,9 @@ class Writer:
         deletion_strategy: CheckpointDeletionStrategy | None = None,
         *,
         weights_only: bool = True,
+        verify: str = "resume",
     ) -> None:
+        self.verify = level(verify)
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         self.directory = Path(os.path.realpath(checkpoint_dir))
@@ -76,10 +80,12 @@ class Writer:
         self._strategy = deletion_strategy
         policy = policy_of(deletion_strategy)
         address = saver_address(self.place, self.settings)
-        self.link = Link(self.directory, self.place, address, retention.to_json(policy) if policy else {})
+        self.link = Link(self.directory, self.place, address, retention.to_json(policy) if policy else {}, self.verify)
         self._snapshots = Snapshotter(self.link, self.threads, weights_only=weights_only)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
+        self._loads = 0
+        self._rollback: dict[str, Any] = {}
         self._pid = os.getpid()
         self._closed = False
         observe(self._beat)
@@ -154,11 +160,26 @@ class Writer:
             raise PersistError(status.trouble)
         return status.newest[1] if status.newest else None
 
-    def open_history(self) -> None:
-        """Let later saves belong to a new history, if this one has any: the job goes on from another point."""
+    def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
+        """Let later saves belong to a new history, the same on all ranks: the job goes on from another point.
+
+        After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
+        details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
+
+        Raises ConfigError, in all ranks, if they do not ask for the same.
+        """
         if self._last is not None:
             self.link.next_history()
             self._last = self._held = None
+        said = ranks.gather([self.link.history, launch_of(self.place), resume_path, self.verify])
+        histories, (launch, *_), *wishes = zip(*said, strict=True)
+        for name, wish in zip(("resume_path", "verify"), wishes, strict=True):
+            if len(set(wish)) > 1:
+                raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {list(wish)[:8]}")
+        self.link.history = max(histories)
+        self._rollback = {"rollback": [launch, os.path.realpath(resume_path)]} if resume_path else {}
+        self._loads += 1
+        return self._rollback if self._loads == 1 else {}
 
     def close(self) -> None:
         """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time."""
@@ -188,6 +209,7 @@ class Writer:
             "num_threads": torch.get_num_threads(),
             "path": _absolute(path),
             "parent": list(self.resumed_from) if self.resumed_from else None,
+            **self._rollback,
         }
 
     def _clean_up(self) -> None:

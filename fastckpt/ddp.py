@@ -54,8 +54,12 @@ class DdpCheckpointer:
         checkpoint_dir: The checkpoint directory, shared by all nodes.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
         weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
+        verify: How much is compared with what was saved. "never": files must be there in their sizes. "resume":
+            their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
+            read back from storage before it counts there. All ranks give the same.
 
     Raises:
+        ConfigError: ``verify`` is none of these.
         ArenaInUse: Another live job on this host uses the directory.
 
     Attributes:
@@ -70,8 +74,9 @@ class DdpCheckpointer:
         deletion_strategy: CheckpointDeletionStrategy | None = None,
         *,
         weights_only: bool = True,
+        verify: str = "resume",
     ) -> None:
-        self._writer = Writer(checkpoint_dir, deletion_strategy, weights_only=weights_only)
+        self._writer = Writer(checkpoint_dir, deletion_strategy, weights_only=weights_only, verify=verify)
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}
         self.loaded_step = -1
@@ -133,26 +138,28 @@ class DdpCheckpointer:
         The tensors are the caller's own, on the CPU; random generators are as they were when it was saved.
 
         Args:
-            resume_path: A file or checkpoint directory to load instead of the newest one.
+            resume_path: A file or checkpoint directory to load instead of the newest one. A new history begins: what
+                is saved from now on is newer than all before. Workers that are restarted in the same launch may
+                pass the same path again: at their first load they go on from the newest save since then.
 
         Returns:
             The saved state; empty if nothing was ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged or missing for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
+            ConfigError: Ranks give unlike paths.
         """
         start = time.perf_counter()
         writer = self._writer
         writer.check_usable()
         ranks = agreement(writer.place.world_size)
-        writer.open_history()
-        writer.link.history = max(ranks.gather(writer.link.history))
-        verifies = (MODEL, self._own) if self._writes_model else (self._own,)
-        offers = Offers(writer.link, writer.directory, self._own, verifies)
-        resume = Resume(writer.link, writer.directory, offers)
         path = os.fspath(resume_path)
-        resumed = resume.run_path(Path(path), self._load, ranks) if path else resume.run(self._load, ranks)
+        since = writer.open_history(ranks, path)
+        offers = Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")
+        answers_for = (MODEL, self._own) if self._writes_model else (self._own,)
+        resume = Resume(writer.link, offers, answers_for, writer.threads)
+        resumed = resume.run_path(Path(path), self._load, ranks, since) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:

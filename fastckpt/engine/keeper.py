@@ -9,16 +9,18 @@ from fastckpt.config import Settings
 from fastckpt.engine.digester import Digester
 from fastckpt.engine.persister import PIN, Persister
 from fastckpt.engine.progress import Progress
+from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.writers import Writers
 from fastckpt.errors import ArenaInUse
 from fastckpt.format.ids import SaveId
-from fastckpt.ipc.messages import BeginSave, Committed, Granted, Hello, Skipped, Status
+from fastckpt.ipc.messages import Bad, BeginSave, Committed, Granted, Hello, Skipped, Status
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.presence import forget_the_dead
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
+from fastckpt.policy.verify import level
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.identity import identity
 
@@ -41,6 +43,7 @@ class Keeper:
         self.arena = Arena.open(path, hello.directory)
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
+        self.readers = Readers(self.slots)
         self._room = Room(self.arena, self.slots, self.newest)
         self.persister = Persister(self.directory, hello.group_rank, self.newest, copier)
         self.digester = Digester(self.newest)
@@ -52,7 +55,8 @@ class Keeper:
     async def open(self) -> None:
         """Read what memory and storage hold."""
         loop = asyncio.get_running_loop()
-        alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
+        with metrics.phase("arena.adopt"):
+            alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
         ours = self.arena.claim_for(await loop.run_in_executor(None, identity, self.directory))
@@ -77,11 +81,13 @@ class Keeper:
         history = self.writers.join(hello.local_rank, pid)
         if hello.local_rank == 0 and hello.policy:
             self.persister.policy = from_json(hello.policy)
+        self.persister.storage.read_back |= level(hello.verify) == "always"
+        self.digester.enabled = hello.verify != "never"
         return history
 
     def lost(self, local_rank: int, pid: int) -> None:
         """A writer hung up or died: it reads no more."""
-        self.release(pid)
+        self.readers.release(pid)
         self.writers.lose(local_rank, pid)
 
     def restart(self) -> None:
@@ -174,21 +180,12 @@ class Keeper:
         self._room.check(files)
         self._room.reserve_ahead(files)
 
-    # --- readers
-
-    def pin(self, pid: int) -> list[str]:
-        """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
-        whole = sorted((slot for slot in self.slots if slot.committed), key=lambda s: s.id or (), reverse=True)
-        for slot in whole:
-            slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
-        return [str(slot.path) for slot in whole]
-
-    def release(self, pid: int) -> None:
-        """The process reads no more."""
-        for slot in self.slots:
-            slot.pins.pop(f"reader {pid}", None)
-
     # --- what became of it
+
+    def give_up(self, message: Bad) -> None:
+        """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
+        self.readers.give_up(message.memory)
+        self.persister.look_again(self._flush) if message.storage else self._flush()
 
     def news(self, writer: int) -> list[list[int]]:
         """The ids made durable since this writer was last told."""

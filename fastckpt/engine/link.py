@@ -30,7 +30,7 @@ class Link:
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
-    def __init__(self, directory: Path, place: Place, address: str, policy: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, place: Place, address: str, policy: dict[str, Any], verify: str) -> None:
         """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
         self.news: deque[SaveId] = deque()
@@ -43,6 +43,7 @@ class Link:
             place.group_rank,
             place.restart_count,
             policy,
+            verify,
         )
         try:
             welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
@@ -86,6 +87,10 @@ class Link:
     def release(self) -> None:
         """Let go of what `pin` pinned."""
         self._ask(m.Release(), m.Done)
+
+    def tell_bad(self, memory: list[list[int]], *, storage: bool) -> None:
+        """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
+        self._ask(m.Bad(memory, storage), m.Done)
 
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastckpt.engine.link import Link
 from fastckpt.errors import BadCheckpoint
@@ -14,8 +14,16 @@ from fastckpt.format.manifest import MODEL
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
 from fastckpt.storage.directory import CheckpointDirectory, Stored
+from fastckpt.storage.stored import check_size, digest
 
 Files = dict[str, Path]
+
+
+class Part(NamedTuple):
+    """What one directory holds of a checkpoint."""
+
+    storage: CheckpointDirectory
+    stored: Stored
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,14 @@ class Offer:
     Attributes:
         files: Where its files are, by name.
         details: What was kept with it.
-        verify: Raises BadCheckpoint if a file that this rank answers for is not what was saved.
+        check: Raises BadCheckpoint or OSError if the file of that name is not what was saved.
+        parts: What the files on storage are part of, by name.
     """
 
     files: Files
     details: dict[str, Any]
-    verify: Callable[[], None]
+    check: Callable[[str], None]
+    parts: dict[str, Part] = field(default_factory=dict)
 
 
 class Offers:
@@ -38,18 +48,20 @@ class Offers:
 
     Args:
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
-        verifies: Names of the files whose digests this rank checks, on behalf of its node.
+        digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
         damaged: What lies on storage and is no whole checkpoint, and why.
+        quarantined: What was found bad by an earlier resume, and why.
     """
 
-    def __init__(self, link: Link, directory: Path, own: str, verifies: tuple[str, ...]) -> None:
-        self.damaged: list[str] = []
+    def __init__(self, link: Link, directory: Path, own: str, *, digests: bool) -> None:
+        self.damaged: list[tuple[CheckpointDirectory, Path, str]] = []
+        self.quarantined: list[tuple[Path, str]] = []
+        self.directory = directory
         self._link = link
-        self._directory = directory
         self._own = own
-        self._verifies = verifies
+        self._digests = digests
 
     def find(self) -> dict[Candidate, Offer]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
@@ -60,12 +72,12 @@ class Offers:
     def at(self, path: Path) -> tuple[SaveId | None, Offer]:
         """What lies at a path: a checkpoint of this directory, or files that something else wrote."""
         model = path / MODEL if path.is_dir() else path
-        parts = self._parts()
-        for save, found in parts.items():
-            if any(os.path.realpath(stored.path_of(MODEL)) == str(model) for stored in found if _has_model(stored)):
-                return save, self._offer(found)
+        for save, parts in self._parts().items():
+            models = [part.stored.path_of(MODEL) for part in parts if _has_model(part.stored)]
+            if any(os.path.realpath(own) == str(model) for own in models):
+                return save, self._offer(parts)
         own = {found.name: found for found in model.parent.glob("rank_*.pt")} if path.is_dir() else {}
-        return None, Offer({MODEL: model, **own}, {}, lambda: None)
+        return None, Offer({MODEL: model, **own}, {}, lambda name: None)
 
     def _in_memory(self) -> dict[Candidate, Offer]:
         offers = {}
@@ -75,46 +87,55 @@ class Offers:
                 continue
             files = {name: slot / name for name in records.files}
             if self._suffices(files, records.details.get("world_size", 1)):
-                candidate = Candidate(*records.committed, "memory")
-                offers[candidate] = Offer(files, records.details, partial(_check_sizes, files, records.files))
+                check = partial(_check_image, slot, records.files, records.digests if self._digests else {})
+                offers[Candidate(*records.committed, "memory")] = Offer(files, records.details, check)
         return offers
 
     def _on_storage(self) -> dict[Candidate, Offer]:
         offers = {}
-        for save, found in self._parts().items():
-            offer = self._offer(found)
-            if self._suffices(offer.files, found[0].manifest.world_size):
+        for save, parts in self._parts().items():
+            offer = self._offer(parts)
+            if self._suffices(offer.files, parts[0].stored.manifest.world_size):
                 offers[Candidate(*save, "storage")] = offer
         return offers
 
-    def _parts(self) -> dict[SaveId, list[Stored]]:
+    def _parts(self) -> dict[SaveId, list[Part]]:
         """The parts of all nodes, by what was saved; the first node's, with the model, comes first."""
-        parts: dict[SaveId, list[Stored]] = {}
-        for path in [self._directory, *sorted(self._directory.glob(".fastckpt/node-*"))]:
-            scan = CheckpointDirectory(path).scan()
-            self.damaged += [f"{where}: {why}" for where, why in scan.damaged]
+        parts: dict[SaveId, list[Part]] = {}
+        for path in [self.directory, *sorted(self.directory.glob(".fastckpt/node-*"))]:
+            storage = CheckpointDirectory(path)
+            scan = storage.scan()
+            self.damaged += [(storage, where, why) for where, why in scan.damaged]
+            self.quarantined += scan.quarantined
             for stored in scan.whole:
-                parts.setdefault(stored.id, []).append(stored)
+                parts.setdefault(stored.id, []).append(Part(storage, stored))
         return parts
 
-    def _offer(self, parts: list[Stored]) -> Offer:
-        files = {entry.name: stored.path_of(entry.name) for stored in parts for entry in stored.manifest.files}
-        return Offer(files, dict(parts[0].manifest.details), partial(self._verify, parts))
+    def _offer(self, parts: list[Part]) -> Offer:
+        by_name = {entry.name: part for part in parts for entry in part.stored.manifest.files}
+        files = {name: part.stored.path_of(name) for name, part in by_name.items()}
+        return Offer(files, dict(parts[0].stored.manifest.details), partial(self._check_stored, by_name), by_name)
+
+    def _check_stored(self, parts: dict[str, Part], name: str) -> None:
+        storage, stored = parts[name]
+        if self._digests:
+            storage.verify(stored, [name])
+        else:
+            check_size(stored.manifest.entry(name), stored.path_of(name))
 
     def _suffices(self, files: Files, world_size: int) -> bool:
         """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
         return MODEL in files and (self._own in files or self._link.place.rank >= world_size)
-
-    def _verify(self, parts: list[Stored]) -> None:
-        for stored in parts:
-            stored.verify([entry.name for entry in stored.manifest.files if entry.name in self._verifies])
 
 
 def _has_model(stored: Stored) -> bool:
     return any(entry.name == MODEL for entry in stored.manifest.files)
 
 
-def _check_sizes(files: Files, sizes: dict[str, int]) -> None:
-    for name, path in files.items():
-        if path.stat().st_size != sizes[name]:
-            raise BadCheckpoint(f"{path} has {path.stat().st_size} bytes; it was committed with {sizes[name]}")
+def _check_image(slot: Path, sizes: dict[str, int], digests: dict[str, str], name: str) -> None:
+    path, size = slot / name, sizes[name]
+    found = path.stat().st_size
+    if found != size:
+        raise BadCheckpoint(f"{path} has {found} bytes; it was committed with {size}")
+    if name in digests and (now := digest(path)) != digests[name]:
+        raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {now}; it was {digests[name]} once it was committed")

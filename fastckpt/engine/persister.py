@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.source import BadSource, Source
 
 logger = logging.getLogger("fastckpt")
 
@@ -69,6 +71,7 @@ class Persister:
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
         self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
@@ -83,6 +86,21 @@ class Persister:
 
         self.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
         return self.durable
+
+    def look_again(self, then: Callable[[], None]) -> None:
+        """Find out anew what is durable, since some of it was found bad; then call ``then``."""
+        self._looking = asyncio.create_task(self._look_again(then))
+
+    async def _look_again(self, then: Callable[[], None]) -> None:
+        look = asyncio.get_running_loop().run_in_executor(self._pool, self.storage.checkpoints)
+        await asyncio.wait([look])
+        if error := look.exception():
+            logger.warning("what is durable could not be looked up: %s", error)
+            return
+        durable = {stored.id for stored in look.result()}
+        self.durable = max(durable, default=None)
+        self._done = deque([entry for entry in self._done if entry[0] in durable], maxlen=REMEMBERED)
+        then()
 
     @property
     def waiting(self) -> int:
@@ -133,7 +151,10 @@ class Persister:
     async def _run(self) -> None:
         while self._jobs:
             job = self._jobs[0]
-            if error := await self._persist(job):
+            error = await self._persist(job)
+            if isinstance(error, BadSource):
+                self._give_up(job, error)
+            elif error:
                 await self._failed(job, error)
             else:
                 self._finish(job)
@@ -142,7 +163,8 @@ class Persister:
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
         start = time.perf_counter()
-        work = asyncio.get_running_loop().run_in_executor(self._pool, self._publish, job)
+        publish = partial(_publish, self.storage, job, model=self._whole)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, publish)
         await asyncio.wait([work])
         if work.exception() is None:
             self._persisted(job, work.result(), time.perf_counter() - start)
@@ -159,20 +181,6 @@ class Persister:
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
 
-    def _publish(self, job: _Job) -> Manifest:
-        records = slots.read(job.slot.path)
-        details: dict[str, Any] = dict(records.details)
-        details.pop("path", None)
-        parent = details.pop("parent", None)
-        return self.storage.publish(
-            job.id,
-            {name: job.slot.path / name for name in records.files if self._whole or name != MODEL},
-            target=job.target if self._whole else "",
-            parent=SaveId(*parent) if parent else None,
-            world_size=details.pop("world_size", 1),
-            details=details,
-        )
-
     async def _failed(self, job: _Job, error: BaseException) -> None:
         job.attempts += 1
         metrics.counts["persist_failures"] += 1
@@ -185,6 +193,19 @@ class Persister:
             self._jobs.append(job)
             await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
             self._retarget(job)
+
+    def _give_up(self, job: _Job, error: BadSource) -> None:
+        """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
+        self._finish(job)
+        metrics.counts["bad_checkpoints"] += 1
+        metrics.event("bad_checkpoint", history=job.id.history, step=job.id.step, tier="memory", reason=str(error))
+        self.trouble = f"{job.id} in memory is bad, and given up: {error}"
+        logger.warning("%s", self.trouble)
+        if job.slot.id == job.id:
+            job.slot.clear()
+        newest = self._newest_slot()
+        if job.flush and newest is not None:
+            self.flush(newest)
 
     def _retarget(self, job: _Job) -> None:
         """Let a retry persist the newest checkpoint: until storage is well again, older ones cannot be had as well."""
@@ -219,3 +240,26 @@ class Persister:
             await asyncio.get_running_loop().run_in_executor(self._pool, retire)
         except (FastckptError, OSError) as error:
             logger.warning("old checkpoints could not be deleted: %s", error)
+
+
+def _publish(storage: CheckpointDirectory, job: _Job, *, model: bool) -> Manifest:
+    """Publish what is in a job's slot, if it is still what was committed there; with the model or without."""
+    records = slots.read(job.slot.path)
+    if records.committed != job.id:
+        raise BadSource(f"{job.slot.path} does not hold {job.id} any more")
+    sources = {
+        name: Source(job.slot.path / name, size, records.digests.get(name, ""))
+        for name, size in records.files.items()
+        if model or name != MODEL
+    }
+    details: dict[str, Any] = dict(records.details)
+    details.pop("path", None)
+    parent = details.pop("parent", None)
+    return storage.publish(
+        job.id,
+        sources,
+        target=job.target if model else "",
+        parent=SaveId(*parent) if parent else None,
+        world_size=details.pop("world_size", 1),
+        details=details,
+    )

@@ -3,8 +3,8 @@
 import logging
 import os
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from fastckpt import metrics
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Files, Offer, Offers
-from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
+from fastckpt.engine.verdicts import Faults, Verdicts, check
+from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.resume import Candidate, choose
 
@@ -50,82 +51,136 @@ class Resumed:
     details: dict[str, Any]
 
 
-class Resume:
-    """One resume of one rank; all ranks make it together."""
+@dataclass(frozen=True)
+class _Attempt:
+    """What came of trying one checkpoint: a state, or what ranks have against it, and the files that they found bad."""
 
-    def __init__(self, link: Link, directory: Path, offers: Offers) -> None:
+    state: Any = None
+    objections: list[str] = field(default_factory=list)
+    bad: Faults = field(default_factory=dict)
+
+
+class Resume:
+    """One resume of one rank; all ranks make it together.
+
+    Args:
+        answers_for: Names of the files that this rank checks, on behalf of its node.
+        threads: How many of them at once.
+    """
+
+    def __init__(self, link: Link, offers: Offers, answers_for: tuple[str, ...], threads: int) -> None:
         self._link = link
-        self._directory = directory
         self._offers = offers
+        self._answers_for = answers_for
+        self._threads = threads
 
     def run(self, load: Load, agreement: Agreement) -> Resumed:
         """Load the newest checkpoint that all ranks can load.
 
         Raises:
-            NoLoadableCheckpoint: Some exist, but each is bad for some rank; says what was tried.
+            NoLoadableCheckpoint: Some exist, but each is bad for some rank, or they cannot even be looked for.
         """
-        excluded: set[Candidate] = set()
-        tried: list[str] = []
         try:
-            offers = self._offers.find()
-            reports = agreement.gather({"has": [list(offer) for offer in offers], "damaged": self._offers.damaged})
-            has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
-            while (choice := choose(has, excluded)) is not None:
-                state, votes = self._attempt(offers[choice], load, agreement)
-                if not any(votes):
-                    return Resumed(SaveId(*choice.id), choice.tier, state, offers[choice].details)
-                excluded.add(choice)
-                reason = "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
-                tried.append(f"step {choice.step} of history {choice.history} in {choice.tier} ({reason})")
-                logger.warning("not resumed from %s", tried[-1])
-                metrics.counts["bad_checkpoints"] += 1
-            self._refuse_a_fresh_start(has, tried, [text for report in reports for text in report["damaged"]])
+            resumed, tried = self._newest(load, agreement, {})
         finally:
             self._link.release()
-        return Resumed(None, "", None, {})
+        if resumed is None and tried:
+            raise NoLoadableCheckpoint(
+                f"{self._offers.directory} holds checkpoints, but none that all ranks can load. Tried: "
+                f"{'; '.join(tried)}. Restore one of them (what was set aside is in .fastckpt/quarantine-*, with a "
+                f"why.txt), or, to start afresh, remove them or choose another checkpoint directory; if it is not "
+                f"shared by all nodes, share it."
+            )
+        return resumed or Resumed(None, "", None, {})
 
-    def run_path(self, path: Path, load: Load, agreement: Agreement) -> Resumed:
+    def run_path(self, path: Path, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> Resumed:
         """Load the checkpoint at ``path``: its directory, or the file of its model.
+
+        Args:
+            details: Unless empty, the newest checkpoint with these details that all ranks can load goes before.
 
         Raises:
             BadCheckpoint: Some rank cannot load it; says which and why.
         """
-        save, offer = self._offers.at(Path(os.path.realpath(path)))
-        state, votes = self._attempt(offer, load, agreement)
-        if any(votes):
-            raise BadCheckpoint(
-                f"{path} cannot be loaded: "
-                + "; ".join(f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote)
+        try:
+            resumed, _ = self._newest(load, agreement, details) if details else (None, [])
+            if resumed is not None:
+                return resumed
+            save, offer = self._offers.at(Path(os.path.realpath(path)))
+            attempt = self._attempt(offer, load, agreement)
+        finally:
+            self._link.release()
+        if attempt.objections:
+            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.objections)}")
+        return Resumed(save, "storage", attempt.state, offer.details)
+
+    def _newest(self, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> tuple[Resumed | None, list[str]]:
+        """The newest checkpoint with these details that all ranks can load; else None, and all that there is."""
+        offers, has, there = self._look(agreement, details)
+        verdicts, excluded = Verdicts(self._link, self._threads), set[Candidate]()
+        resumed = None
+        while resumed is None and (choice := choose(has, excluded)) is not None:
+            attempt = self._attempt(offers[choice], load, agreement)
+            if attempt.objections:
+                excluded.add(choice)
+                there.append(self._tell(choice, attempt.objections))
+                verdicts.add(choice, offers[choice], attempt.bad)
+            else:
+                resumed = Resumed(SaveId(*choice.id), choice.tier, attempt.state, offers[choice].details)
+        verdicts.carry_out(self._offers.damaged)
+        return resumed, there
+
+    def _look(
+        self, agreement: Agreement, details: Mapping[str, Any]
+    ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
+        """What this rank could load, which of that each rank could, and what else exists."""
+        offers, error = {}, ""
+        try:
+            offers = self._offers.find()
+        except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
+            error = f"{type(failure).__name__}: {failure}"
+        wanted = [c for c, offer in offers.items() if all(offer.details.get(key) == details[key] for key in details)]
+        bad = [f"{path}: {why}" for _, path, why in self._offers.damaged]
+        bad += [f"{path}, set aside before: {why}" for path, why in self._offers.quarantined]
+        reports = agreement.gather({"has": wanted, "bad": bad, "error": error})
+        if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
+            raise NoLoadableCheckpoint(
+                f"{self._offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
             )
-        return Resumed(save, "storage", state, offer.details)
+        has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
+        return offers, has, _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
 
-    def _attempt(self, offer: Offer, load: Load, agreement: Agreement) -> tuple[Any, list[str]]:
-        """Verify, vote, load, vote: what was loaded, and the objection of each rank, empty for none.
-
-        No rank unpickles what another has found damaged: that can end the process.
-        """
+    def _attempt(self, offer: Offer, load: Load, agreement: Agreement) -> _Attempt:
+        """Verify, vote, load, vote. No rank unpickles what another has found damaged: that can end the process."""
         with metrics.phase("resume.verify"):
-            _, objection = _try(offer.verify)
-        votes = agreement.gather(objection)
-        if any(votes):
-            return None, votes
+            names = [name for name in self._answers_for if name in offer.files]
+            votes = agreement.gather(check(offer, names, self._threads))
+        bad = {name: why for vote in votes for name, why in vote.items()}
+        objections = [f"rank {rank}: {why}" for rank, vote in enumerate(votes) for why in vote.values()]
+        if objections:
+            return _Attempt(None, objections, bad)
         with metrics.phase("resume.load"):
             state, objection = _try(lambda: load(offer.files))
         self._link.release()
-        return state, agreement.gather(objection)
+        said = agreement.gather(objection)
+        return _Attempt(state, [f"rank {rank}: {why}" for rank, why in enumerate(said) if why])
 
-    def _refuse_a_fresh_start(self, has: list[set[Candidate]], tried: list[str], damaged: list[str]) -> None:
-        everywhere = set[Candidate].intersection(*has)
-        for candidate in sorted(set[Candidate].union(*has) - everywhere):
-            lacking = [rank for rank, report in enumerate(has) if candidate not in report]
-            tried.append(f"step {candidate.step} in {candidate.tier} (not there for ranks {lacking})")
-        tried += sorted(set(damaged))
-        if tried:
-            raise NoLoadableCheckpoint(
-                f"{self._directory} holds checkpoints, but none that all ranks can load. Tried: {'; '.join(tried)}. "
-                f"Restore one of them, or choose another checkpoint directory to start afresh; if it is not shared "
-                f"by all nodes, share it."
-            )
+    def _tell(self, choice: Candidate, objections: list[str]) -> str:
+        text = f"step {choice.step} of history {choice.history} in {choice.tier} ({'; '.join(objections)})"
+        metrics.counts["bad_checkpoints"] += 1
+        if self._link.place.rank == 0:
+            logger.warning("not resumed from %s", text)
+            metrics.event("bad_checkpoint", **choice._asdict(), reason="; ".join(objections))
+        return text
+
+
+def _not_for_all(has: list[set[Candidate]]) -> list[str]:
+    everywhere = set[Candidate].intersection(*has)
+    found = []
+    for candidate in sorted(set[Candidate].union(*has) - everywhere):
+        lacking = [rank for rank, report in enumerate(has) if candidate not in report]
+        found.append(f"step {candidate.step} in {candidate.tier} (not there for ranks {lacking})")
+    return found
 
 
 def _try(work: Callable[[], Any]) -> tuple[Any, str]:

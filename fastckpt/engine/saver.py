@@ -185,7 +185,7 @@ class _Connection:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
             case m.Pin():
-                return m.Pinned(keeper.pin(self._pid))
+                return m.Pinned(keeper.readers.pin(self._pid))
             case m.NextHistory():
                 return _welcome(keeper, keeper.writers.next_history(self._rank))
             case m.Ask():
@@ -200,7 +200,9 @@ class _Connection:
             case m.Reserve():
                 keeper.prepare(message.files)
             case m.Release():
-                keeper.release(self._pid)
+                keeper.readers.release(self._pid)
+            case m.Bad():
+                keeper.give_up(message)
             case m.Goodbye():
                 keeper.writers.leave(self._rank)
             case _:

@@ -8,6 +8,7 @@ import threading
 from fastckpt.config import Place, Settings
 from fastckpt.engine.saver import Saver
 from fastckpt.errors import FastckptError
+from fastckpt.memory.processes import Process
 
 logger = logging.getLogger("fastckpt")
 
@@ -23,6 +24,14 @@ def saver_address(place: Place, settings: Settings) -> str:
     if place.local_rank == 0:
         _start(settings, address)
     return address
+
+
+def launch_of(place: Place) -> str:
+    """What restarted workers have in common with those before them, and with no other launch of their script."""
+    if place.agent:
+        return place.agent
+    starter = Process.of(os.getppid()) if place.master else Process.current()
+    return f"{starter.boot} {starter.namespace} {starter.pid} {starter.ticks}"
 
 
 def leave_own_saver() -> None:

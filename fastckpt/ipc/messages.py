@@ -27,6 +27,7 @@ class Hello:
     group_rank: int
     restart_count: int
     policy: dict[str, Any] = field(default_factory=dict)
+    verify: str = "resume"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,19 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Bad:
+    """The ranks have found checkpoints bad. Answer: Done.
+
+    Attributes:
+        memory: Ids (history and step) of those in memory: they must neither be offered again nor persisted.
+        storage: Whether some on storage were bad, too: what is durable must be looked up anew.
+    """
+
+    memory: list[list[int]]
+    storage: bool
+
+
+@dataclass(frozen=True)
 class Goodbye:
     """The writer saves no more: later saves need not wait for it. Answer: Done."""
 
@@ -161,6 +175,7 @@ Message = Union[  # noqa: UP007
     Pin,
     Pinned,
     Release,
+    Bad,
     Goodbye,
     NextHistory,
     Ask,

@@ -41,6 +41,11 @@ class Process:
         return cls(pid, _ticks(pid), boot_id(), pid_namespace(), socket.gethostname(), readable)
 
     @classmethod
+    def of(cls, pid: int) -> Self:
+        """The process that has this number here and now."""
+        return cls(pid, _ticks(pid), boot_id(), pid_namespace())
+
+    @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self | None:
         """The process that a record tells of, as `to_record` made it; None if it tells of none."""
         match record:

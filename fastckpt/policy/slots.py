@@ -44,7 +44,7 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id]) -> int | Sk
     free = {
         i: _rank(slot)
         for i, slot in enumerate(slots)
-        if slot.id is None or (slot.id != newest and not slot.pinned and not _is_filling(slot, latest))
+        if not slot.pinned and (slot.id is None or (slot.id != newest and not _is_filling(slot, latest)))
     }
     if free:
         return min(free, key=lambda i: (free[i], i))

@@ -14,6 +14,7 @@ from fastckpt.storage.layout import Layout
 from fastckpt.storage.publish import Publication, Request, write_tracker
 from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
+from fastckpt.storage.source import Source
 from fastckpt.storage.stored import Stored
 
 __all__ = ["CheckpointDirectory", "Scan", "Stored"]
@@ -39,10 +40,14 @@ class CheckpointDirectory:
     except that one in the way of a checkpoint's name is renamed.
 
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
+
+    Attributes:
+        read_back: Whether `publish` reads what it wrote from storage again, and compares it, before it counts.
     """
 
     def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
         self.path = Path(path).absolute()
+        self.read_back = False
         self._copier = copier or Copier()
         self._layout = Layout(self.path)
         self._reader = Reader(self._layout)
@@ -50,7 +55,7 @@ class CheckpointDirectory:
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path],
+        images: Mapping[str, Path | Source],
         *,
         target: str = "",
         parent: SaveId | None = None,
@@ -64,7 +69,7 @@ class CheckpointDirectory:
 
         Args:
             id: What was saved.
-            images: The files by their names in the checkpoint.
+            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
             target: Path that the user chose for ``model.pt``; empty for the default.
             parent: What this history was resumed from.
             world_size: Ranks of the job.
@@ -74,11 +79,13 @@ class CheckpointDirectory:
             PersistError: Storage refused, say for want of space. Older checkpoints are as they were and nothing
                 of this one is left; or it was complete, but could not be made durable.
             ConfigError: ``target`` is part of another checkpoint.
+            BadSource: An image is not what was known of it.
             BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
         """
-        with explained(f"persist {id}", self.path, images.values()):
+        sources = {name: Source.of(image) for name, image in images.items()}
+        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
             own = self._layout.own(target, id)
-            request = Request(id, images, own, parent, world_size, details or {})
+            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
             with self._layout.writing():
                 publication = Publication(self._layout, request, self._copier)
                 manifest = publication.run()

@@ -1,6 +1,7 @@
 """Writes one checkpoint so that a crash at any instruction leaves the old or the new one whole."""
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -15,10 +16,12 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp
 from fastckpt.storage.claims import DRAFT, DRAFT_PREFIX
 from fastckpt.storage.copier import Copier, Copy
+from fastckpt.storage.direct import digest_file
 from fastckpt.storage.durable import make_directories, move, remove, sync_directory, write_text
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.quarantine import fault, quarantine
 from fastckpt.storage.removal import drop
+from fastckpt.storage.source import Source
 from fastckpt.storage.stored import read_manifest
 
 logger = logging.getLogger(__name__)
@@ -32,11 +35,12 @@ class Request:
     """
 
     id: SaveId
-    images: Mapping[str, Path]
+    images: Mapping[str, Source]
     target: str
     parent: SaveId | None
     world_size: int
     details: Mapping[str, JSON]
+    read_back: bool = False
 
     def __post_init__(self) -> None:
         self.manifest([FileEntry(name, 0, "0" * 32) for name in self.images]).to_json()
@@ -100,17 +104,23 @@ class Publication:
             write_text(self._place / DRAFT, str(self._draft))
         return self._copier.each(self._write_image, list(self._request.images.items()))
 
-    def _write_image(self, copy: Copy, image: tuple[str, Path]) -> FileEntry:
+    def _write_image(self, copy: Copy, image: tuple[str, Source]) -> FileEntry:
         name, source = image
-        with metrics.phase("persist.write", step=self._request.id.step, file=name):
-            if self._draft and name == MODEL:
-                size, digest = copy.file(source, self._draft)
-                sync_directory(self._draft.parent)
-                found = self._draft.stat()
-                return FileEntry(name, size, digest, Stamp(found.st_ino, found.st_mtime_ns))
-            path = self._place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return FileEntry(name, *copy.file(source, path))
+        step, users = self._request.id.step, self._draft if name == MODEL else None
+        path = users or self._place / name
+        with metrics.phase("persist.write", step=step, file=name):
+            if not users:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            size, digest = copy.file(source.path, path)
+            source.compare(size, digest)
+        if self._request.read_back:
+            with metrics.phase("persist.read_back", step=step, file=name):
+                _read_back(path, digest)
+        if not users:
+            return FileEntry(name, size, digest)
+        sync_directory(path.parent)
+        found = path.stat()
+        return FileEntry(name, size, digest, Stamp(found.st_ino, found.st_mtime_ns))
 
     def _write_manifest(self, files: list[FileEntry]) -> Manifest:
         with metrics.phase("persist.manifest", step=self._request.id.step):
@@ -144,6 +154,12 @@ class Publication:
         remove(self._place)
         if self._draft:
             remove(self._draft)
+
+
+def _read_back(path: Path, digest: str) -> None:
+    found = digest_file(path, direct=True)
+    if found != digest:
+        raise OSError(errno.EIO, f"what was written reads back otherwise: its xxh3-128 is {found}, not {digest}", path)
 
 
 def write_tracker(layout: Layout, step: int) -> None:

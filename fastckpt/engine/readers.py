@@ -1,0 +1,33 @@
+"""The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
+
+import logging
+
+from fastckpt.engine.slot import Slot
+
+logger = logging.getLogger("fastckpt")
+
+
+class Readers:
+    """Who reads the slots of a node."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        self._slots = slots
+
+    def pin(self, pid: int) -> list[str]:
+        """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
+        whole = sorted((slot for slot in self._slots if slot.committed), key=lambda s: s.id or (), reverse=True)
+        for slot in whole:
+            slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
+        return [str(slot.path) for slot in whole]
+
+    def release(self, pid: int) -> None:
+        """The process reads no more."""
+        for slot in self._slots:
+            slot.pins.pop(f"reader {pid}", None)
+
+    def give_up(self, bad: list[list[int]]) -> None:
+        """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
+        for slot in self._slots:
+            if slot.id is not None and list(slot.id) in bad:
+                logger.warning("%s in memory is bad, and given up", slot.id)
+                slot.clear()

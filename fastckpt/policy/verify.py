@@ -1,0 +1,18 @@
+"""How much of a checkpoint is compared with what was saved."""
+
+from fastckpt.errors import ConfigError
+
+LEVELS = ("never", "resume", "always")
+"""From the least to the most: sizes alone, digests before a resume, and what was persisted is read back as well."""
+
+
+def level(value: object) -> str:
+    """A level as the user gave it; raises ConfigError if it is none."""
+    if value not in LEVELS:
+        raise ConfigError(f'verify is {str(value)[:80]!r}; give "never", "resume" or "always"')
+    return str(value)
+
+
+def strictest(*levels: str) -> str:
+    """The one that compares the most."""
+    return max(levels, key=LEVELS.index)
