@@ -25,6 +25,7 @@ class Settings:
         shm_dir: Directory on a tmpfs under which arenas are made.
         slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
         flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
+        require_persist: Whether a job fails, with exit code 75, if its newest checkpoint is not durable at its end.
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
@@ -34,6 +35,7 @@ class Settings:
     shm_dir: str = "/dev/shm"
     slots: int = 3
     flush: bool = True
+    require_persist: bool = False
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
     fill_threads: int = 0

@@ -47,3 +47,7 @@ class NoLoadableCheckpoint(FastckptError):
 
 class PersistError(FastckptError):
     """A checkpoint could not be made durable."""
+
+
+class NotDurable(PersistError):
+    """A job that had to end with its newest checkpoint durable has ended without."""

@@ -18,6 +18,7 @@ from fastckpt_run.last_flush import close_patiently, signals_in
 from fastckpt_run.rendezvous import forget_last_round
 from fastckpt_run.report import explain
 from fastckpt_run.script import require_script
+from fastckpt_run.summary import report, require_durable
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -56,12 +57,20 @@ class FastckptAgent(LocalElasticAgent):
         try:
             result: RunResult = super().run(role)
             self._explain(result)
-            return result
         except SignalException as error:
             signals = signals_in(error)
             raise
         finally:
+            self._close(signals)
+        if self._settings.require_persist and not result.is_failed():
+            require_durable(self._saver.report())
+        return result
+
+    def _close(self, signals: int) -> None:
+        try:
             close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
+        finally:
+            report(self._saver.report())
 
     def _open_events(self) -> None:
         try:

@@ -12,7 +12,7 @@ import torch.distributed.run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
-from fastckpt.errors import ConfigError, FastckptError
+from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.help import launcher_parser
 from fastckpt_run.last_flush import given_up
 from fastckpt_run.options import parse
@@ -46,6 +46,8 @@ def _main(argv: Sequence[str] | None) -> None:
         run(sys.argv[1:] if argv is None else argv)
     except click.ClickException as error:
         _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
+    except NotDurable as error:
+        _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
     except FastckptError as error:
         _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")
     except ChildFailedError as error:
@@ -85,6 +87,7 @@ def _log_readably() -> None:
         handler.setFormatter(logging.Formatter("fastckpt-run: %(message)s"))
         ours.addHandler(handler)
         ours.propagate = False
+        logging.getLogger("fastckpt.report").setLevel(logging.INFO)
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
 
 

@@ -49,7 +49,6 @@ class Keeper:
         self.digester = Digester(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
-        self._told: dict[int, int] = {}
         self._skipping = False
 
     async def open(self) -> None:
@@ -132,6 +131,7 @@ class Keeper:
         decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
+            self.persister.tally.skip(decision.reason)
             if not self._skipping:
                 logger.warning("saves are skipped from step %d on: %s", save.step, decision.reason)
         self._skipping = isinstance(decision, Skip)
@@ -188,10 +188,11 @@ class Keeper:
         self.persister.look_again(self._flush) if message.storage else self._flush()
 
     def news(self, writer: int) -> list[list[int]]:
-        """The ids made durable since this writer was last told."""
-        told = self._told.get(writer, 0)
-        self._told[writer] = len(self.persister.news)
-        return [list(save) for save in self.persister.news[told:]]
+        """The ids made durable since the last news; they are for the first local rank, which a strategy runs in."""
+        if writer != 0:
+            return []
+        news, self.persister.news = self.persister.news, []
+        return [list(save) for save in news]
 
     def status(self, writer: int) -> Status:
         """How far persistence is."""

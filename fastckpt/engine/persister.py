@@ -14,6 +14,7 @@ from typing import Any
 from fastckpt import metrics
 from fastckpt.engine.deletion import obsolete
 from fastckpt.engine.slot import Slot
+from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL, Manifest
@@ -64,7 +65,7 @@ class Persister:
         place = directory if self._whole else directory / f".fastckpt/node-{group_rank}"
         self.storage = CheckpointDirectory(place, copier)
         self.policy: Policy = KeepAll()
-        self.durable: SaveId | None = None
+        self.tally = Tally(directory)
         self.news: list[SaveId] = []
         self.trouble = ""
         self._newest_slot = newest_slot
@@ -84,7 +85,7 @@ class Persister:
                 logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
             return max((stored.id for stored in self.storage.checkpoints()), default=None)
 
-        self.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
+        self.tally.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
         return self.durable
 
     def look_again(self, then: Callable[[], None]) -> None:
@@ -103,6 +104,11 @@ class Persister:
         then()
 
     @property
+    def durable(self) -> SaveId | None:
+        """The newest checkpoint that is durable."""
+        return self.tally.durable
+
+    @property
     def waiting(self) -> int:
         """How many persists wait or run."""
         return len(self._jobs)
@@ -112,12 +118,17 @@ class Persister:
 
         An empty target is what the first rank gave when it saved, or the default.
         """
-        self._submit(slot, target, flush=False)
+        if slot.id is not None:
+            self.tally.want(slot.id)
+            self._submit(slot, target, flush=False)
 
     def flush(self, slot: Slot) -> None:
         """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
+        if slot.id is None:
+            return
+        self.tally.want(slot.id)
         newest = max([job.id for job in self._jobs] + ([self.durable] if self.durable else []), default=None)
-        if slot.id is not None and (newest is None or slot.id > newest):
+        if newest is None or slot.id > newest:
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
 
@@ -171,13 +182,13 @@ class Persister:
         return work.exception()
 
     def _persisted(self, job: _Job, manifest: Manifest, seconds: float) -> None:
-        self.durable = max(self.durable or job.id, job.id)
         self._done.append((job.id, job.target))
         self.news.append(job.id)
         ours = {entry.name: entry.digest for entry in manifest.files if self._whole or entry.name != MODEL}
         job.slot.attest(job.id, ours)
         self.trouble = ""
         size = manifest.size
+        self.tally.made_durable(job.id, size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
 
@@ -185,6 +196,7 @@ class Persister:
         job.attempts += 1
         metrics.counts["persist_failures"] += 1
         self.trouble = f"{job.id} could not be persisted (attempt {job.attempts}): {error}"
+        self.tally.fail(self.trouble)
         metrics.event("persist_failed", step=job.id.step, attempt=job.attempts, error=str(error))
         logger.warning("%s", self.trouble)
         while self._jobs:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.keeper import Keeper
+from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
@@ -70,6 +71,10 @@ class Saver:
             return all(not keeper.writers.expected for keeper in self._keepers.values())
 
         return self._call(ask()).result(START_TIMEOUT)
+
+    def report(self) -> list[Tally]:
+        """What became of the checkpoints of each directory; may be asked when all has ended."""
+        return [keeper.persister.tally for keeper in self._keepers.values()]
 
     def close(self) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.

@@ -35,6 +35,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-slots",
         "--fast-flush",
         "--fast-no-flush",
+        "--fast-require-persist",
+        "--fast-no-require-persist",
         "--fast-flush-timeout",
         "--fast-persist-mbps",
         "--fast-fill-threads",

@@ -1,0 +1,66 @@
+"""What became of the checkpoints of one directory, counted by the saver for the end of the job."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastckpt.format.ids import SaveId
+
+KINDS = 20
+"""How many unlike reasons are told apart."""
+OTHER = "other reasons"
+
+
+@dataclass
+class Tally:
+    """Counts of one node.
+
+    Attributes:
+        directory: The checkpoint directory.
+        persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
+        failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
+        skips: How many saves were skipped, by reason.
+        resumes: How many times a job was resumed, by tier.
+        bad: Checkpoints that a resume met and could not use, and why.
+        wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
+        durable: The newest one that is.
+    """
+
+    directory: Path
+    persisted: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    last_failure: str = ""
+    skips: Counter[str] = field(default_factory=Counter)
+    resumes: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+    wanted: SaveId | None = None
+    durable: SaveId | None = None
+
+    @property
+    def lacking(self) -> SaveId | None:
+        """The newest checkpoint that was to be made durable, if neither it nor a newer one is."""
+        return self.wanted if self.wanted and (self.durable is None or self.durable < self.wanted) else None
+
+    def want(self, save: SaveId) -> None:
+        """A checkpoint is to be made durable."""
+        self.wanted = max(self.wanted or save, save)
+
+    def made_durable(self, save: SaveId, size: int, seconds: float) -> None:
+        """A checkpoint of ``size`` bytes is."""
+        self.durable = max(self.durable or save, save)
+        self.persisted += 1
+        self.size += size
+        self.seconds += seconds
+
+    def fail(self, error: str) -> None:
+        """An attempt to make one durable failed."""
+        self.failures += 1
+        self.last_failure = error
+
+    def skip(self, reason: str) -> None:
+        """A save was skipped."""
+        kind = re.sub(r"\b(step|process) \d+", r"a \1", reason)
+        self.skips[kind if kind in self.skips or len(self.skips) < KINDS else OTHER] += 1

@@ -1,0 +1,77 @@
+"""What the agent says at the end of a job of what became of its checkpoints."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from fastckpt import metrics
+from fastckpt.engine.tally import Tally
+from fastckpt.errors import NotDurable
+
+logger = logging.getLogger("fastckpt.report")
+
+_SHOWN = 5
+"""How many of the reasons and of the bad checkpoints are shown."""
+
+
+def report(tallies: Iterable[Tally]) -> None:
+    """Log a block for each checkpoint directory of which there is something to say, and record it as an event."""
+    for tally in tallies:
+        lines = list(_lines(tally))
+        if lines:
+            logger.info("%s", "\n".join([f"checkpoints in {tally.directory}", *lines]))
+        metrics.event(
+            "report",
+            directory=str(tally.directory),
+            persisted=tally.persisted,
+            bytes=tally.size,
+            seconds=tally.seconds,
+            newest_durable=tally.durable,
+            not_durable=tally.lacking,
+            skipped=dict(tally.skips),
+            persist_failures=tally.failures,
+            last_failure=tally.last_failure,
+            bad=tally.bad,
+            resumes=dict(tally.resumes),
+        )
+
+
+def require_durable(tallies: Iterable[Tally]) -> None:
+    """Raise NotDurable if a newest checkpoint that was to be durable is not."""
+    for tally in tallies:
+        if tally.lacking is not None:
+            newest = f"the newest that is is {tally.durable}" if tally.durable else "none is"
+            why = tally.last_failure.rstrip(".") or "it was not done in time"
+            raise NotDurable(
+                f"the script succeeded, but {tally.lacking} is not durable in {tally.directory}, and {newest}: {why}. "
+                f"Launch the job here again: it resumes from what is kept in memory, and persists it."
+            )
+
+
+def _lines(tally: Tally) -> Iterator[str]:
+    if tally.persisted:
+        size = f"{tally.size / 1e9:.3g} GB in {tally.seconds:.1f} s"
+        yield f"  persisted    {_count(tally.persisted, 'checkpoint')}, {size}"
+    if tally.durable:
+        yield f"  durable      {tally.durable}"
+    if tally.lacking:
+        yield f"  not durable  {tally.lacking}"
+    if tally.skips:
+        yield f"  skipped      {_count(tally.skips.total(), 'save')}"
+        yield from _reasons(tally.skips)
+    if tally.failures:
+        yield f"  failed       {_count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
+    if tally.resumes:
+        times = (f"{_count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
+        yield f"  resumed      {', '.join(times)}"
+    if tally.bad:
+        yield f"  bad          {_count(len(tally.bad), 'checkpoint')}"
+        yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+
+
+def _reasons(skips: Counter[str]) -> Iterator[str]:
+    return (f"               {count} as {reason}" for reason, count in skips.most_common(_SHOWN))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
