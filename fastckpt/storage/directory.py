@@ -10,6 +10,7 @@ from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
+from fastckpt.storage.identity import identity
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.publish import Publication, Request, write_tracker
 from fastckpt.storage.quarantine import quarantine
@@ -112,6 +113,17 @@ class CheckpointDirectory:
         Raises BadCheckpoint with file, expected and found size or digest if one is not what was saved.
         """
         stored.verify(names)
+
+    def fetch(self, stored: Stored, names: Iterable[str], into: Path) -> dict[str, Path]:
+        """Where files of a checkpoint can be read: they lie here, so nothing goes ``into`` that directory."""
+        return {name: stored.path_of(name) for name in names}
+
+    def identity(self) -> str:
+        """What this directory was marked with when it was first used; it is gone when the directory is.
+
+        Returns "" for one that cannot be written to.
+        """
+        return identity(self.path)
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint, wherever it was saved to; nothing happens if there is none of that id.

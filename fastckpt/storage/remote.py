@@ -19,6 +19,7 @@ from fastckpt.storage.layout import PRIVATE, TRACKER
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
+from fastckpt.storage.source import Source
 from fastckpt.storage.trouble import Explained, Logged
 
 logger = logging.getLogger("fastckpt")
@@ -46,6 +47,9 @@ class RemoteStore:
     It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
     and read at once. Methods may be called by several threads and processes; but one process at a time should publish
     and delete.
+
+    Attributes:
+        read_back: Whether `publish` reads what it uploaded again, and compares it, before it counts.
     """
 
     def __init__(self, url: str, copier: Copier | None = None) -> None:
@@ -54,11 +58,12 @@ class RemoteStore:
         self._copier = copier or Copier()
         self._catalog = Catalog(self._objects)
         self.path = self._objects.url()
+        self.read_back = False
 
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path],
+        images: Mapping[str, Path | Source],
         *,
         target: str = "",
         parent: SaveId | None = None,
@@ -71,7 +76,7 @@ class RemoteStore:
 
         Args:
             id: What was saved.
-            images: The files by their names in the checkpoint.
+            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
             target: Where the user wants a copy of ``model.pt``: a URL of this protocol, or relative to this store's.
             parent: What this history was resumed from.
             world_size: Ranks of the job.
@@ -81,10 +86,12 @@ class RemoteStore:
             PersistError: The store refused, or could not be reached for longer than its client tries. Older
                 checkpoints are as they were; nothing of this one counts, and what is left of it a sweep removes.
             ConfigError: ``target`` is not in such a store, or part of a checkpoint.
+            BadSource: An image is not what was known of it.
             BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
         """
         with Explained(f"persist {id}", self.path):
-            request = Request(id, images, _own(self._objects, target), parent, world_size, details or {})
+            sources = {name: Source.of(image) for name, image in images.items()}
+            request = Request(id, sources, _own(self._objects, target), parent, world_size, details or {})
             place = new_place(id)
             with ExitStack() as on_failure:
                 on_failure.callback(self._give_up, place)
@@ -99,10 +106,16 @@ class RemoteStore:
         return manifest
 
     def _upload(self, request: Request, place: str) -> list[FileEntry]:
-        def upload(copy: Copy, image: tuple[str, Path]) -> FileEntry:
+        def upload(copy: Copy, image: tuple[str, Source]) -> FileEntry:
             name, source = image
+            object = f"{place}/{name}"
             with metrics.phase("persist.write", step=request.id.step, file=name):
-                return FileEntry(name, *self._objects.upload(source, f"{place}/{name}", copy))
+                entry = FileEntry(name, *self._objects.upload(source.path, object, copy))
+                source.compare(entry.size, entry.digest)
+            if self.read_back:
+                with metrics.phase("persist.read_back", step=request.id.step, file=name):
+                    download(self._objects, object, entry, None)
+            return entry
 
         return self._copier.each(upload, list(request.images.items()))
 

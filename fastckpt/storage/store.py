@@ -11,6 +11,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.source import Source
 
 _SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
 _LOCAL = ("file", "local")
@@ -63,10 +64,13 @@ class Store(Protocol):
     def path(self) -> Path | str:
         """Where it is: a path or a URL."""
 
+    read_back: bool
+    """Whether `publish` reads what it wrote again, and compares it, before it counts."""
+
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path],
+        images: Mapping[str, Path | Source],
         *,
         target: str = "",
         parent: SaveId | None = None,
