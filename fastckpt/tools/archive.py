@@ -38,12 +38,13 @@ class Archive:
         self.name = name
         self._file = file
         try:
+            self._length = file.seek(0, 2)
             with zipfile.ZipFile(file) as archive:
                 self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         except _ERRORS as error:
             raise BadCheckpoint(f"{name} is no torch.save file (a zip archive): {error}") from error
 
-    def pickled(self) -> bytes:
+    def pickled(self) -> bytearray:
         """The pickle of the state; raises BadCheckpoint if there is none, or none of a sane size."""
         extent = self.extent("data.pkl")
         if extent.size > LARGEST_PICKLE:
@@ -69,15 +70,21 @@ class Archive:
             raise BadCheckpoint(f"{self.name} is damaged: there is no entry at {info.header_offset}, but {mark!r}")
         return Extent(info.header_offset + _HEADER.size + name + extra, info.file_size)
 
-    def read(self, extent: Extent) -> bytes:
+    def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
-        try:
-            self._file.seek(extent.offset)
-            data = self._file.read(extent.size)
-        except (OSError, ValueError, OverflowError) as error:
-            raise BadCheckpoint(f"{self.name} cannot be read: {error}") from error
-        if len(data) != extent.size:
+        if extent.offset + extent.size > self._length:
             raise BadCheckpoint(
-                f"{self.name} is cut off: {extent.size} bytes were to be at {extent.offset}; {len(data)} are there"
+                f"{self.name} is cut off: it has {self._length} bytes, but {extent.size} were to be at {extent.offset}"
             )
+        data = bytearray(extent.size)
+        with memoryview(data) as view:
+            try:
+                self._file.seek(extent.offset)
+                done = 0
+                while done < extent.size and (count := self._file.readinto(view[done:])):  # type: ignore[attr-defined]
+                    done += count
+            except (OSError, ValueError) as error:
+                raise BadCheckpoint(f"{self.name} cannot be read: {error}") from error
+        if done != extent.size:
+            raise BadCheckpoint(f"{self.name} became shorter while it was read")
         return data

@@ -164,7 +164,7 @@ def _without_manifest(directory: Path) -> Iterator[Item]:
         step = path.name.removeprefix("checkpoint-")
         ours = (path / MODEL).exists() or any(path.glob("rank_*.pt"))
         if step.isdecimal() and ours and not (path / NAME).exists():
-            yield Item("storage", INCOMPLETE, f"{path} has no {NAME}, so it does not count", path, int(step))
+            yield Item("storage", INCOMPLETE, f"{path / NAME} is not there, so it does not count", path, int(step))
 
 
 # --- memory

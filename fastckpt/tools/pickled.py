@@ -138,7 +138,7 @@ def element_size(dtype: str) -> int:
     return max(1, int(bits[0]) // 8) if bits else 1
 
 
-def describe(data: bytes, name: str) -> Any:
+def describe(data: bytes | bytearray, name: str) -> Any:
     """The state that a pickle of torch.save holds: containers and constants as they are, all else described.
 
     Raises BadCheckpoint, with the name of the file, if it cannot be understood.

@@ -14,7 +14,7 @@ from fastckpt.tools.archive import Archive, Extent
 from fastckpt.tools.pickled import Tensor, describe
 from fastckpt.tools.tree import Tree, tree_of
 
-BLOCK = 2**22
+BLOCK = 2**21
 """Elements that are read at once."""
 _AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
 _PACKED = ("quint4x2", "quint2x4")
@@ -73,7 +73,8 @@ class StateFile(AbstractContextManager["StateFile"]):
         reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         whole = self._elements(dtype, stored, tensor.offset, reach).as_strided(shape, stride)
         for index, start, count in _pieces(shape):
-            yield whole[index].narrow(0, start, count).reshape(-1)
+            flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
+            yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
 
     def _elements(self, dtype: torch.dtype, stored: Extent, first: int, count: int) -> torch.Tensor:
         size = dtype.itemsize
@@ -82,7 +83,7 @@ class StateFile(AbstractContextManager["StateFile"]):
                 f"{self.path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
             )
         data = self._archive.read(Extent(stored.offset + first * size, count * size))
-        return torch.frombuffer(bytearray(data), dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,0 +1,70 @@
+"""The command in this process, and small checkpoints for it to look at."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt_run.cli import main
+
+
+@dataclass
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The one JSON document on standard output."""
+        assert self.code in (0, 1), self.err
+        return json.loads(self.out)
+
+
+Fastckpt = Callable[..., Said]
+
+
+@pytest.fixture
+def fastckpt() -> Fastckpt:
+    def run(*arguments: Any, **options: Any) -> Said:
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Said(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"model": {"w": torch.full((4, 3), float(value)), "b": torch.zeros(3)}, "step": int(value), "lr": 0.5}
+
+
+def publish(directory: Path, step: int, history: int = 1, **options: Any) -> None:
+    """A checkpoint as a job of one rank would have persisted it."""
+    files = {"model.pt": options.pop("state", None) or state(step), "rank_0.pt": {"rng": torch.arange(5), "step": step}}
+    images = directory.parent / f"images-{history}-{step}"
+    images.mkdir(exist_ok=True)
+    for name, content in files.items():
+        torch.save(content, images / name)
+    paths = {name: images / name for name in files}
+    CheckpointDirectory(directory).publish(SaveId(history, step), paths, **options)
+
+
+@pytest.fixture
+def three(directory: Path) -> Path:
+    """Steps 10, 20 and 30 on storage."""
+    for step in (10, 20, 30):
+        publish(directory, step)
+    return directory

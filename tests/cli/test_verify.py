@@ -1,0 +1,162 @@
+"""`fastckpt verify` finds every damage, and nothing else."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer
+from fastckpt.format.ids import SaveId
+from fastckpt.memory import slots
+from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.stored import digest
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
+
+FILES = ["checkpoint-30/model.pt", "checkpoint-30/rank_0.pt", "checkpoint-30/manifest.json"]
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def test_an_undamaged_directory_is_good(fastckpt: Fastckpt, three: Path):
+    said = fastckpt("verify", three, "--all", "--json")
+    document = said.document
+    assert (said.code, document["good"], document["bad"], document["unknown"]) == (0, 7, 0, 0)
+    findings = {finding["path"]: finding for finding in document["findings"]}
+    for step in (10, 20, 30):
+        for name in ("model.pt", "rank_0.pt"):
+            path = three / f"checkpoint-{step}" / name
+            assert findings[str(path)] == {
+                "step": step, "history": 1, "tier": "storage", "path": str(path), "verdict": "good", "why": "",
+                "expected": digest(path), "found": digest(path),
+            }  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]], ids=["newest", "all"])
+@pytest.mark.parametrize("file", [*FILES, TRACKER])
+@pytest.mark.parametrize("damage", harm.ALL, ids=lambda damage: damage.__name__)
+def test_every_damage_is_found(fastckpt: Fastckpt, three: Path, damage, file: str, options: list[str]):
+    path = three / file
+    saved = digest(path)
+    damage(path)
+    said = fastckpt("verify", three, *options, "--json")
+    assert said.code == 1, said.out
+    bad = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
+    named = [finding for finding in bad if finding["path"] in (str(path), str(path.parent)) and file in finding["why"]]
+    if file == TRACKER:
+        named = [finding for finding in bad if finding["path"] == str(path) and finding["why"]]
+    elif damage is harm.flip and file.endswith(".pt"):
+        [finding] = named = [finding for finding in bad if finding["path"] == str(path)]
+        assert (finding["expected"], finding["found"]) == (saved, digest(path))
+    assert len(named) == 1, bad
+    shown = fastckpt("verify", three, *options)
+    assert shown.code == 1 and f"bad: {named[0]['path']}" in shown.out
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
+def test_a_flipped_bit_in_an_older_step(fastckpt: Fastckpt, three: Path, name: str):
+    harm.flip(three / "checkpoint-10" / name)
+    assert fastckpt("verify", three).code == 0  # the newest one is good
+    assert fastckpt("verify", f"{three}@20").code == 0
+    assert fastckpt("verify", f"{three}@10").code == 1
+    assert fastckpt("verify", three, "--all").code == 1
+
+
+def test_all_files_are_read_even_if_the_first_is_bad(fastckpt: Fastckpt, three: Path):
+    for name in ("model.pt", "rank_0.pt"):
+        harm.flip(three / "checkpoint-20" / name)
+    assert fastckpt("verify", f"{three}@20", "--json").document["bad"] == 2
+
+
+def test_a_file_that_the_user_named(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    target = tmp_path / "best.pt"
+    publish(three, 40, target=str(target))
+    assert fastckpt("verify", three, "--all").code == 0
+    harm.flip(target)
+    said = fastckpt("verify", three, "--json")
+    assert said.code == 1
+    assert [f["path"] for f in said.document["findings"] if f["verdict"] == "bad"] == [str(target)]
+
+
+def test_a_lost_checkpoint_shows_in_the_tracker(fastckpt: Fastckpt, three: Path):
+    harm.lose(three / "checkpoint-30")
+    said = fastckpt("verify", three, "--json")
+    [finding] = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
+    assert finding["why"] == "it says '30'; step 20 came last"
+
+
+def test_what_was_found_before_is_not_found_again(fastckpt: Fastckpt, three: Path):
+    harm.flip(three / "checkpoint-20/model.pt")
+    store = CheckpointDirectory(three)
+    store.quarantine(next(s for s in store.checkpoints() if s.id == SaveId(1, 20)), "bits flipped")
+    assert fastckpt("verify", three, "--all").code == 0
+    said = fastckpt("verify", f"{three}@20", "--json")
+    assert said.code == 1 and said.document["findings"][0]["why"] == "bits flipped"
+
+
+def test_a_checkpoint_of_another_tool_is_none_of_ours(fastckpt: Fastckpt, three: Path):
+    other = three / "checkpoint-500"
+    other.mkdir()
+    (other / "trainer_state.json").write_text("{}")
+    assert fastckpt("verify", three, "--all").code == 0
+
+
+def test_memory_is_checked_by_its_digests(fastckpt: Fastckpt, directory: Path):
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(7, {"w": torch.ones(1000)})
+        [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
+        slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
+        said = fastckpt("verify", directory, "--json")
+        assert said.code == 0 and said.document["good"] == 2
+        assert {finding["tier"] for finding in said.document["findings"]} == {"memory"}
+        harm.flip(slot / "model.pt")
+        said = fastckpt("verify", f"{directory}@7:memory", "--json")
+        assert said.code == 1
+        [bad] = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
+        assert bad["path"] == str(slot / "model.pt") and bad["found"] == digest(slot / "model.pt") != bad["expected"]
+
+
+def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, directory: Path):
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(7, {"w": torch.ones(10)})
+        [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
+        (slot / ".digests").unlink(missing_ok=True)
+        said = fastckpt("verify", f"{directory}@7", "--json")
+        assert said.code == 0
+        assert (said.document["good"], said.document["unknown"]) in ((0, 2), (2, 0))  # the saver may have been here
+
+
+def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, directory: Path, monkeypatch):
+    from fastckpt.tools import verify
+
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(7, {"w": torch.ones(10)})
+        [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
+        slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
+
+        def digest_while_saving(path: Path) -> str:
+            with (slot / "model.pt").open("r+b") as file:
+                file.write(b"new")
+            slots.begin(slot, slots.Begin(SaveId(1, 8), frozenset({0})))
+            return digest(path)
+
+        monkeypatch.setattr(verify, "digest", digest_while_saving)
+        said = fastckpt("verify", f"{directory}@7:memory", "--json")
+        assert said.code == 0 and said.document["unknown"] >= 1
+        assert "while it was read" in said.document["findings"][0]["why"]
+
+
+def test_nothing_to_verify_is_trouble(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    said = fastckpt("verify", f"{three}@99")
+    assert said.code == 2 and "@99" in said.err and not said.out
+    (tmp_path / "empty").mkdir()
+    assert fastckpt("verify", tmp_path / "empty").code == 2
+    said = fastckpt("verify", f"{three}@10", "--all")
+    assert said.code == 2 and "--all" in said.err
+
+
+def test_a_directory_that_is_moved_is_still_good(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    moved = shutil.move(three, tmp_path / "moved@7")
+    assert fastckpt("verify", moved, "--all").code == 0
+    assert fastckpt("verify", f"{moved}@20").code == 0
