@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastckpt import metrics
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
-from fastckpt.memory.arena import Arena, too_small
+from fastckpt.memory.arena import Arena, images_in, too_small
 from fastckpt.memory.headroom import Headroom, headroom
 
 logger = logging.getLogger("fastckpt")
@@ -47,7 +47,7 @@ class Room:
     def _lacking(self, size: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
         free = headroom(self._arena.path)
-        present = sum(image.stat().st_size for slot in self._slots for image in slot.path.glob("*.pt"))
+        present = sum(size for slot in self._slots for size in images_in(slot.path).values())
         return free if len(self._slots) * size - present > free.free else None
 
     def _is_spare(self, slot: Slot) -> bool:
@@ -85,7 +85,4 @@ class Room:
 
 
 def _has(slot: Slot, sizes: Sizes) -> bool:
-    try:
-        return all((slot.path / name).stat().st_size == size for name, size in sizes.items())
-    except FileNotFoundError:
-        return False
+    return sizes.items() <= images_in(slot.path).items()

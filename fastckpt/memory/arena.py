@@ -16,7 +16,7 @@ from fastckpt.memory import presence
 from fastckpt.memory.headroom import headroom
 from fastckpt.memory.locks import close_lock, open_lock, try_exclusive
 from fastckpt.memory.processes import Process, boot_id
-from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small
+from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
@@ -98,7 +98,7 @@ class Arena:
             before = read_small(mark).decode(errors="replace")
         except OSError:
             before = ""
-        mark.unlink(missing_ok=True)
+        remove_any(mark)
         mark.write_text(identity)
         self._claim = identity
         return bool(identity) and before == identity
@@ -139,10 +139,11 @@ class Arena:
             ArenaTooSmall: The memory ran out since `check`.
         """
         path, temporary = slot / name, slot / f".new-{name}"
-        if path.exists() and path.stat().st_size == size:
+        if images_in(slot).get(name) == size:
             return
-        path.unlink(missing_ok=True)
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        for old in (path, temporary):
+            remove_any(old)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
         except OSError as error:
@@ -231,6 +232,19 @@ def is_named(fd: int, path: Path) -> bool:
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
+def images_in(slot: Path) -> dict[str, int]:
+    """Names and sizes in bytes of the images of a slot: its regular files but for our records."""
+    found = {}
+    for name in names_in(slot):
+        try:
+            status = (slot / name).lstat()
+        except OSError:
+            continue  # it was just removed
+        if stat.S_ISREG(status.st_mode) and not name.startswith("."):
+            found[name] = status.st_size
+    return found
+
+
 def _number(slot: Path) -> int:
     digits = slot.name.removeprefix(_SLOT)
     return int(digits) if _NUMBER.fullmatch(digits) else -1
@@ -241,7 +255,7 @@ def _remove_strays(arena: Path) -> None:
     for name in names_in(arena):
         path = arena / name
         if name.startswith(_SLOT) and not _is_directory(path):
-            path.unlink(missing_ok=True)
+            remove_any(path)
 
 
 def _is_directory(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import stat
 from pathlib import Path
 
 from fastckpt.format.plan import Plan
@@ -19,10 +20,12 @@ class Image:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map ``path`` and fault its pages in; raises OSError if it is not there."""
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        """Map ``path`` and fault its pages in; raises OSError if it is not there, or is none of our files."""
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+                raise OSError(f"{path} is no image ({stat.filemode(status.st_mode)}, {status.st_size} bytes)")
             self.size = status.st_size
             self._inode = (status.st_dev, status.st_ino)
             self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -39,8 +42,8 @@ class Image:
     def is_current(self) -> bool:
         """Whether the name still leads to the file that is mapped."""
         try:
-            status = self.path.stat(follow_symlinks=False)
-        except FileNotFoundError:
+            status = self.path.lstat()
+        except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._inode
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     if len(data) > LARGEST:
         raise OSError(f"the record {path} would have {len(data)} bytes; it may have {LARGEST}")
     temporary = path.with_name(f".tmp{path.name}")
-    temporary.unlink(missing_ok=True)
+    remove_any(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.write(fd, data) < len(data):
@@ -60,6 +61,14 @@ def read_small(path: Path) -> bytes:
     if len(data) > LARGEST:
         raise OSError(f"{path} has more than {LARGEST} bytes")
     return data
+
+
+def remove_any(path: Path) -> None:
+    """Remove what lies there, if something does: a directory is nothing of ours, but it is in the way."""
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path)
 
 
 def names_in(directory: Path) -> list[str]:

@@ -1,14 +1,13 @@
 """The records of a slot: what makes it committed is a fact of its directory."""
 
 import re
-import shutil
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastckpt.format.ids import LARGEST, SaveId
-from fastckpt.memory.records import names_in, read_record, write_record
+from fastckpt.memory.records import names_in, read_record, remove_any, write_record
 
 _BEGIN = ".begin"
 _DONE = ".done-"
@@ -100,15 +99,8 @@ def _forget(slot: Path) -> None:
     # Digests first: those of one save must never stand beside another.
     for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
         if name == _DIGESTS or name.startswith(_DONE):
-            _remove(slot / name)
-    _remove(slot / _BEGIN)
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except IsADirectoryError:  # nothing of ours, but it is in the way
-        shutil.rmtree(path)
+            remove_any(slot / name)
+    remove_any(slot / _BEGIN)
 
 
 def commit(slot: Path, writer: int, record: Done) -> None:
@@ -163,9 +155,16 @@ def _begin(record: dict[str, Any]) -> Begin | None:
 def _done(record: dict[str, Any]) -> Done | None:
     match record:
         case {"id": id, "files": dict(files), "details": dict(details)} if save := _save(id):
-            if all(_is_image(name) and _is_count(size) for name, size in files.items()):
+            if all(_is_image(name) and _is_count(size) for name, size in files.items()) and _are_details(details):
                 return Done(save, files, details)
     return None
+
+
+def _are_details(details: dict[str, Any]) -> bool:
+    """Whether what is known of details is of the kind that their readers expect."""
+    parent, path = details.get("parent"), details.get("path", "")
+    counts = [details.get(name, 1) for name in ("world_size", "num_threads")]
+    return all(map(_is_count, counts)) and isinstance(path, str) and (parent is None or _save(parent) is not None)
 
 
 def _digested(record: dict[str, Any]) -> tuple[SaveId, dict[str, str]] | None:

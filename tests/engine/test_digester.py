@@ -123,7 +123,7 @@ def test_memory_that_is_adopted_is_digested(ranks: Ranks, monkeypatch: pytest.Mo
     slot = slot_of(ranks, 1)
     until(lambda: digests(slot) != {}, "digests")
     before = digests(slot)
-    slots._remove(slot / ".digests")
+    (slot / ".digests").unlink()
     ranks.workers_die()
     until(lambda: digests(slot) == before, "digests once more")
 
@@ -137,3 +137,10 @@ def test_a_file_that_cannot_be_read_is_told(ranks: Ranks, soon: None, monkeypatc
     one.save_checkpoint(1, state(1))
     until(lambda: "could not be digested: unreadable" in said.text, "a warning")
     assert one.save_checkpoint(2, state(2))
+
+
+def test_without_verifying_there_are_none(ranks: Ranks, soon: None):
+    (one,) = ranks.start(verify="never")
+    one.save_checkpoint(1, state(1))
+    time.sleep(0.5)
+    assert digests(slot_of(ranks, 1)) == {}

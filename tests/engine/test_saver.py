@@ -42,6 +42,21 @@ def newest_slot(ranks: Ranks) -> Path:
     return found[max(id for id in found if id)]
 
 
+def left_in_memory(ranks: Ranks, directory: Path) -> Path:
+    """Step 1 on storage; step 2 in the arena of an owner that is gone."""
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1), storage_type=DISK)
+    one.wait_latest_checkpoint(60)
+    one.save_checkpoint(2, state(2))
+    path = one._writer.link.arena
+    kept = path.with_name("kept")
+    shutil.copytree(path, kept)
+    ranks.end()
+    shutil.rmtree(directory / "checkpoint-2")
+    kept.rename(path)
+    return path
+
+
 class TestRecordsCountNotMessages:
     def test_a_commit_of_which_no_message_came_is_flushed_at_the_end(self, ranks: Ranks, directory: Path, monkeypatch):
         (one,) = ranks.start()
@@ -274,7 +289,7 @@ class TestFailingToOpen:
 class TestOrphans:
     def test_memory_that_an_orphan_may_write_to_is_not_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
         monkeypatch.setattr(keeper, "ORPHANS_DEADLINE", 0.1)
-        path = self.left_in_memory(ranks, directory)
+        path = left_in_memory(ranks, directory)
         orphan = Presence(path)
         (one,) = ranks.start()
         orphan.close()
@@ -283,24 +298,52 @@ class TestOrphans:
         assert one.save_checkpoint(3, state(3))
 
     def test_one_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
-        path = self.left_in_memory(ranks, directory)
+        path = left_in_memory(ranks, directory)
         threading.Timer(0.3, Presence(path).close).start()
         (one,) = ranks.start()
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
 
-    def left_in_memory(self, ranks: Ranks, directory: Path) -> Path:
-        """Step 1 on storage; step 2 in the arena of an owner that is gone."""
+
+class TestStrangeLeftovers:
+    @pytest.mark.parametrize("name", [".done-0", ".begin", "model.pt", "rank_0.pt"])
+    @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "loop"])
+    def test_are_neither_resumed_nor_waited_for_and_make_way(
+        self, ranks: Ranks, directory: Path, tmp_path: Path, name: str, kind: str
+    ):
+        arena = left_in_memory(ranks, directory)
+        (slot,) = [slot for slot in arena.glob("slot-*") if slots.read(slot).committed == (1, 2)]
+        strange, elsewhere = slot / name, tmp_path / "elsewhere"
+        shutil.move(strange, elsewhere)
+        before = elsewhere.read_bytes()
+        if kind == "fifo":
+            os.mkfifo(strange)
+        elif kind == "link":
+            strange.symlink_to(elsewhere)
+        elif kind == "directory":
+            (strange / "within").mkdir(parents=True)
+        else:
+            strange.symlink_to(strange)
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1), storage_type=DISK)
-        one.wait_latest_checkpoint(60)
-        one.save_checkpoint(2, state(2))
-        path = one._writer.link.arena
-        kept = path.with_name("kept")
-        shutil.copytree(path, kept)
-        ranks.end()
-        shutil.rmtree(directory / "checkpoint-2")
-        kept.rename(path)
-        return path
+        assert one.load_checkpoint()["step"] == 1
+        for step in range(3, 9):
+            assert one.save_checkpoint(step, state(step)), "each slot can be written to"
+        assert one.load_checkpoint()["step"] == 8 and one.loaded_from == "memory"
+        assert elsewhere.read_bytes() == before
+
+    def test_while_the_job_runs_a_save_is_skipped_at_worst(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        for step in range(1, 4):
+            assert one.save_checkpoint(step, state(step))
+        for slot in one._writer.link.arena.glob("slot-*"):
+            if slots.read(slot).committed != (1, 3):
+                os.mkfifo(slot / ".done-7")
+                (slot / "model.pt").rename(slot / "other.pt")
+                (slot / "model.pt").symlink_to(slot / "other.pt")
+        results = [one.save_checkpoint(step, state(step)) for step in range(4, 10)]
+        assert results[-1].saved
+        ranks.workers_die()
+        (one,) = ranks.start_workers()
+        assert one.load_checkpoint()["step"] == 9 and one.loaded_from == "memory"
 
 
 class TestConnections:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -128,13 +129,50 @@ def test_links_within_are_not_followed(path: Path, tmp_path: Path):
     with pytest.raises(OSError, match="symbolic links"):
         Arena.open(path, "/checkpoints")
     (path / "owner").unlink()
+    (path / "slot-0").symlink_to(tmp_path)
     arena = Arena.open(path, "/checkpoints")
     arena.make_slots(2)
-    (arena.slots[0] / ".new-model.pt").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        arena.reserve(arena.slots[0], "model.pt", 4096)
+    for name in (".new-model.pt", "model.pt"):
+        (arena.slots[0] / name).symlink_to(victim)
+    arena.reserve(arena.slots[0], "model.pt", len("precious"))
+    (arena.slots[0] / "model.pt").write_text("ours")
     arena.remove()
-    assert victim.read_text() == "precious"
+    assert victim.read_text() == "precious" and victim.parent.is_dir()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
+def test_what_lies_where_ours_belongs_makes_way_and_blocks_nobody(path: Path, kind: str):
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    names = ["slot-7", "slot-0/model.pt", "slot-0/.new-model.pt", "identity"]
+    for name in names:
+        make_strange(path / name, kind)
+    arena.release()
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    assert not arena.claim_for("mark") and arena.claim_for("mark")
+    arena.reserve(arena.slots[0], "model.pt", 4096)
+    assert (arena.slots[0] / "model.pt").stat().st_size == 4096
+    arena.remove()
+
+
+@pytest.mark.parametrize("name", ["owner", "writers"])
+def test_a_lock_that_is_no_file_is_an_error_and_blocks_nobody(path: Path, name: str):
+    path.mkdir(mode=0o700)
+    os.mkfifo(path / name)
+    with pytest.raises(OSError, match="not a regular file"):
+        Presence(path) if name == "writers" else Arena.open(path, "/checkpoints")
+    shutil.rmtree(path)
+
+
+def make_strange(path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        (path / "within").mkdir(parents=True)
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
 
 
 def test_many_that_come_at_once_agree_on_one_owner(path: Path):

@@ -1,6 +1,7 @@
 """The records of a slot: whole or not at all, whenever their writer dies, and whatever lies there instead."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,128 @@ class TestDigests:
         save(slot, OLD, 0, 1)
         slots.write_digests(slot, OLD, digests)
         assert slots.read(slot).digests == {}
+
+
+GOOD_DONE = {"id": [1, 5], "files": {"a.pt": 3}, "details": {}}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "/etc/passwd", "..", "a/b", "", ".begin", ".digests", "a\0b", "\ud800", "x" * 201, "a\nb"],
+)
+def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str):
+    slots.begin(slot, Begin(OLD, frozenset({0})))
+    slots.commit(slot, 0, Done(OLD, {"a.pt": 3}))
+    assert slots.read(slot).committed == OLD
+    slots.commit(slot, 0, Done(OLD, {"a.pt": 3, name: 3}))
+    assert slots.read(slot).committed is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"details": {"world_size": "2"}}, {"details": {"parent": [1]}}, {"details": {"path": 5}}, {"files": {"a.pt": -1}},
+     {"details": {"num_threads": []}}, {"files": {"a.pt": True}}, {"id": [1, -5]}, {"id": [True, 5]},
+     {"id": [1, 2**70]}],
+)  # fmt: skip
+def test_a_done_record_with_values_that_make_no_sense_is_none(slot: Path, change: dict[str, object]):
+    slots.begin(slot, Begin(OLD, frozenset({0})))
+    for record, whole in ((GOOD_DONE, OLD), (GOOD_DONE | change, None)):
+        (slot / ".done-0").write_text(json.dumps(record))
+        assert slots.read(slot).committed == whole
+
+
+@pytest.mark.parametrize("record", [".begin", ".done-0", ".digests"])
+@pytest.mark.parametrize(
+    "kind", ["fifo", "link", "directory", "giant", "long", "deep", "no utf-8", "surrogates", "huge number"]
+)
+def test_strange_records_count_as_not_there_block_nobody_and_make_way(
+    slot: Path, tmp_path: Path, record: str, kind: str
+):
+    save(slot, OLD, 0, 1)
+    slots.write_digests(slot, OLD, DIGESTS)
+    good = (slot / record).read_bytes()
+    (slot / record).unlink()
+    if kind == "fifo":
+        os.mkfifo(slot / record)
+    elif kind == "link":
+        (tmp_path / "good").write_bytes(good)
+        (slot / record).symlink_to(tmp_path / "good")
+    elif kind == "directory":
+        (slot / record).mkdir()
+        (slot / record / "x").touch()
+    elif kind == "giant":
+        (slot / record).write_bytes(good)
+        os.truncate(slot / record, 10 << 30)
+    else:
+        strange = {
+            "long": good + b" " * (1 << 20),
+            "deep": b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "no utf-8": good.replace(b"id", b"\xff\xfe"),
+            "surrogates": good.replace(b"id", b"\\ud800"),
+            "huge number": good.replace(b"1,", b"9" * 5000 + b","),
+        }
+        (slot / record).write_bytes(strange[kind])
+    records = slots.read(slot)
+    assert (records.committed, records.digests) == (OLD if record == ".digests" else None, {})
+    save(slot, NEW, 0, 1)
+    assert slots.read(slot).committed == NEW and slots.read(slot).digests == {}
+
+
+@pytest.mark.parametrize("kind", ["missing", "short", "link", "fifo", "directory"])
+def test_an_image_that_is_not_what_was_committed_is_named(slot: Path, tmp_path: Path, kind: str):
+    save(slot, OLD, 0, 1)
+    for writer in BOTH:
+        (slot / f"rank_{writer}.pt").write_bytes(bytes(10 + writer))
+    assert slots.damage(slot, slots.read(slot)) == ""
+    image = slot / "rank_1.pt"
+    image.rename(tmp_path / "elsewhere")
+    if kind == "short":
+        image.write_bytes(bytes(10))
+    elif kind == "link":
+        image.symlink_to(tmp_path / "elsewhere")
+    elif kind == "fifo":
+        os.mkfifo(image)
+    elif kind == "directory":
+        image.mkdir()
+    assert "rank_1.pt" in slots.damage(slot, slots.read(slot))
+
+
+def mutated(good: bytes) -> st.SearchStrategy[bytes]:
+    """Any bytes; and good ones of which a part was overwritten, cut out or doubled."""
+    places = st.tuples(st.integers(0, len(good)), st.integers(0, len(good)), st.binary(max_size=8))
+    changed = st.lists(places, min_size=0, max_size=3).map(lambda edits: _edited(good, edits))
+    return st.binary(max_size=200) | changed | st.just(good)
+
+
+def _edited(data: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
+    for start, end, new in edits:
+        data = data[:start] + new + data[end:]
+    return data
+
+
+BEGIN = json.dumps({"id": [1, 5], "writers": [0, 1]}).encode()
+DONE = [json.dumps({"id": [1, 5], "files": {f"r{w}.pt": 3}, "details": {"world_size": 2}}).encode() for w in (0, 1)]
+DIGEST = json.dumps({"id": [1, 5], "digests": {"r0.pt": "0" * 32}}).encode()
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(begin=mutated(BEGIN), first=mutated(DONE[0]), second=mutated(DONE[1]), digest=mutated(DIGEST))
+def test_any_bytes_in_any_record_are_no_error_and_commit_only_what_is_whole(
+    slot: Path, begin: bytes, first: bytes, second: bytes, digest: bytes
+):
+    """By another reading of the same rule: the begun id is in the done record of each writer that it lists."""
+    for name, data in ((".begin", begin), (".done-0", first), (".done-1", second), (".digests", digest)):
+        (slot / name).write_bytes(data)
+    records = slots.read(slot)
+    if records.committed is None:
+        assert records.digests == {}
+        return
+    begun = json.loads(begin)
+    assert begun["writers"] and set(begun["writers"]) <= {0, 1}
+    done = [json.loads((first, second)[writer]) for writer in begun["writers"]]
+    assert all(one["id"] == begun["id"] == list(records.committed) for one in done)
+    assert set(records.files) == {name for one in done for name in one["files"]}
+    assert all("/" not in name and not name.startswith(".") for name in records.files)
+    if records.digests:
+        assert json.loads(digest)["id"] == begun["id"]
+    assert isinstance(records.details, dict) and slots.damage(slot, records)
