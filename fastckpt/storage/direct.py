@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator
@@ -12,11 +11,14 @@ from typing import Protocol
 
 import xxhash
 
+from fastckpt.storage.unbuffered import SECTOR, Writer, create, pass_page_cache, read_some
+
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""
-SECTOR = 4096
-"""O_DIRECT takes no shorter unit than this on any file system that we know."""
 READ = 2 * 2**20
+"""Bytes read at once from the page cache: they are digested while they lie in the processor's."""
+READ_DIRECT = 8 * 2**20
+"""Bytes read at once from storage: enough to keep it busy."""
 
 
 class Pace(Protocol):
@@ -41,7 +43,8 @@ def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, 
     """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
 
     The source is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
-    else the process dies of SIGBUS. The target's name is durable only when its directory has been synced, too.
+    else the process dies of SIGBUS. Its holes are not read, which would fill them, and become holes of the target.
+    The target's name is durable only when its directory has been synced, too.
 
     Args:
         source: A file that nobody changes.
@@ -57,13 +60,12 @@ def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, 
     reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.ExitStack() as on_exit:
         on_exit.callback(os.close, reader)
-        writer = _create(target)
+        writer = create(target)
         on_failure = on_exit.enter_context(contextlib.ExitStack())
         on_failure.callback(target.unlink, missing_ok=True)
         on_exit.callback(os.close, writer)
         size = os.fstat(reader).st_size
-        digest = _copy(reader, writer, size, pace)
-        os.fdatasync(writer)
+        digest = _copy(reader, Writer(writer), size, pace)
         on_failure.pop_all()
     return size, digest
 
@@ -81,14 +83,14 @@ def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> 
         on_exit.callback(os.close, reader)
         if direct:
             os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)
-            _set_direct(reader)
+            pass_page_cache(reader)
         else:
             os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         # Pages, since O_DIRECT takes no memory that is aligned to less.
-        buffer = on_exit.enter_context(mmap.mmap(-1, READ))
+        buffer = on_exit.enter_context(mmap.mmap(-1, READ_DIRECT if direct else READ))
         view = on_exit.enter_context(memoryview(buffer))
         offset = 0
-        while size := _read_some(reader, view, offset):
+        while size := read_some(reader, view, offset):
             offset += size
             pace.wait_for(size)
             with view[:size] as block:
@@ -96,45 +98,55 @@ def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> 
     return digest.hexdigest()
 
 
-def _set_direct(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # then the page cache is used, from which all was dropped that could be
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-
-
-def _read_some(reader: int, buffer: memoryview, offset: int) -> int:
-    try:
-        return os.preadv(reader, [buffer], offset)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not _use_page_cache(reader):
-            raise
-    return os.preadv(reader, [buffer], offset)
-
-
-def _create(target: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(target, flags | os.O_DIRECT, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
-    return os.open(target, flags, 0o600)
-
-
-def _copy(reader: int, writer: int, size: int, pace: Pace) -> str:
-    block = min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR
-    digest = xxhash.xxh3_128()
+def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
+    digest, end = xxhash.xxh3_128(), 0
     with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
-        for offset in range(0, size, block):
-            length = min(block, size - offset)
+        for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):
+            _digest_hole(digest, offset - end)
             pace.wait_for(length)
             with _window(reader, offset, length) as window:
                 digested = thread.submit(digest.update, window)
                 try:
-                    _write(writer, window, offset)
+                    target.write(window, offset)
                 finally:
                     digested.result()
+            end = offset + length
+    _digest_hole(digest, size - end)
+    target.finish(size)
     return digest.hexdigest()
+
+
+def _blocks(reader: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of blocks of at most that size, which begin at whole sectors; between them are holes."""
+    for start, end in _extents(reader, size):
+        for offset in range(start, end, block):
+            yield offset, min(block, end - offset)
+
+
+def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
+    if os.fstat(reader).st_blocks * 512 >= size:
+        yield 0, size  # nothing is missing, so there is no hole to look for
+        return
+    end = 0
+    while (start := _seek(reader, end, os.SEEK_DATA, size)) < size:
+        start, end = start // SECTOR * SECTOR, _seek(reader, start, os.SEEK_HOLE, size)
+        end = min(size, -(-end // SECTOR) * SECTOR)
+        yield start, end
+
+
+def _seek(reader: int, offset: int, whence: int, size: int) -> int:
+    try:
+        return os.lseek(reader, offset, whence)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole follows
+            return size
+        raise
+
+
+def _digest_hole(digest: xxhash.xxh3_128, count: int) -> None:
+    zeros = memoryview(bytes(min(count, READ)))
+    for offset in range(0, count, READ):
+        digest.update(zeros[: count - offset])
 
 
 @contextlib.contextmanager
@@ -145,40 +157,3 @@ def _window(reader: int, offset: int, length: int) -> Iterator[memoryview]:
         memoryview(window) as view,
     ):
         yield view
-
-
-def _write(writer: int, view: memoryview, offset: int) -> None:
-    aligned = len(view) // SECTOR * SECTOR
-    # Each slice is released where it was made: one that a traceback kept would keep the window mapped.
-    with view[:aligned] as sectors:
-        _write_exactly(writer, sectors, offset)
-    if aligned < len(view):
-        _use_page_cache(writer)
-        with view[aligned:] as tail:
-            _write_exactly(writer, tail, offset + aligned)
-
-
-def _write_exactly(writer: int, view: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(view):
-        with view[done:] as rest:
-            done += _write_some(writer, rest, offset + done)
-
-
-def _write_some(writer: int, view: memoryview, offset: int) -> int:
-    try:
-        count = os.pwrite(writer, view, offset)
-    except OSError as error:
-        if error.errno != errno.EINVAL or not _use_page_cache(writer):
-            raise
-        count = os.pwrite(writer, view, offset)
-    if count == 0:
-        raise OSError(errno.EIO, f"a write of {len(view)} bytes at {offset} wrote none")
-    return count
-
-
-def _use_page_cache(writer: int) -> bool:
-    """Turn O_DIRECT off for what it refuses; returns whether it was on."""
-    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-    return bool(flags & os.O_DIRECT)

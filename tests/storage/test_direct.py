@@ -1,15 +1,19 @@
 """Copies are equal, durable files; failures leave nothing."""
 
+import ctypes
 import errno
+import mmap
 import os
 import resource
 import subprocess
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import xxhash
 
-from fastckpt.storage import direct
+from fastckpt.storage import direct, unbuffered
 from fastckpt.storage.direct import BLOCK, copy_file, digest_file
 
 MiB = 2**20
@@ -30,7 +34,7 @@ def target(request, tmp_path):
     if request.param == "disk":
         yield tmp_path / "target"
         return
-    path = direct.Path(f"/dev/shm/fastckpt-test-{os.getpid()}-{os.urandom(4).hex()}")
+    path = Path(f"/dev/shm/fastckpt-test-{os.getpid()}-{os.urandom(4).hex()}")
     yield path
     path.unlink(missing_ok=True)
 
@@ -48,28 +52,117 @@ def test_copies_are_equal(tmp_path, target, size, monkeypatch):
     assert digest_file(target) == digest_file(source) == digest_file(target, direct=True)
 
 
-def test_offsets_beyond_4_gib(tmp_path, monkeypatch):
-    """Sparse on both sides: only windows at the ends and around 4 GiB are copied."""
-    size, ends = 4 * 2**30 + 2 * BLOCK + 5, (0, 4 * 2**30 - BLOCK, 4 * 2**30, 4 * 2**30 + BLOCK, 4 * 2**30 + 2 * BLOCK)
-    source, target = tmp_path / "source", tmp_path / "target"
-    with source.open("wb") as file:
+@pytest.fixture(params=["disk", "tmpfs"])
+def place(request, tmp_path):
+    """A directory on a disk, and one in memory."""
+    if request.param == "disk":
+        yield tmp_path
+    else:
+        with tempfile.TemporaryDirectory(prefix=f"fastckpt-test-{os.getpid()}-", dir="/dev/shm") as path:
+            yield Path(path)
+
+
+def sparse(path, size, islands):
+    """A file of holes but for a few bytes here and there."""
+    with path.open("wb") as file:
         file.truncate(size)
-        for at in ends:
+        for at in islands:
             file.seek(at)
-            file.write(b"mark%d" % at if at + BLOCK < size else b"tail!")
-    whole = range
-    monkeypatch.setattr(direct, "range", lambda *_: [at for at in whole(0, size, BLOCK) if at in ends], raising=False)
-    assert copy_file(source, target)[0] == size
+            file.write(b"island %d" % at)
+    return path
+
+
+def stored(path):
+    return path.stat().st_blocks * 512
+
+
+GiB = 2**30
+SIZES = {
+    "beyond 4 GiB": (4 * GiB + 3 * MiB + 5, (0, 4 * GiB - 4100, 4 * GiB - 5, 4 * GiB + MiB, 4 * GiB + 3 * MiB - 15)),
+    "ends in holes": (BLOCK + MiB + 7, (5000, BLOCK - 4)),
+    "begins with a hole": (3 * MiB, (3 * MiB - 20,)),
+    "nothing but a hole": (BLOCK + 4097, ()),
+    "every other sector": (2 * MiB + 1, range(0, 2 * MiB, 8192)),
+}
+
+
+@pytest.mark.parametrize(("size", "islands"), SIZES.values(), ids=SIZES)
+def test_sparse_files(place, tmp_path, size, islands):
+    """Holes are neither read nor written: in a tmpfs reading them through a mapping would fill them with memory."""
+    source, target = sparse(place / "source", size, islands), tmp_path / "target"
+    before = stored(source)
+    assert before < 2 * MiB
+    assert copy_file(source, target) == (size, digest_file(source, direct=True))
+    assert digest_file(target, direct=True) == digest_file(source, direct=True)
     assert target.stat().st_size == size
-    with source.open("rb") as left, target.open("rb") as right:
-        for at in ends:
-            left.seek(at), right.seek(at)
-            assert left.read(MiB) == right.read(MiB)
+    assert stored(source) <= before + MiB // 8 and stored(target) <= before + MiB // 8
+    with target.open("rb") as file:
+        for at in islands:
+            assert os.pread(file.fileno(), 7, at) == b"island "
+
+
+def test_a_full_file_is_not_searched_for_holes(tmp_path, monkeypatch):
+    """Searching walks over all its pages, which costs the processor."""
+    source = image(tmp_path / "source", 3 * MiB)
+    monkeypatch.setattr(os, "lseek", None)
+    assert copy_file(source, tmp_path / "target")[0] == 3 * MiB
+
+
+def cached(path):
+    """Bytes of a file that lie in the page cache."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as memory:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
+        del start
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+class Watch:
+    """A pace that looks at the page cache before each block."""
+
+    portion = None
+
+    def __init__(self, path):
+        self.path, self.most = path, 0
+
+    def wait_for(self, count):
+        self.most = max(self.most, cached(self.path))
+
+
+@pytest.mark.parametrize("size", [20 * MiB, 20 * MiB + 7])
+def test_neither_way_fills_the_page_cache(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(direct, "BLOCK", 2 * MiB)
+    source, way, fallback = image(tmp_path / "source", size), tmp_path / "direct", tmp_path / "fallback"
+    watch = Watch(way)
+    copy_file(source, way, watch)
+    assert watch.most == 0 and cached(way) == 0
+    monkeypatch.setattr(os, "O_DIRECT", 0)
+    watch = Watch(fallback)
+    copy_file(source, fallback, watch)
+    assert 0 < watch.most <= 2 * direct.BLOCK  # what was written last, and the one before
+    assert cached(fallback) == 0
+    assert fallback.read_bytes() == way.read_bytes() == source.read_bytes()
+
+
+def test_reading_back_passes_the_page_cache(tmp_path):
+    source = image(tmp_path / "source", 5 * MiB + 3)
+    copy_file(source, tmp_path / "target")
+    digest = digest_file(tmp_path / "target", direct=True)
+    assert cached(tmp_path / "target") == 0
+    assert digest_file(tmp_path / "target") == digest
+    assert cached(tmp_path / "target") > 5 * MiB
+    assert digest_file(tmp_path / "target", direct=True) == digest
+    assert cached(tmp_path / "target") == 0
 
 
 def test_a_write_that_refuses_o_direct_goes_through_the_page_cache(tmp_path, monkeypatch):
     """As file systems do that take the flag at open but not at write: here, by misaligning every block."""
-    monkeypatch.setattr(direct, "SECTOR", 1)
+    monkeypatch.setattr(unbuffered, "SECTOR", 1)
     source = image(tmp_path / "source", 3 * MiB + 7)
     size, digest = copy_file(source, tmp_path / "target")
     assert (size, digest) == (3 * MiB + 7, digest_file(source))
