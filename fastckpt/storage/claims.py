@@ -40,7 +40,7 @@ class Claims:
         verdict = Verdict()
         rivals: defaultdict[Path, list[Stored]] = defaultdict(list)
         for stored in sorted(claims, key=lambda stored: stored.id, reverse=True):
-            if draft_of(stored.place) is None:
+            if _committed(stored):
                 rivals[stored.path].append(stored)
             else:
                 verdict.stale.append(stored)
@@ -73,12 +73,21 @@ class Claims:
 
 
 def draft_of(place: Path) -> Path | None:
-    """The user's file of a record for as long as no rename has committed it, else None."""
+    """What is left of the path at which the user's file of a record was written, None after its rename."""
     try:
         path = Path((place / DRAFT).read_text("utf-8", "surrogateescape"))
         return path if path.name.startswith(DRAFT_PREFIX) and path.is_file() else None
     except (OSError, ValueError):
         return None
+
+
+def _committed(stored: Stored) -> bool:
+    draft = draft_of(stored.place)
+    try:
+        # A crash in the middle of the rename may have left both names.
+        return draft is None or draft.samefile(stored.path)
+    except OSError:
+        return False
 
 
 def _bears_stamp(stored: Stored) -> bool:

@@ -46,21 +46,21 @@ def write_text(path: Path, text: str) -> None:
     """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
+        rest = text.encode("utf-8", "surrogateescape")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
     except OSError:
         path.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(descriptor)
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename, and make the new name durable before the old one's absence."""
+    """Rename, and make the new name durable; the old one may be there still, or again, after a crash."""
     source.rename(target)
     sync_directory(target.parent)
-    if source.parent != target.parent:
-        sync_directory(source.parent)
 
 
 def remove(path: Path) -> None:

@@ -20,7 +20,7 @@ from fastckpt.storage.direct import digest_file
 from fastckpt.storage.durable import make_directories, move, remove, sync_directory, write_text
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.quarantine import fault, quarantine
-from fastckpt.storage.removal import drop
+from fastckpt.storage.removal import drop, remove_with_draft
 from fastckpt.storage.source import Source
 from fastckpt.storage.stored import read_manifest
 
@@ -102,6 +102,8 @@ class Publication:
         if self._target and self._draft:
             make_directories(self._target.parent)
             write_text(self._place / DRAFT, str(self._draft))
+            sync_directory(self._place)  # who finds the draft after a crash must be able to tell that it is ours
+            sync_directory(self._place.parent)
         return self._copier.each(self._write_image, list(self._request.images.items()))
 
     def _write_image(self, copy: Copy, image: tuple[str, Source]) -> FileEntry:
@@ -144,16 +146,20 @@ class Publication:
                 move(self._place, home)
 
     def _take_back(self) -> None:
-        try:
-            if self._draft and self._draft.exists() and not self._place.exists():
-                drop(self._layout, self._home)  # the record was in place, its file not yet
-            if self._retired and not os.path.lexists(self._home):
-                move(self._retired, self._home)
-        except OSError as error:
-            logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
-        remove(self._place)
-        if self._draft:
-            remove(self._draft)
+        for step in (self._remove, self._bring_back):
+            try:
+                step()
+            except OSError as error:
+                logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
+
+    def _remove(self) -> None:
+        remove_with_draft(self._place)
+        if self._draft and self._draft.exists():
+            drop(self._layout, self._home)  # the record was in place, its file not yet
+
+    def _bring_back(self) -> None:
+        if self._retired and not os.path.lexists(self._home):
+            move(self._retired, self._home)
 
 
 def _read_back(path: Path, digest: str) -> None:

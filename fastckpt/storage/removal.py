@@ -16,13 +16,15 @@ def drop(layout: Layout, place: Path) -> None:
     """Remove a place, but no file that a user named; first it ceases to count, durably."""
     dropped = layout.draft("dropped")
     move(place, dropped)
-    _remove_with_draft(dropped)
+    remove_with_draft(dropped)
 
 
 def delete(layout: Layout, stored: Stored) -> None:
     """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes what is left of it."""
     deleted = layout.draft("deleted")
     move(stored.place, deleted)
+    if stored.place.parent != layout.private:
+        sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
     if stored.target:
         # It is this checkpoint's own by the reader's rule, else this were not whole.
         stored.target.unlink(missing_ok=True)
@@ -32,15 +34,27 @@ def delete(layout: Layout, stored: Stored) -> None:
 
 def sweep(layout: Layout, reader: Reader) -> list[Path]:
     """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
+    scan = reader.scan()
+    _sync_names(layout, scan)
     done = [*_finish_deletions(layout, reader)]
-    for stored in reader.scan().stale:
+    for stored in scan.stale:
         drop(layout, stored.place)
         done.append(stored.place)
+    for draft in filter(None, [draft_of(stored.place) for stored in scan.places]):
+        remove(draft)  # its rename left both names
+        done.append(draft)
     done += _settle_retired(layout, reader)
     for place in layout.drafts("tmp") + layout.drafts("dropped"):
-        _remove_with_draft(place)
+        remove_with_draft(place)
         done.append(place)
     return done
+
+
+def _sync_names(layout: Layout, scan: Scan) -> None:
+    """A writer may have died between a rename and its sync: what is removed now must not be needed after all."""
+    # The private one first: what made way went there.
+    for directory in dict.fromkeys([layout.private, layout.root, *(stored.path.parent for stored in scan.places)]):
+        sync_directory(directory)
 
 
 def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
@@ -51,6 +65,7 @@ def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
             yield stored.target
             if stored.target.exists():
                 continue  # it must not be forgotten before it is gone
+            sync_directory(stored.target.parent)
         remove(place)
         yield place
 
@@ -81,8 +96,12 @@ def _read(reader: Reader, place: Path) -> Stored | None:
         return None
 
 
-def _remove_with_draft(place: Path) -> None:
-    draft = draft_of(place)  # first, since only the place tells of it
+def remove_with_draft(place: Path) -> None:
+    """Remove a place that counts no more, or not yet, and the user's file that was being written for it."""
+    draft = draft_of(place)
     if draft:
         remove(draft)
+        sync_directory(draft.parent)
+        if draft.exists():
+            return  # only the place tells of it
     remove(place)

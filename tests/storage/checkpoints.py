@@ -32,7 +32,7 @@ def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
         directory.verify(stored)
         assert stored.path_of("model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
         assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
-    assert directory.damaged() == []
+    assert directory.damaged() == [], directory.damaged()
     return [stored.id for stored in found]
 
 
@@ -40,4 +40,5 @@ def assert_clean(directory: CheckpointDirectory) -> None:
     """No writer left anything behind."""
     left = [Path(at) / name for at, dirs, files in os.walk(directory.path.parent) for name in dirs + files]
     kinds = ("tmp-", "retired-", "dropped-", "deleted-", ".fastckpt-")
-    assert [path for path in left if path.name.startswith(kinds)] == []
+    left = [path for path in left if path.name.startswith(kinds)]
+    assert left == [], left

@@ -8,8 +8,7 @@ import pytest
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.storage.checkpoints import assert_clean, assert_sound, ids, publish
-
-OLDEST, OLD, NEW = SaveId(0, 1), SaveId(0, 7), SaveId(1, 7)
+from tests.storage.scenes import NEW, OLD, OLDEST, SCENES, another_history, target_again, target_overwritten
 
 PHASES = ["write", "manifest", "retire", "record", "rename", "tracker", "drop"]
 
@@ -17,53 +16,6 @@ PHASES = ["write", "manifest", "retire", "record", "rename", "tracker", "drop"]
 @pytest.fixture
 def directory(tmp_path):
     return CheckpointDirectory(tmp_path / "dir")
-
-
-def default(directory):
-    """A new step beside older ones."""
-    publish(directory, OLD)
-    return SaveId(0, 8), ""
-
-
-def another_history(directory):
-    """A step that an earlier history has, too."""
-    publish(directory, OLD)
-    return NEW, ""
-
-
-def again(directory):
-    """The very same id."""
-    publish(directory, OLD)
-    return OLD, ""
-
-
-def strangers_directory(directory):
-    """A directory of another tool has the name."""
-    publish(directory, OLD)
-    (directory.path / "checkpoint-9").mkdir()
-    (directory.path / "checkpoint-9/theirs").write_text("theirs")
-    return SaveId(0, 9), ""
-
-
-def new_target(directory):
-    publish(directory, OLD)
-    return NEW, str(directory.path.parent / "user/ckpt.pt")
-
-
-def target_overwritten(directory):
-    """The user saves to the same file each time; sizes are equal."""
-    target = str(directory.path / "ckpt.pt")
-    publish(directory, OLD, target)
-    return NEW, target
-
-
-def target_again(directory):
-    target = str(directory.path / "ckpt.pt")
-    publish(directory, OLD, target)
-    return OLD, target
-
-
-SCENES = [default, another_history, again, strangers_directory, new_target, target_overwritten, target_again]
 
 
 @pytest.mark.parametrize("scene", SCENES)

@@ -1,0 +1,185 @@
+"""Power that is lost anywhere leaves the old or the new checkpoint whole, whatever was not synced by then.
+
+Each deed is recorded once; all that a disk may hold after each of its operations is then made and read. Where that
+is too much, a part of it is chosen, the same in every run; the campaign chooses a hundred times as many.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastckpt.errors import FastckptError
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.storage.checkpoints import images, publish
+from tests.storage.deeds import Deed, purposes, record
+from tests.storage.disk import restore
+from tests.storage.scenes import OLD, OLDEST, SCENES
+
+LIMIT = 24
+"""Disks that are tried at most after one operation."""
+
+
+def publishing(scene: Callable[[CheckpointDirectory], tuple[SaveId, str]]) -> Callable[..., Deed]:
+    """A publication to what is there in a scene."""
+
+    def make(path: Path, kill_after: int | None = None) -> Deed:
+        directory = CheckpointDirectory(path / "root/dir")
+        publish(directory, OLDEST)
+        id, target = scene(directory)
+        _forget_sources(path)
+        return _publish(path, id, target, kill_after)
+
+    return make
+
+
+def first(path: Path) -> Deed:
+    """The directory does not exist before."""
+    return _publish(path, OLD, "")
+
+
+def first_with_target(path: Path) -> Deed:
+    return _publish(path, OLD, str(path / "root/user/user/ckpt.pt"))
+
+
+def deleting(target: str) -> Callable[[Path], Deed]:
+    def make(path: Path) -> Deed:
+        directory = CheckpointDirectory(path / "root/dir")
+        publish(directory, OLDEST)
+        publish(directory, OLD, target and str(path / "root" / target))
+        publish(directory, SaveId(1, 8))
+        _forget_sources(path)
+        return record(path / "root", lambda directory: directory.delete(OLD))
+
+    return make
+
+
+def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None) -> Deed:
+    source = images(path / "source", id)
+
+    def act(directory: CheckpointDirectory) -> None:
+        directory.publish(id, source, target=target, world_size=2)
+
+    return record(path / "root", act, kill_after=kill_after)
+
+
+def _forget_sources(path: Path) -> None:
+    for source in (path / "root").glob("image-*"):
+        shutil.rmtree(source)
+
+
+DEEDS = {
+    **{scene.__name__: publishing(scene) for scene in SCENES},
+    "first": first,
+    "first_with_target": first_with_target,
+    "delete": deleting(""),
+    "delete_with_target": deleting("user/ckpt.pt"),
+}
+
+
+def check(deed: Deed, limit: int, since: int = 0) -> int:
+    """Read all disks that are tried; returns how many that were."""
+    count = 0
+    for count, (tree, over) in enumerate(deed.crashes(limit, since), 1):
+        deed.check(tree, over=over, stamps=count % 2 == 0)
+    return count
+
+
+@pytest.mark.parametrize("name", DEEDS)
+def test_power_lost(fast_path, name):
+    assert check(DEEDS[name](fast_path), LIMIT) > 20
+
+
+NEEDED = {
+    "root: + dir": "first",
+    "dir: + .fastckpt": "first_with_target",
+    "user: + user": "first_with_target",
+    "root: + user": "new_target",
+    "tmp-*/draft": "new_target",
+    "tmp-*: + draft": "new_target",
+    ".fastckpt: + tmp-*": "new_target",
+    "user/.fastckpt-*": "new_target",
+    "user: + .fastckpt-*": "new_target",
+    "tmp-*/model.pt": "default",
+    "tmp-*/rank_N.pt": "default",
+    "tmp-*/manifest.json": "default",
+    "tmp-*: + manifest.json": "default",
+    ".fastckpt: checkpoint-N-N -> retired-*": "target_again",
+    "dir: checkpoint-N -> checkpoint-N.aside-*": "strangers_directory",
+    "dir: tmp-* -> checkpoint-N": "tracker_in_trouble",
+    ".fastckpt: tmp-* -> checkpoint-N-N": "target_overwritten",
+    "user: .fastckpt-* -> ckpt.pt": "new_target",
+    ".fastckpt/tmp-*": "default",
+    "dir: tmp-* -> latest_checkpointed_iteration.txt": "default",
+    ".fastckpt: retired-* -> dropped-*": "another_history",
+    ".fastckpt: checkpoint-N-N -> dropped-*": "target_overwritten",
+    "dir: checkpoint-N -> deleted-*": "delete",
+    ".fastckpt: checkpoint-N-N -> deleted-*": "delete_with_target",
+    "user: - ckpt.pt": "delete_with_target",
+}
+"""Each sync, by its file or by its directory and the change that it makes durable: a deed that fails without it."""
+
+
+@pytest.mark.parametrize("purpose", NEEDED)
+def test_without_a_sync_something_is_lost(fast_path, purpose):
+    deed = DEEDS[NEEDED[purpose]](fast_path)
+    index = purposes(deed).index(purpose)
+    crippled = replace(deed, operations=deed.operations[:index] + deed.operations[index + 1 :])
+    with pytest.raises((AssertionError, FastckptError)):
+        check(crippled, LIMIT, since=index)
+
+
+def test_every_sync_is_known(fast_path):
+    """One that is in no deed of the table is new, and must show that it is needed, or is not."""
+    found = {purpose for name, make in DEEDS.items() for purpose in purposes(make(fast_path / name))}
+    in_the_directory_itself = {
+        purpose for purpose in found if purpose.startswith(("dir/.fastckpt-", "dir: + .fastckpt-"))
+    }
+    assert found - set(NEEDED) - in_the_directory_itself == {
+        "",
+        "tmp-*/empty",  # has no bytes
+        ".fastckpt: checkpoint-N -> retired-*",  # its old name's absence is durable when the new one's presence is
+        "dir: .fastckpt-* -> ckpt.pt",  # the tracker's sync comes before anything is removed
+        ".fastckpt: checkpoint-N -> deleted-*",  # the sync of the old name's directory suffices
+    }
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_writer_dies_before_a_sync_and_then_power_is_lost_in_the_sweep(fast_path, scene):
+    """What a sweep finds was read from the page cache, and may not be on the disk."""
+    renames = [n for n, op in enumerate(publishing(scene)(fast_path / "whole").operations, 1) if op.kind == "rename"]
+    for count in renames:
+        path = fast_path / str(count)
+        killed = publishing(scene)(path, kill_after=count)
+        check(record(path / "root", CheckpointDirectory.sweep, after=killed), LIMIT)
+
+
+@pytest.mark.parametrize("target", ["", "user/ckpt.pt"])
+def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target):
+    """It is where it was, or aside with the reason: what exists and is bad must not look like nothing."""
+    root = fast_path / "root"
+    directory = CheckpointDirectory(root / "dir")
+    publish(directory, OLDEST)
+    publish(directory, OLD, target and str(root / target))
+    [stored] = [stored for stored in directory.checkpoints() if stored.id == OLD]
+    stored.path_of("rank_0.pt").write_bytes(b"short")
+    [(bad, _)] = directory.damaged()
+    deed = record(root, lambda directory: directory.quarantine(bad, "short"), sound=False)
+    for tree, over in deed.crashes(LIMIT):
+        restore(tree, root)
+        for _ in range(2):
+            scan = deed.directory.scan()
+            assert [stored.id for stored in scan.places] == [OLDEST]
+            assert [why for _, why in scan.quarantined] in ([["short"]] if over else [["short"], []])
+            assert scan.quarantined or [path for path, _ in scan.damaged] == [bad]
+            assert [path.read_bytes() for path in root.rglob("rank_0.pt")].count(b"short") > 0
+            deed.directory.sweep()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", DEEDS)
+def test_power_lost_on_many_more_disks(fast_path, name):
+    print(name, check(DEEDS[name](fast_path), 100 * LIMIT), "disks")
