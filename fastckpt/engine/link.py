@@ -92,6 +92,10 @@ class Link:
         """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
         self._ask(m.Bad(memory, storage), m.Done)
 
+    def tell_resumed(self, tier: str, bad: list[str]) -> None:
+        """Tell where a checkpoint to resume was found, if one was, and which could not be used."""
+        self._ask(m.Resumed(tier, bad), m.Done)
+
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
         self.history = self._ask(m.NextHistory(), m.Welcome).history

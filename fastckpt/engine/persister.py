@@ -99,7 +99,7 @@ class Persister:
             logger.warning("what is durable could not be looked up: %s", error)
             return
         durable = {stored.id for stored in look.result()}
-        self.durable = max(durable, default=None)
+        self.tally.durable = max(durable, default=None)
         self._done = deque([entry for entry in self._done if entry[0] in durable], maxlen=REMEMBERED)
         then()
 

@@ -32,6 +32,8 @@ LOAD_ERRORS = (
     pickle.UnpicklingError,
 )
 """What a damaged file can raise in torch.load."""
+REPORTED = 20
+"""How many bad checkpoints the saver is told of."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Resume:
         self._offers = offers
         self._answers_for = answers_for
         self._threads = threads
+        self._met: list[str] = []
 
     def run(self, load: Load, agreement: Agreement) -> Resumed:
         """Load the newest checkpoint that all ranks can load.
@@ -84,6 +87,7 @@ class Resume:
             resumed, tried = self._newest(load, agreement, {})
         finally:
             self._link.release()
+        self._report(resumed)
         if resumed is None and tried:
             raise NoLoadableCheckpoint(
                 f"{self._offers.directory} holds checkpoints, but none that all ranks can load. Tried: "
@@ -105,6 +109,7 @@ class Resume:
         try:
             resumed, _ = self._newest(load, agreement, details) if details else (None, [])
             if resumed is not None:
+                self._report(resumed)
                 return resumed
             save, offer = self._offers.at(Path(os.path.realpath(path)))
             attempt = self._attempt(offer, load, agreement)
@@ -112,7 +117,9 @@ class Resume:
             self._link.release()
         if attempt.objections:
             raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.objections)}")
-        return Resumed(save, "storage", attempt.state, offer.details)
+        resumed = Resumed(save, "storage", attempt.state, offer.details)
+        self._report(resumed)
+        return resumed
 
     def _newest(self, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> tuple[Resumed | None, list[str]]:
         """The newest checkpoint with these details that all ranks can load; else None, and all that there is."""
@@ -124,9 +131,11 @@ class Resume:
             if attempt.objections:
                 excluded.add(choice)
                 there.append(self._tell(choice, attempt.objections))
+                self._met.append(there[-1])
                 verdicts.add(choice, offers[choice], attempt.bad)
             else:
                 resumed = Resumed(SaveId(*choice.id), choice.tier, attempt.state, offers[choice].details)
+        self._met += [f"{path}: {why}" for _, path, why in self._offers.damaged]
         verdicts.carry_out(self._offers.damaged)
         return resumed, there
 
@@ -164,6 +173,14 @@ class Resume:
         self._link.release()
         said = agreement.gather(objection)
         return _Attempt(state, [f"rank {rank}: {why}" for rank, why in enumerate(said) if why])
+
+    def _report(self, resumed: Resumed | None) -> None:
+        """Let the saver know, for the end of the job; one rank of each node does."""
+        if self._link.place.local_rank == 0:
+            try:
+                self._link.tell_resumed(resumed.tier if resumed else "", self._met[:REPORTED])
+            except FastckptError as error:
+                logger.warning("the saver could not be told of the resume: %s", error)
 
     def _tell(self, choice: Candidate, objections: list[str]) -> str:
         text = f"step {choice.step} of history {choice.history} in {choice.tier} ({'; '.join(objections)})"

@@ -208,6 +208,8 @@ class _Connection:
                 keeper.readers.release(self._pid)
             case m.Bad():
                 keeper.give_up(message)
+            case m.Resumed():
+                keeper.persister.tally.resume(message.tier, message.bad)
             case m.Goodbye():
                 keeper.writers.leave(self._rank)
             case _:

@@ -22,7 +22,7 @@ class Tally:
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         skips: How many saves were skipped, by reason.
         resumes: How many times a job was resumed, by tier.
-        bad: Checkpoints that a resume met and could not use, and why.
+        bad: Checkpoints that a resume met and could not use, and why; the first of them.
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
         durable: The newest one that is.
     """
@@ -59,6 +59,11 @@ class Tally:
         """An attempt to make one durable failed."""
         self.failures += 1
         self.last_failure = error
+
+    def resume(self, tier: str, bad: list[str]) -> None:
+        """A job looked for a checkpoint, found one in a tier (empty: none), and met bad ones."""
+        self.resumes.update([tier] if tier else [])
+        self.bad += [text for text in bad if text not in self.bad and len(self.bad) < KINDS]
 
     def skip(self, reason: str) -> None:
         """A save was skipped."""

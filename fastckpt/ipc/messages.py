@@ -120,6 +120,19 @@ class Bad:
 
 
 @dataclass(frozen=True)
+class Resumed:
+    """The writer has looked for a checkpoint to resume. Answer: Done.
+
+    Attributes:
+        tier: Where it found one; empty if it did not.
+        bad: Those that it met and that could not be used, and why.
+    """
+
+    tier: str
+    bad: list[str]
+
+
+@dataclass(frozen=True)
 class Goodbye:
     """The writer saves no more: later saves need not wait for it. Answer: Done."""
 
@@ -176,6 +189,7 @@ Message = Union[  # noqa: UP007
     Pinned,
     Release,
     Bad,
+    Resumed,
     Goodbye,
     NextHistory,
     Ask,

@@ -26,6 +26,8 @@ OF_NAME = {
     "newest": st.lists(numbers, max_size=2),
     "slots": st.lists(texts, max_size=3),
     "persist": st.booleans(),
+    "memory": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
+    "bad": st.lists(texts, max_size=3),
 }
 OF_TYPE = {int: numbers, str: texts, bool: st.booleans()}
 

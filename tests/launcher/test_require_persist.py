@@ -105,6 +105,17 @@ class TestReport:
         assert (event["persisted"], event["newest_durable"], event["not_durable"]) == (2, [1, 2], None)
         assert (event["persist_failures"], event["skipped"], event["bad"]) == (0, {}, [])
 
+    def test_of_what_a_resume_met(self, jobs: Jobs) -> None:
+        assert jobs.run(*QUICK[:2], SAVE, "--saves=2", "--pause=0.5").returncode == 0
+        bad = jobs.folder / "checkpoints" / "checkpoint-1" / "model.pt"
+        bad.write_bytes(bytes(bad.stat().st_size))
+        done = jobs.run(*QUICK[:2], "--fast-events=events", SAVE, "--saves=0")
+        assert done.returncode == 0, done.stderr
+        assert "  resumed      1 time from storage\n  bad          1 checkpoint\n" in blocks(done)
+        assert "step 1 of history 1 in storage (rank 0: BadCheckpoint: " in blocks(done)
+        (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
+        assert event["resumes"] == {"storage": 1} and len(event["bad"]) == 1
+
     def test_of_trouble_without_the_option(self, jobs: Jobs, broken: Path) -> None:
         done = jobs.run(*QUICK, *arguments(broken, "--until-trouble"))
         assert done.returncode == 0, done.stderr
