@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _UNLOADABLE = (
 )
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """How file systems refuse hard links that have none."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors tells that storage refused."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -116,11 +119,16 @@ def _part(state: Any, only: str) -> Any:
 
 def _write_torch(state: Any, draft: Path) -> None:
     with draft.open("xb") as file:  # given a path, torch.save names the archive after it, and may refuse the name
-        torch.save(state, file)
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # Its writer fails once more when it is closed after the file refused.
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def _write_safetensors(state: Any, draft: Path) -> None:
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
         raise ConfigError(f"{error}: to export to safetensors, pip install 'fastckpt[export]'") from error
@@ -132,7 +140,9 @@ def _write_safetensors(state: Any, draft: Path) -> None:
     metadata = {"format": "pt", **same, **({VALUES: json.dumps(values)} if values else {})}
     try:
         save_file(kept, draft, metadata=metadata)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(draft)) from error
         raise ConfigError(f"safetensors refuses the state: {error}. Export it with --format torch.") from error
 
 

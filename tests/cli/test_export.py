@@ -1,0 +1,185 @@
+"""`fastckpt export` writes what others read, whole or not at all."""
+
+import collections
+import json
+import os
+import resource
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fastckpt import DdpCheckpointer
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def test_torch(fastckpt: Fastckpt, three: Path, out: Path):
+    said = fastckpt("export", f"{three}@20", out / "state.pt", "--json")
+    source = three / "checkpoint-20/model.pt"
+    assert said.document == {
+        "source": str(source), "out": str(out / "state.pt"), "format": "torch", "only": "",
+        "size": (out / "state.pt").stat().st_size,
+    }  # fmt: skip
+    assert listed(out) == ["state.pt"]
+    state = torch.load(out / "state.pt", weights_only=True)
+    assert torch.equal(state["model"]["w"], torch.full((4, 3), 20.0)) and state["step"] == 20
+    assert fastckpt("diff", f"{three}@20", out / "state.pt").code == 0
+    assert fastckpt("export", three, out / "rank.pt", "--file", "rank_0.pt").code == 0
+    assert torch.load(out / "rank.pt", weights_only=True)["step"] == 30
+
+
+def test_safetensors(fastckpt: Fastckpt, three: Path, out: Path):
+    path = out / "state.safetensors"
+    assert fastckpt("export", f"{three}@20", path, "--json").document["format"] == "safetensors"
+    tensors = load_file(path)
+    assert sorted(tensors) == ["model.b", "model.w"]
+    assert torch.equal(tensors["model.w"], torch.full((4, 3), 20.0))
+    assert json.loads(metadata(path)["fastckpt.values"]) == {"step": 20, "lr": 0.5}
+    assert fastckpt("export", f"{three}@20", out / "model.safetensors", "--only", "model").code == 0
+    assert sorted(load_file(out / "model.safetensors")) == ["b", "w"]
+    assert metadata(out / "model.safetensors") == {"format": "pt"}
+
+
+def test_tied_tensors_and_views(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+    weights = torch.arange(12.0).view(3, 4)
+    state = {
+        "head": weights,
+        "embedding": weights,
+        "part": weights[1:],
+        "t": weights.t(),
+        "conj": torch.tensor([1j]).conj(),
+    }
+    torch.save(state, tmp_path / "model.pt")
+    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors").code == 0
+    tensors = load_file(out / "m.safetensors")
+    assert sorted(tensors) == ["conj", "head", "part", "t"] and metadata(out / "m.safetensors")["embedding"] == "head"
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, state[name])
+    assert fastckpt("export", tmp_path / "model.pt", out / "m.pt").code == 0
+    loaded = torch.load(out / "m.pt")
+    assert loaded["head"].data_ptr() == loaded["embedding"].data_ptr()
+
+
+def test_what_safetensors_cannot_hold_is_refused_by_name(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+    with warnings.catch_warnings(action="ignore"):
+        quantized = torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.qint8)
+    odd = {
+        "sparse": torch.eye(2).to_sparse(),
+        "q": quantized,
+        "meta": torch.empty(2, device="meta"),
+        "d": torch.float16,
+    }
+    torch.save({"good": {"w": torch.ones(2)}, "odd": odd}, tmp_path / "model.pt")
+    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
+    assert said.code == 2 and listed(out) == []
+    for name in ("odd.sparse", "odd.q", "odd.meta", "odd.d (dtype)", "--only", "--format torch"):
+        assert name in said.err
+    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors", "--only", "good").code == 0
+    said = fastckpt("export", tmp_path / "model.pt", out / "n.safetensors", "--only", "good.none")
+    assert said.code == 2 and "'none'" in said.err
+
+
+def test_names_that_fall_together_are_refused(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+    torch.save({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, tmp_path / "model.pt")
+    said = fastckpt("export", tmp_path / "model.pt", out / "m.safetensors")
+    assert said.code == 2 and "a.b" in said.err and listed(out) == []
+
+
+def test_nothing_is_overwritten(fastckpt: Fastckpt, three: Path, out: Path):
+    (out / "state.pt").write_text("mine")
+    said = fastckpt("export", three, out / "state.pt")
+    assert said.code == 2 and "--force" in said.err and (out / "state.pt").read_text() == "mine"
+    (out / "link.pt").symlink_to("nowhere")
+    assert fastckpt("export", three, out / "link.pt").code == 2
+    assert fastckpt("export", three, out / "state.pt", "--force").code == 0
+    assert torch.load(out / "state.pt", weights_only=True)["step"] == 30
+    assert listed(out) == ["link.pt", "state.pt"]
+
+
+def test_one_that_comes_to_exist_meanwhile_is_kept(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch):
+    save = torch.save
+
+    def save_slowly(*arguments: Any) -> None:
+        save(*arguments)
+        (out / "state.pt").write_text("theirs")
+
+    monkeypatch.setattr(torch, "save", save_slowly)
+    assert fastckpt("export", three, out / "state.pt").code == 2
+    assert listed(out) == ["state.pt"] and (out / "state.pt").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
+def test_a_full_disk_leaves_nothing(fastckpt: Fastckpt, directory: Path, out: Path, name: str):
+    publish(directory, 1, state={"w": torch.zeros(100_000)})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        said = fastckpt("export", directory, out / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert said.code == 2 and str(out) in said.err and listed(out) == []
+
+
+def test_what_is_damaged_is_not_exported(fastckpt: Fastckpt, three: Path, out: Path):
+    harm.flip(three / "checkpoint-20/model.pt")
+    said = fastckpt("export", f"{three}@20", out / "state.pt")
+    assert said.code == 2 and "xxh3-128" in said.err and listed(out) == []
+
+
+def test_a_missing_directory_is_named(fastckpt: Fastckpt, three: Path, out: Path):
+    said = fastckpt("export", three, out / "none/state.pt")
+    assert said.code == 2 and str(out / "none") in said.err
+
+
+def test_safetensors_is_optional(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    said = fastckpt("export", three, out / "m.safetensors")
+    assert said.code == 2 and "pip install 'fastckpt[export]'" in said.err and listed(out) == []
+
+
+def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
+    save = torch.save
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(1, {"w": torch.ones(10)})
+        assert fastckpt("export", directory, out / "one.pt").code == 0
+        assert torch.equal(torch.load(out / "one.pt")["w"], torch.ones(10))
+
+        def save_while_training(*arguments: Any) -> None:
+            save(*arguments)
+            monkeypatch.undo()
+            for step in (2, 3, 4):
+                checkpointer.save_checkpoint(step, {"w": torch.full((10,), float(step))})
+
+        shm = os.environ["FASTCKPT_SHM_DIR"]
+        monkeypatch.setattr(torch, "save", save_while_training)
+        said = fastckpt("export", f"{directory}@1", out / "two.pt", env={"FASTCKPT_SHM_DIR": shm})
+        assert said.code == 2 and "took its slot" in said.err and listed(out) == ["one.pt"]
+
+
+def test_ordered_and_nested_states(fastckpt: Fastckpt, tmp_path: Path, out: Path):
+    state = collections.OrderedDict(layers=[{"w": torch.ones(2)}, {"w": torch.zeros(2)}], groups=[], note=None)
+    torch.save(state, tmp_path / "model.pt")
+    assert fastckpt("export", tmp_path / "model.pt", out / "m.safetensors").code == 0
+    assert sorted(load_file(out / "m.safetensors")) == ["layers.0.w", "layers.1.w"]
+    assert json.loads(metadata(out / "m.safetensors")["fastckpt.values"]) == {"groups": [], "note": None}
