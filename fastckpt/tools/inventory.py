@@ -229,7 +229,7 @@ def _verdict(slot: Path, records: slots.Records, *, ours: bool) -> tuple[str, st
         return WRITING, f"local rank {missing} has not saved its part yet"
     if not ours:
         return FOREIGN, "memory of a directory of this name that was removed since"
-    why = slots.damage(slot, records)
+    why = slots.damage(slot, records.files)
     return (DAMAGED, why) if why else (WHOLE, "")
 
 

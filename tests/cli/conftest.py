@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from fastckpt.engine.rng import rng_state
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt_run.cli import main
@@ -53,7 +54,8 @@ def state(value: float) -> dict[str, Any]:
 
 def publish(directory: Path, step: int, history: int = 1, **options: Any) -> None:
     """A checkpoint as a job of one rank would have persisted it."""
-    files = {"model.pt": options.pop("state", None) or state(step), "rank_0.pt": {"rng": torch.arange(5), "step": step}}
+    own = {"rng": rng_state(), "state": {"epoch": step}}
+    files = {"model.pt": options.pop("state", None) or state(step), "rank_0.pt": own}
     images = directory.parent / f"images-{history}-{step}"
     images.mkdir(exist_ok=True)
     for name, content in files.items():

@@ -61,7 +61,7 @@ def test_equal_and_different_steps(fastckpt: Fastckpt, three: Path, tmp_path: Pa
                 "compared": 1,
                 "only_a": [],
                 "only_b": [],
-                "changes": [{"name": "step", "what": "value", "a": "10", "b": "30"}],
+                "changes": [{"name": "state.epoch", "what": "value", "a": "10", "b": "30"}],
                 "tensors": [],
             },
         ],

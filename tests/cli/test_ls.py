@@ -1,37 +1,94 @@
-"""The command `fastckpt` shows what lies in a directory and in memory."""
+"""`fastckpt ls` shows what lies in a directory and in memory."""
 
 import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("fastckpt")), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ), check=False)
-
-
-def test_ls_shows_memory_storage_and_damage(tmp_path: Path) -> None:
-    with DdpCheckpointer(tmp_path) as checkpointer:
+def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
+    with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):
             checkpointer.save_checkpoint(step, {"w": torch.ones(10)}, storage_type=StorageType.DISK)
             checkpointer.wait_latest_checkpoint(60)
         checkpointer.save_checkpoint(3, {"w": torch.ones(10)})
-        model = tmp_path / "checkpoint-1" / "model.pt"
-        model.write_bytes(model.read_bytes()[:-1])
-        shown = run("ls", str(tmp_path))
-    assert shown.returncode == 0, shown.stderr
-    lines = [line.split()[:3] for line in shown.stdout.splitlines()[1:]]
-    assert lines[:4] == [["3", "1", "memory"], ["2", "1", "memory"], ["2", "1", "storage"], ["1", "1", "memory"]]
-    assert "damaged: " in shown.stdout
-    assert "model.pt" in shown.stdout
+        harm.lengthen(directory / "checkpoint-1/model.pt")
+        document = fastckpt("ls", directory, "--json").document
+        shown = fastckpt("ls", directory)
+    rows = [(item["step"], item["tier"], item["state"]) for item in document["checkpoints"]]
+    assert rows == [
+        (3, "memory", "whole"), (2, "memory", "whole"), (2, "storage", "whole"), (1, "memory", "whole"),
+        (1, "storage", "damaged"),
+    ]  # fmt: skip
+    [job] = document["jobs"]
+    assert (
+        job["pid"] == os.getpid() and job["host"] and job["started"] and Path(job["arena"]).name.startswith("fastckpt-")
+    )
+    assert shown.code == 0 and not shown.err
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert lines[0] == ["STEP", "HISTORY", "TIER", "SIZE", "AGE", "WORLD", "STATE", "PATH"]
+    assert lines[1][:3] == ["3", "1", "memory"] and lines[1][6] == "s"  # SIZE and AGE have units
+    assert f"damaged: {directory / 'checkpoint-1'}: " in shown.out and "in use by process" in shown.out
 
 
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    shown = run("ls", str(tmp_path / "none"))
-    assert shown.returncode == 2
-    assert "none" in shown.stderr
+def test_every_key(fastckpt: Fastckpt, directory: Path):
+    publish(directory, 7, history=3, world_size=4)
+    document = fastckpt("ls", directory, "--json").document
+    [item] = document["checkpoints"]
+    assert 0 <= item.pop("age") < 60 and abs(item.pop("time") - time.time()) < 60
+    place = directory / "checkpoint-7"
+    assert item == {
+        "step": 7, "history": 3, "tier": "storage", "state": "whole", "whole": True, "why": "", "world": 4,
+        "size": sum((place / name).stat().st_size for name in ("model.pt", "rank_0.pt")), "path": str(place),
+    }  # fmt: skip
+    assert document["directory"] == str(directory) and document["jobs"] == []
+
+
+def test_what_does_not_count_and_why(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    target = tmp_path / "best.pt"
+    publish(three, 40, target=str(target))
+    harm.truncate(target)
+    harm.remove(three / "checkpoint-30/manifest.json")
+    harm.empty(three / "checkpoint-10/manifest.json")
+    store = CheckpointDirectory(three)
+    store.quarantine(next(stored for stored in store.checkpoints() if stored.id == SaveId(1, 20)), "bits flipped")
+    items = {item["step"]: item for item in fastckpt("ls", three, "--json").document["checkpoints"]}
+    assert {step: (item["state"], item["history"]) for step, item in items.items()} == {
+        40: ("damaged", 1), 30: ("incomplete", None), 20: ("quarantined", 1), 10: ("damaged", None),
+    }  # fmt: skip
+    assert items[40]["path"] == str(target) and "bytes" in items[40]["why"]
+    assert items[30]["why"] == f"{three}/checkpoint-30/manifest.json is not there, so it does not count"
+    assert items[20]["why"] == "bits flipped" and items[20]["size"] > 0
+    assert not any(item["whole"] for item in items.values())
+
+
+def test_histories(fastckpt: Fastckpt, three: Path):
+    publish(three, 15, history=2)
+    items = fastckpt("ls", three, "--json").document["checkpoints"]
+    assert [(item["history"], item["step"]) for item in items] == [(2, 15), (1, 30), (1, 20), (1, 10)]
+
+
+def test_a_missing_directory_is_named(fastckpt: Fastckpt, tmp_path: Path):
+    said = fastckpt("ls", tmp_path / "none")
+    assert said.code == 2 and "none" in said.err and not said.out
+
+
+def test_looking_changes_nothing(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+
+    def names() -> list[tuple[str, float]]:
+        return sorted((str(path), path.lstat().st_mtime) for top in (three, plain) for path in top.rglob("*"))
+
+    before = names()
+    for command in ("ls", "which", "show", "verify"):
+        fastckpt(command, three)
+        fastckpt(command, plain)
+    assert names() == before

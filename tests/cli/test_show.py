@@ -53,7 +53,7 @@ def test_every_name_with_type_shape_and_bytes(fastckpt: Fastckpt, three: Path):
             {**common, "name": "lr", "kind": "value", "type": "float", "value": 0.5},
         ],
     }  # fmt: skip
-    assert [entry["name"] for entry in rank["entries"]] == ["", "rng", "step"]
+    assert [entry["name"] for entry in rank["entries"]] == ["", "rng", "rng.cpu", "state", "state.epoch"]
 
 
 def test_the_tree_for_people(fastckpt: Fastckpt, three: Path):

@@ -1,0 +1,47 @@
+"""How checkpoints are named."""
+
+from pathlib import Path
+
+import pytest
+
+from fastckpt.errors import ConfigError
+from fastckpt.tools.address import Address, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("run", Address("run")),
+        ("run@7", Address("run", 7, explicit=True)),
+        ("run@7.2", Address("run", 7, 2, explicit=True)),
+        ("run@latest", Address("run", explicit=True)),
+        ("run@7.2:memory", Address("run", 7, 2, "memory", explicit=True)),
+        ("run@latest:storage", Address("run", tier="storage", explicit=True)),
+        ("me@home/run", Address("me@home/run")),
+        ("run@5@7", Address("run@5", 7, explicit=True)),
+        ("run@v7", Address("run@v7")),
+        ("run@", Address("run@")),
+        ("@7", Address("@7")),
+        ("s3://bucket/run", Address("s3://bucket/run")),
+        ("s3://bucket/run@7", Address("s3://bucket/run", 7, explicit=True)),
+        ("s3://me@host:9000/run", Address("s3://me@host:9000/run")),
+    ],
+)
+def test_forms(text: str, address: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse(text) == address
+    assert str(address) == text
+    assert parse(str(address)) == address
+
+
+def test_a_path_that_exists_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run@5").mkdir()
+    assert parse("run@5") == Address("run@5")
+    assert parse("run/@5") == Address("run/", 5, explicit=True)
+    assert parse("./run@5@latest") == Address("./run@5", explicit=True)
+
+
+def test_an_unknown_tier():
+    with pytest.raises(ConfigError, match=r"'disk'.*memory, storage"):
+        parse("run@5:disk")

@@ -1,0 +1,179 @@
+"""What all commands promise: keys, streams, exit codes, tables that pipe well, a quick start."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer
+from fastckpt_run.cli import answer, main
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
+
+FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
+CHECKPOINT = {"step", "history", "tier", "state", "whole", "why", "size", "world", "time", "age", "path"}
+JOB = {"pid", "host", "started", "arena"}
+ARENA = {"path", "state", "kind", "uid", "size", "directory", "pid", "host", "started", "writers", "newest", "slots"}
+ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
+# Scripts depend on these keys: new ones may come, none may go or change its meaning.
+KEYS: dict[str, dict[str, Any]] = {
+    "ls": {"directory": str, "jobs": [JOB], "checkpoints": [CHECKPOINT]},
+    "show": {"checkpoint": CHECKPOINT, "files": [{"name", "path", "size", "tensors", "bytes", "entries"}]},
+    "which": {"directory": str, "outcome": str, "choice": CHECKPOINT, "others": [CHECKPOINT], "jobs": [JOB]},
+    "verify": {
+        "directory": str, "good": int, "bad": int, "unknown": int,
+        "findings": [{"step", "history", "tier", "path", "verdict", "why", "expected", "found"}],
+    },
+    "diff": {
+        "a": str, "b": str, "equal": bool, "only_a": list, "only_b": list,
+        "files": [{"name", "equal", "compared", "only_a", "only_b", "changes", "tensors"}],
+    },
+    "export": {"source": str, "out": str, "format": str, "only": str, "size": int},
+    "prune": {
+        "directory": str, "policy": dict, "done": bool, "keep": [CHECKPOINT], "delete": [CHECKPOINT], "freed": int,
+        "jobs": [JOB],
+    },
+    "shm ls": {"arenas": [ARENA]},
+    "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", KEYS)
+def test_documents_have_these_keys(fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str):
+    more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
+    with DdpCheckpointer(three) as checkpointer:
+        checkpointer.save_checkpoint(40, {"w": torch.ones(1)})
+        arguments = [] if command.startswith("shm") else [three, *more.get(command, [])]
+        said = fastckpt(*command.split(), *arguments, "--json")
+    assert not said.err and said.out.endswith("}\n")
+    document = said.document
+    assert set(document) == set(KEYS[command])
+    for key, kind in KEYS[command].items():
+        _assert_is(document[key], kind)
+    for file in document["files"] if command == "show" else []:
+        assert all(set(entry) == ENTRY for entry in file["entries"])
+
+
+def _assert_is(value: Any, kind: Any) -> None:
+    if isinstance(kind, list):
+        assert value and all(set(element) == kind[0] for element in value)
+    elif isinstance(kind, set):
+        assert set(value) == kind
+    else:
+        assert type(value) is kind
+
+
+def test_every_command_is_frozen_above():
+    groups = {name: getattr(command, "commands", None) for name, command in main.commands.items()}
+    names = {f"{name} {sub}" for name, subs in groups.items() if subs for sub in subs}
+    assert names | {name for name, subs in groups.items() if not subs} == set(KEYS)
+
+
+@pytest.mark.parametrize("command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"]])
+def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, command: list[str]):
+    said = fastckpt(*command, tmp_path / "none", "--json")
+    assert said.code == 2 and not said.out and said.err.startswith("fastckpt: error: ") and "none" in said.err
+    assert fastckpt(*command, "--no-such-option").code == 2
+
+
+def test_the_codes_are_in_the_help(fastckpt: Fastckpt):
+    said = fastckpt("--help")
+    assert said.code == 0
+    for text in ("Exit code", "DIR@STEP", "ls", "show", "which", "verify", "diff", "export", "prune", "shm"):
+        assert text in said.out
+
+
+def test_the_installed_command_starts_quickly(three: Path):
+    """Neither torch nor what tables need is imported for JSON; and no command imports torch before it needs it."""
+    program = (
+        "import sys; from fastckpt_run.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print([m for m in ('torch', 'rich', 'fsspec', 'numpy') if m in sys.modules], file=sys.stderr)"
+    )
+    for arguments, imported in (
+        (["ls", "--json"], []),
+        (["ls"], ["rich"]),
+        (["show"], ["rich"]),
+        (["verify"], ["rich"]),
+    ):
+        command = [sys.executable, "-c", program, arguments[0], str(three), *arguments[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert done.stderr.strip() == str(imported)
+
+
+def test_piped_lines_are_whole_and_plain(tmp_path: Path):
+    directory = tmp_path / ("long-" * 45) / "run"
+    directory.parent.mkdir()
+    publish(directory, 7)
+    done = subprocess.run(
+        [FASTCKPT, "ls", str(directory)], capture_output=True, text=True, timeout=60, check=True,
+        env=os.environ | {"FORCE_COLOR": "", "COLUMNS": "40"},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[1].endswith(str(directory / "checkpoint-7")) and "\x1b" not in done.stdout
+    assert not any(line != line.rstrip() for line in lines)
+
+
+def on_terminal(*arguments: str, **environment: str) -> str:
+    """What a person sees in a terminal of 60 columns."""
+    parent, child = pty.openpty()
+    os.set_blocking(parent, False)
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "60", **environment}
+    with subprocess.Popen([FASTCKPT, *arguments], stdout=child, stderr=child, env=env) as process:
+        os.close(child)
+        shown = b""
+        while select.select([parent], [], [], 60)[0]:
+            try:
+                shown += os.read(parent, 65536)
+            except OSError:
+                break
+        assert process.wait(60) == 0
+    os.close(parent)
+    return shown.decode()
+
+
+def test_a_terminal_has_colour_unless_told_otherwise(three: Path):
+    shown = on_terminal("ls", str(three))
+    assert "\x1b[" in shown
+    path = "".join(shown.split())
+    assert "checkpoint-30" in path  # folded, not cut
+    assert "\x1b[3" not in on_terminal("ls", str(three), NO_COLOR="1")
+
+
+def test_hostile_names_reach_no_terminal(fastckpt: Fastckpt, tmp_path: Path):
+    name = "\x1b]0;owned\x07\x1b[2J[bold]w[/bold]\udc80"
+    torch.save({name: torch.ones(1), "text": "\x1b[31mred"}, tmp_path / "model.pt")
+    said = fastckpt("show", tmp_path / "model.pt")
+    assert said.code == 0 and "\x1b" not in said.out and "\x07" not in said.out
+    assert "[bold]w[/bold]\\udc80" in said.out
+    entries = json.loads(fastckpt("show", tmp_path / "model.pt", "--json").out)["files"][0]["entries"]
+    assert entries[1]["name"] == name
+
+
+def test_a_bad_newest_one_is_a_finding_with_output(fastckpt: Fastckpt, three: Path):
+    harm.flip(three / "checkpoint-30/model.pt")
+    said = fastckpt("verify", three, "--json")
+    assert said.code == 1 and said.document["bad"] == 1 and not said.err
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (2 * 10**9, "2.0 GB"), (10**14, "100.0 TB")],
+)
+def test_sizes(count: int, text: str):
+    assert answer.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
+)
+def test_ages(seconds: float | None, text: str):
+    assert answer.age(seconds) == text

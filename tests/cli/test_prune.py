@@ -1,0 +1,104 @@
+"""`fastckpt prune` deletes what no option keeps, after it was told to."""
+
+from pathlib import Path
+
+import pytest
+
+from fastckpt import DdpCheckpointer
+from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt, publish
+
+
+@pytest.fixture
+def ten(directory: Path) -> Path:
+    """Steps 10 to 100; the loss is best at 40 and 50, the accuracy at 70."""
+    for step in range(10, 101, 10):
+        metrics = {"loss": abs(step - 44) / 10, "accuracy": 1 - abs(step - 70) / 100}
+        publish(directory, step, details={"metrics": metrics})
+    return directory
+
+
+def steps(directory: Path) -> list[int]:
+    return [stored.id.step for stored in CheckpointDirectory(directory).checkpoints()]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        (["--keep-last", "2"], [100, 90]),
+        (["--keep-every", "30"], [100, 90, 60, 30]),
+        (["--keep-best", "2:loss"], [100, 50, 40]),
+        (["--keep-best", "1:accuracy:max"], [100, 70]),
+        (["--keep-best", "1:accuracy:min"], [100, 10]),
+        (["--keep-best", "1:unknown"], [100]),
+        (["--keep-last", "1", "--keep-every", "50", "--keep-best", "1:loss"], [100, 50, 40]),
+        (["--keep-last", "99"], list(range(100, 0, -10))),
+    ],
+)
+def test_what_is_kept(fastckpt: Fastckpt, ten: Path, options: list[str], kept: list[int]):
+    before = steps(ten)
+    dry = fastckpt("prune", ten, *options, "--json").document
+    assert steps(ten) == before and not dry["done"]
+    assert [item["step"] for item in dry["keep"]] == kept
+    assert [item["step"] for item in dry["delete"]] == [step for step in before if step not in kept]
+    done = fastckpt("prune", ten, *options, "--yes", "--json").document
+    assert done["done"] and done["freed"] == sum(item["size"] for item in done["delete"])
+    assert steps(ten) == kept
+    assert fastckpt("verify", ten, "--all").code == 0
+    assert fastckpt("prune", ten, *options, "--json").document["delete"] == []
+
+
+def test_minutes(fastckpt: Fastckpt, ten: Path):
+    assert fastckpt("prune", ten, "--keep-minutes", "100000", "--yes").code == 0
+    assert steps(ten) == [100, 10]  # the first of the period, and the newest
+
+
+def test_the_table_says_what_would_be_done(fastckpt: Fastckpt, three: Path):
+    lines = [line.split() for line in fastckpt("prune", three, "--keep-last", "1").out.splitlines()]
+    assert [(line[0], line[4]) for line in lines[1:4]] == [("30", "keep"), ("20", "delete"), ("10", "delete")]
+    assert "--yes" in lines[4] or "--yes deletes" in " ".join(lines[4])
+    assert "2 deleted" in fastckpt("prune", three, "--keep-last", "1", "--yes").out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--yes"], ["--keep-last", "0"], ["--keep-every", "-1"], ["--keep-minutes", "nan"], ["--keep-best", "loss"],
+     ["--keep-best", "0:loss"], ["--keep-best", "x:loss"], ["--keep-best", "2:"]],
+)  # fmt: skip
+def test_wrong_usage_deletes_nothing(fastckpt: Fastckpt, three: Path, options: list[str]):
+    said = fastckpt("prune", three, *options, "--yes")
+    assert said.code == 2 and "error" in said.err.lower() and not said.out
+    assert steps(three) == [30, 20, 10]
+
+
+def test_bad_ones_are_left_alone(fastckpt: Fastckpt, three: Path):
+    harm.truncate(three / "checkpoint-30/model.pt")
+    store = CheckpointDirectory(three)
+    store.quarantine(next(stored for stored in store.checkpoints() if stored.id.step == 10), "bad")
+    assert fastckpt("prune", three, "--keep-last", "1", "--yes", "--json").document["delete"] == []
+    assert steps(three) == [20] and (three / "checkpoint-30").exists()
+    assert len(list(three.glob(".fastckpt/quarantine-*"))) == 1
+
+
+def test_history_comes_before_step(fastckpt: Fastckpt, three: Path):
+    """After a rollback to 10, step 15 of the new history is newer than 30 of the old one."""
+    publish(three, 15, history=2, parent=SaveId(1, 10))
+    fastckpt("prune", three, "--keep-last", "1", "--yes")
+    assert steps(three) == [15]
+
+
+def test_a_file_that_the_user_named_is_deleted_too(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    publish(three, 5, target=str(tmp_path / "best.pt"))
+    fastckpt("prune", three, "--keep-last", "2", "--yes")
+    assert not (tmp_path / "best.pt").exists() and steps(three) == [30, 20]
+
+
+def test_beside_a_running_job(fastckpt: Fastckpt, three: Path):
+    with DdpCheckpointer(three) as checkpointer:
+        checkpointer.save_checkpoint(40, {"x": 1})
+        document = fastckpt("prune", three, "--keep-last", "1", "--yes", "--json").document
+        assert [job["arena"] for job in document["jobs"]] and steps(three)[-1] == 30
+        assert "in use by process" in fastckpt("prune", three, "--keep-last", "1").out
+    assert steps(three) == [40, 30]  # the last flush

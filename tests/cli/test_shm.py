@@ -1,0 +1,77 @@
+"""`fastckpt shm` after an agent was killed: lists, keeps what is needed, removes what nobody wants."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt import DdpCheckpointer
+from tests.cli.conftest import Fastckpt
+from tests.faults.jobs import Job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path / "job")
+    yield made
+    made.end()
+
+
+def kill_agent(job: Job, fastckpt: Fastckpt) -> None:
+    """The workers die with it, a moment later."""
+    assert job.process is not None
+    job.process.kill()
+    job.process.wait(60)
+    end = time.monotonic() + 60
+    while fastckpt("shm", "ls", "--json").document["arenas"][0]["state"] != "left behind":
+        assert time.monotonic() < end, "still in use"
+        time.sleep(0.05)
+
+
+def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
+    job.start("--stop-at", "14").wait_for("waiting", 14)
+    [arena] = fastckpt("shm", "ls", "--json").document["arenas"]
+    assert arena["state"] == "in use" and arena["newest"] == {"step": 14, "history": 1}
+    assert arena["directory"] == str(job.checkpoint_dir) and sorted(arena["writers"]) == [job.pid(0), job.pid(1)]
+    [kept] = fastckpt("shm", "clean", "--force", "--yes", "--json").document["arenas"]
+    assert not kept["removed"] and kept["why"] == "kept: in use" and Path(arena["path"]).exists()
+
+    kill_agent(job, fastckpt)
+    choice = fastckpt("which", job.checkpoint_dir, "--verify", "--json").document["choice"]
+    assert (choice["step"], choice["tier"], choice["world"]) == (14, "memory", 2)
+    said = fastckpt("shm", "clean", "--yes", "--json")
+    [kept] = said.document["arenas"]
+    assert said.code == 0 and not kept["removed"] and "may be nowhere else" in kept["why"]
+    [told] = fastckpt("shm", "clean", "--force", "--json").document["arenas"]
+    assert told["why"] == "to be removed" and Path(arena["path"]).exists()
+
+    job.start("--stop-at", "16").wait_for("waiting", 16)
+    assert job.resumes()[-1] == (14, "memory")
+    kill_agent(job, fastckpt)
+    said = fastckpt("shm", "clean", Path(arena["path"]).name, "--force", "--yes", "--json")
+    assert said.code == 0 and said.document["arenas"][0]["removed"] and not Path(arena["path"]).exists()
+    assert fastckpt("shm", "ls", "--json").document == {"arenas": []}
+    assert fastckpt("which", job.checkpoint_dir, "--json").document["choice"]["tier"] == "storage"
+
+
+def test_an_unknown_arena(fastckpt: Fastckpt):
+    said = fastckpt("shm", "clean", "fastckpt-0-none", "--yes")
+    assert said.code == 2 and "fastckpt-0-none" in said.err
+
+
+def test_the_table(fastckpt: Fastckpt, directory: Path):
+    with DdpCheckpointer(directory) as checkpointer:
+        checkpointer.save_checkpoint(1, {"w": torch.ones(2)})
+        shown = fastckpt("shm", "ls").out.splitlines()
+        assert shown[0].split() == ["STATE", "SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
+        assert f"{os.getpid()} on " in shown[1] and str(directory) in shown[1] and "step 1 of history 1" in shown[1]
+        assert "kept: in use" in fastckpt("shm", "clean").out
+
+
+def test_a_missing_tmpfs(fastckpt: Fastckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_SHM_DIR", str(tmp_path / "none"))
+    said = fastckpt("shm", "ls")
+    assert said.code == 2 and "FASTCKPT_SHM_DIR" in said.err
