@@ -212,6 +212,7 @@ class Persister:
         metrics.counts["bad_checkpoints"] += 1
         metrics.event("bad_checkpoint", history=job.id.history, step=job.id.step, tier="memory", reason=str(error))
         self.trouble = f"{job.id} in memory is bad, and given up: {error}"
+        self.tally.fail(self.trouble)
         logger.warning("%s", self.trouble)
         if job.slot.id == job.id:
             job.slot.clear()

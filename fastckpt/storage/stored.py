@@ -62,7 +62,7 @@ def read_manifest(place: Path) -> Manifest | None:
     """The manifest in a directory, None if there is none; raises BadCheckpoint if it cannot be read."""
     path = place / NAME
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             text = file.read(MAX_TEXT + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -72,6 +72,11 @@ def read_manifest(place: Path) -> Manifest | None:
         return Manifest.from_json(text)
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits for a writer that never comes.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def check_size(entry: FileEntry, path: Path) -> os.stat_result:

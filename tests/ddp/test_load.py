@@ -1,8 +1,13 @@
 """What load_checkpoint returns, whence, and what it does with damaged checkpoints."""
 
 import ctypes
+import itertools
+import json
 import os
 import shutil
+import stat
+import subprocess
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,13 +16,17 @@ import pytest
 import torch
 from torch import nn
 
-from fastckpt import ddp
+from fastckpt import ddp, metrics
 from fastckpt.ddp import StorageType, settle
+from fastckpt.engine import digester, persister
 from fastckpt.engine.load import load_copy
-from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
+from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint, PersistError
+from fastckpt.format import manifest
+from fastckpt.memory import slots
 from fastckpt.memory.arena import arena_path
+from fastckpt.storage import publish
 from fastckpt.storage.directory import CheckpointDirectory
-from tests.ddp.conftest import Ranks, state
+from tests.ddp.conftest import Ranks, state, until
 
 DISK = StorageType.DISK
 
@@ -386,6 +395,447 @@ class TestDamage:
             (three.directory / "latest_checkpointed_iteration.txt").write_text(text)
             assert [loaded["step"] for loaded in self.restart(three)] == [3, 3]
             three.end()
+
+
+class TestWhatIsBadIsSetAside:
+    @pytest.fixture
+    def three(self, ranks: Ranks) -> Ranks:
+        ranks.start(2)
+        save(ranks, 1, 2, 3)
+        ranks.end()
+        return ranks
+
+    def load(self, ranks: Ranks, **options: Any) -> list[int]:
+        ranks.start(2, **options)
+        return [loaded["step"] for loaded in ranks.load()]
+
+    def test_with_its_reason_and_the_next_launch_does_not_try_it_again(self, three: Ranks, said):
+        before = metrics.counts["bad_checkpoints"]
+        flip(three.directory / "checkpoint-3" / "rank_1.pt")
+        assert self.load(three) == [2, 2]
+        [(aside, why)] = quarantined(three)
+        assert "rank_1.pt is damaged: its xxh3-128" in why and (aside / "model.pt").exists()
+        assert not (three.directory / "checkpoint-3").exists()
+        assert said.text.count("not resumed from step 3") == 1  # the first rank speaks for all
+        assert metrics.counts["bad_checkpoints"] > before
+        three.end()
+        said.clear()
+        assert self.load(three) == [2, 2]
+        assert "not resumed" not in said.text
+        assert [path for path, _ in quarantined(three)] == [aside]
+
+    @pytest.mark.parametrize("name", ["model.pt", "manifest.json"])
+    def test_what_is_plainly_damaged_too(self, three: Ranks, said, name: str):
+        os.truncate(three.directory / "checkpoint-3" / name, 10)
+        assert self.load(three) == [2, 2]
+        [(aside, why)] = quarantined(three)
+        assert name in why and str(aside) in said.text
+
+    def test_all_bad_is_no_fresh_start_at_the_next_launch_either(self, three: Ranks):
+        flip(three.directory / "checkpoint-1" / "model.pt")
+        os.truncate(three.directory / "checkpoint-2" / "rank_0.pt", 3)
+        flip(three.directory / "checkpoint-3" / "manifest.json")
+        for _ in range(3):
+            three.start(2)
+            for text in refusals(three):
+                assert "model.pt is damaged" in text and "rank_0.pt has 3 bytes" in text and "manifest" in text
+                assert "quarantine-*" in text
+            three.end()
+        assert len(quarantined(three)) == 3 and not list(three.directory.glob("checkpoint-*"))
+
+    def test_what_is_put_back_counts_again(self, three: Ranks):
+        path = three.directory / "checkpoint-3" / "rank_1.pt"
+        flip(path)
+        assert self.load(three) == [2, 2]
+        three.end()
+        [(aside, _)] = quarantined(three)
+        flip(aside / "rank_1.pt")  # repaired
+        aside.rename(three.directory / "checkpoint-3")
+        assert self.load(three) == [3, 3]
+
+    def test_what_does_not_load_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
+        """That may be the script's fault: what it needs is not there any more, say."""
+
+        def refuse(path: Path, *args: Any, **options: Any) -> Any:
+            if "checkpoint-3" in str(path):
+                raise RuntimeError("the model has another shape")
+            return load_copy(path, *args, **options)
+
+        monkeypatch.setattr(ddp, "load_copy", refuse)
+        assert self.load(three) == [2, 2]
+        assert "another shape" in said.text
+        assert quarantined(three) == [] and (three.directory / "checkpoint-3").exists()
+
+    def test_what_another_rank_alone_cannot_read_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
+        """It may be that rank's mount, or its memory; but nobody resumes from it."""
+        reader = CheckpointDirectory.verify
+
+        def rank_1_sees_other_bytes(self: Any, stored: Any, names: Any) -> None:
+            if stored.id.step == 3 and names == ["rank_1.pt"] and seen == []:
+                seen.append(names)
+                raise BadCheckpoint("rank_1.pt is damaged, seen from here")
+            reader(self, stored, names)
+
+        seen: list[Any] = []
+        monkeypatch.setattr(CheckpointDirectory, "verify", rank_1_sees_other_bytes)
+        assert self.load(three) == [2, 2]
+        assert "seen from here" in said.text and "rank 0 finds nothing wrong with it" in said.text
+        assert quarantined(three) == []
+
+    def test_storage_that_refuses_does_not_hinder_the_resume(self, three: Ranks, said):
+        flip(three.directory / "checkpoint-3" / "model.pt")
+        if subprocess.run(["chattr", "+i", three.directory], check=False, capture_output=True).returncode:
+            pytest.skip("needs a file system and a user that can make a directory immutable")
+        try:
+            assert self.load(three) == [2, 2]
+            assert "stays where it is: cannot set aside" in said.text
+            three.end()
+        finally:
+            subprocess.run(["chattr", "-i", three.directory], check=True)
+        assert quarantined(three) == []
+
+    def test_the_one_that_a_path_names_stays(self, three: Ranks):
+        flip(three.directory / "checkpoint-2" / "model.pt")
+        three.start(2)
+        with pytest.raises(BadCheckpoint, match="damaged"):
+            three.load(three.directory / "checkpoint-2")
+        assert quarantined(three) == [] and (three.directory / "checkpoint-2").exists()
+
+    def test_what_memory_holds_is_made_durable_again(self, ranks: Ranks):
+        ranks.start(2)
+        save(ranks, 1)
+        os.truncate(ranks.directory / "checkpoint-1" / "model.pt", 10)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        assert {member.loaded_from for member in ranks.members} == {"memory"}
+        directory = CheckpointDirectory(ranks.directory)
+        until(lambda: [stored.id.step for stored in directory.checkpoints()] == [1], "step 1 on storage again")
+        directory.verify(directory.checkpoints()[0])
+        assert len(quarantined(ranks)) == 1
+
+
+class TestStrangeFiles:
+    """Whatever lies where a checkpoint is expected, the one before is resumed."""
+
+    @pytest.fixture
+    def two(self, ranks: Ranks) -> Ranks:
+        ranks.start(2)
+        save(ranks, 1, 2)
+        ranks.end()
+        return ranks
+
+    def falls_back(self, ranks: Ranks) -> None:
+        ranks.start(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
+    @pytest.mark.parametrize("name", [".", "model.pt", "rank_1.pt", "manifest.json"])
+    @pytest.mark.parametrize("what", ["a loop", "a directory", "nothing at the end of a link", "a pipe", "a socket"])
+    def test_instead(self, two: Ranks, name: str, what: str):
+        path = two.directory / "checkpoint-2" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        match what:
+            case "a loop":
+                path.symlink_to(path)
+            case "a directory":
+                path.mkdir()
+            case "nothing at the end of a link":
+                path.symlink_to("nowhere")
+            case "a pipe":
+                os.mkfifo(path)
+            case "a socket":
+                os.mknod(path, stat.S_IFSOCK | 0o600)
+        self.falls_back(two)
+
+    def test_a_manifest_that_leads_outside(self, two: Ranks):
+        path = two.directory / "checkpoint-2" / "manifest.json"
+        body = json.loads(path.read_text())
+        (two.directory / "outside.pt").write_bytes((two.directory / "checkpoint-2" / "model.pt").read_bytes())
+        [entry] = [entry for entry in body["files"] if entry["name"] == "model.pt"]
+        entry["name"] = "../outside.pt"
+        del body["digest"]
+        path.write_text(json.dumps({**body, "digest": manifest._digest(body)}))
+        self.falls_back(two)
+        [(_, why)] = quarantined(two)
+        assert "../outside.pt" in why
+
+    def test_code_in_a_pickle_does_not_run(self, two: Ranks, tmp_path: Path, said):
+        """Not even in a checkpoint whose digests are right: whoever can write there can compute them."""
+        files = {name: tmp_path / name for name in ("model.pt", "rank_0.pt", "rank_1.pt")}
+        for name, path in files.items():
+            shutil.copy(two.directory / "checkpoint-2" / name, path)
+        torch.save({"weights": Exploit(tmp_path / "harm")}, files["model.pt"])
+        CheckpointDirectory(two.directory).publish(_later(two.directory), files, world_size=2)
+        two.start(2)
+        assert [loaded["step"] for loaded in two.load()] == [2, 2]
+        assert "not resumed from step 9" in said.text and "rank 1: UnpicklingError" in said.text
+        with pytest.raises(BadCheckpoint, match="UnpicklingError"):
+            two.load(files["model.pt"])
+        assert not (tmp_path / "harm").exists()
+        torch.load(files["model.pt"], weights_only=False)
+        assert (tmp_path / "harm").exists()  # it would have
+
+    def test_a_directory_that_one_rank_cannot_read_is_told_to_all(self, two: Ranks, monkeypatch):
+        scan, lock, count = CheckpointDirectory.scan, threading.Lock(), itertools.count()
+
+        def refused_once(self: Any) -> Any:
+            with lock:
+                if next(count) == 0:
+                    raise PersistError("cannot read checkpoints: Permission denied")
+            return scan(self)
+
+        two.start(2)
+        monkeypatch.setattr(CheckpointDirectory, "scan", refused_once)
+        for text in refusals(two):
+            assert "cannot be searched for checkpoints: rank" in text and "Permission denied" in text
+
+
+class Exploit:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+class TestVerify:
+    @pytest.fixture(autouse=True)
+    def soon(self, monkeypatch):
+        monkeypatch.setattr(digester, "SETTLED", 0.05)
+
+    def test_anything_else_is_refused_at_once(self, directory: Path):
+        for value in ("Always", "", None, True):
+            with pytest.raises(ConfigError, match='give "never", "resume" or "always"'):
+                ddp.DdpCheckpointer(directory, verify=value)  # type: ignore[arg-type]
+        assert not directory.exists()
+
+    def test_ranks_that_differ_are_refused_on_all(self, ranks: Ranks):
+        ranks.start(2)
+        save(ranks, 1)
+        ranks.members[1]._writer.verify = "never"
+        assert all("verify must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
+
+    def test_never_looks_at_sizes_alone(self, ranks: Ranks, monkeypatch):
+        ranks.start(2, verify="never")
+        save(ranks, 1, 2)
+        ranks.end()
+        path = ranks.directory / "checkpoint-2" / "model.pt"
+        flip(path)
+        ranks.start(2, verify="never")
+        assert [loaded["step"] for loaded in ranks.load()] == [2, 2]
+        ranks.end()
+        os.truncate(path, 100)
+        ranks.start(2, verify="never")
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
+    def test_memory_that_has_digests_is_compared_with_them(self, ranks: Ranks, said):
+        ranks.start(2)
+        save(ranks, 1)
+        save(ranks, 2, storage_type=StorageType.MEMORY)
+        slot = digested(ranks, 2)
+        flip(slot / "model.pt")
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        assert {member.loaded_from for member in ranks.members} == {"memory"}
+        assert "not resumed from step 2 of history 1 in memory" in said.text and "model.pt is damaged" in said.text
+        assert slots.read(slot).committed is None  # nobody is offered it again
+        assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]  # nor was it flushed
+
+    def test_memory_is_not_with_never(self, ranks: Ranks):
+        ranks.start(2, verify="never")
+        save(ranks, 1)
+        flip(digested(ranks, 1) / "model.pt")  # who persisted it told the digests
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        assert {member.loaded_from for member in ranks.members} == {"memory"}
+
+    def test_memory_that_changed_after_it_was_digested_never_becomes_durable(self, ranks: Ranks, said):
+        ranks.start(2)
+        save(ranks, 1)
+        save(ranks, 2, 3, storage_type=StorageType.MEMORY)
+        flip(digested(ranks, 3) / "rank_1.pt")
+        ranks.workers_die()
+        until(lambda: "step 3 of history 1 in memory is bad, and given up" in said.text, "step 3 was given up")
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [2, 2]
+        assert ranks.members[0].wait_latest_checkpoint(60) == 2  # the one before was flushed instead
+        assert sorted(path.name for path in ranks.directory.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+
+    def test_an_image_of_another_size_never_becomes_durable(self, ranks: Ranks):
+        ranks.start(2)
+        save(ranks, 1)
+        save(ranks, 2, storage_type=StorageType.MEMORY)
+        os.truncate(slot_of(ranks, 2) / "rank_0.pt", 64)
+        assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
+
+    def test_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
+        """A disk that stores other bytes than it was given, once: that attempt fails, the next one succeeds."""
+        real, lies = publish.digest_file, []
+
+        def read_from_a_disk_that_lies(path: Path, **options: Any) -> str:
+            if path.name == "rank_1.pt" and not lies:
+                lies.append(path)
+                flip(path)
+            return real(path, **options)
+
+        monkeypatch.setattr(publish, "digest_file", read_from_a_disk_that_lies)
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
+        ranks.start(2, verify="always")
+        save(ranks, 1)
+        assert "reads back otherwise" in said.text and len(lies) == 1
+        assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
+
+    def test_resume_does_not(self, ranks: Ranks, monkeypatch):
+        monkeypatch.setattr(publish, "digest_file", None)
+        ranks.start(2)
+        save(ranks, 1)
+
+
+class TestRollback:
+    """A script passes its resume_path at each start, also when the agent has restarted it."""
+
+    @pytest.fixture
+    def old(self, ranks: Ranks) -> Path:
+        """Steps 50 to 100 of an earlier launch."""
+        ranks.start(2)
+        save(ranks, 50, 60, 100)
+        ranks.end()
+        return ranks.directory / "checkpoint-50"
+
+    def steps(self, ranks: Ranks, path: Any = "") -> set[tuple[int, str]]:
+        ranks.load(path)
+        return {(member.loaded_step, member.loaded_from) for member in ranks.members}
+
+    def restart(self, ranks: Ranks) -> None:
+        ranks.workers_die()
+        ranks.start_workers(2)
+
+    def test_restarted_workers_go_on_where_they_were(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        assert self.steps(ranks, old) == {(50, "storage")}
+        self.restart(ranks)
+        assert self.steps(ranks, old) == {(50, "storage")}  # nothing was saved since
+        save(ranks, 52)
+        save(ranks, 55, storage_type=StorageType.MEMORY)
+        for step in (55, 57):  # again and again
+            self.restart(ranks)
+            assert self.steps(ranks, old) == {(step, "memory")}
+            save(ranks, 57, storage_type=StorageType.MEMORY)
+        ranks.workers_die()
+        shutil.rmtree(old)  # as retention may do meanwhile
+        ranks.start_workers(2)
+        assert self.steps(ranks, old) == {(57, "memory")}
+
+    def test_from_storage_when_memory_is_bad_and_from_the_path_when_all_is(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load(old)
+        save(ranks, 52)
+        flip(digested(ranks, 52) / "model.pt")
+        self.restart(ranks)
+        assert self.steps(ranks, old) == {(52, "storage")}
+        flip(ranks.directory / "checkpoint-52" / "model.pt")
+        self.restart(ranks)
+        assert self.steps(ranks, old) == {(50, "storage")}
+        assert len(quarantined(ranks)) == 1
+
+    def test_a_new_launch_goes_back_to_the_path(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load(old)
+        save(ranks, 55)
+        ranks.end()
+        ranks.start(2)
+        assert self.steps(ranks, old) == {(50, "storage")}
+        ranks.end()
+        ranks.start(2)
+        assert self.steps(ranks) == {(55, "storage")}  # without a path, the newest history
+
+    def test_a_further_rollback_in_the_same_process_is_one(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load(old)
+        save(ranks, 55, storage_type=StorageType.MEMORY)
+        assert self.steps(ranks, old) == {(50, "storage")}
+        save(ranks, 53, storage_type=StorageType.MEMORY)
+        self.restart(ranks)
+        assert self.steps(ranks, old) == {(53, "memory")}  # of the newer history
+
+    def test_another_path_is_another_rollback(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load(old)
+        save(ranks, 55, storage_type=StorageType.MEMORY)
+        self.restart(ranks)
+        assert self.steps(ranks, ranks.directory / "checkpoint-60") == {(60, "storage")}
+
+    def test_saves_after_a_load_without_a_path_are_none_of_a_rollback(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load()
+        save(ranks, 101, storage_type=StorageType.MEMORY)
+        self.restart(ranks)
+        assert self.steps(ranks, old) == {(50, "storage")}
+
+    def test_before_its_first_save_nothing_has_changed(self, ranks: Ranks, old: Path):
+        ranks.start(2)
+        ranks.load(old)
+        assert [loaded["step"] for loaded in relaunch(ranks)] == [100, 100]
+
+    def test_retention_deletes_the_old_history_first(self, ranks: Ranks, old: Path):
+        strategy = ddp.KeepLatestStepStrategy(2, str(ranks.directory))
+        ranks.start(2, deletion_strategy=strategy)
+        ranks.load(old)
+        directory = CheckpointDirectory(ranks.directory)
+        for step, kept in ((51, {(1, 100), (2, 51)}), (52, {(2, 51), (2, 52)}), (53, {(2, 52), (2, 53)})):
+            save(ranks, step)
+            until(lambda kept=kept: {tuple(s.id) for s in directory.checkpoints()} == kept, f"only {kept}")
+
+    @pytest.mark.parametrize("path", ["", "{step}.pt", "always-the-same.pt"])
+    def test_the_same_steps_again_have_the_bytes_of_the_new_history_alone(
+        self, ranks: Ranks, tmp_path: Path, path: str
+    ):
+        def save_all(history: int, *steps: int) -> None:
+            for step in steps:
+                for rank, member in enumerate(ranks.members):
+                    user = str(tmp_path / path.format(step=step)) if path else ""
+                    assert member.save_checkpoint(step, state(step + history / 2), user, DISK, {"of": [history, rank]})
+                ranks.members[0].wait_latest_checkpoint(60)
+
+        ranks.start(2)
+        save_all(1, 50, 52, 54)
+        newest = CheckpointDirectory(ranks.directory).checkpoints()[0]
+        first = next(
+            (s.path for s in CheckpointDirectory(ranks.directory).checkpoints() if s.id.step == 50), newest.path
+        )
+        ranks.load(first)
+        save_all(2, 52, 54)
+        assert [loaded["weights"][0] for loaded in relaunch(ranks)] == [55.0, 55.0]
+        for stored in CheckpointDirectory(ranks.directory).checkpoints():
+            stored.verify()
+            history, step = stored.id
+            assert torch.load(stored.path_of("model.pt"))["weights"][0] == step + history / 2
+            own = [torch.load(stored.path_of(f"rank_{rank}.pt"))["state"]["of"] for rank in (0, 1)]
+            assert own == [[history, 0], [history, 1]]
+
+
+def quarantined(ranks: Ranks) -> list[tuple[Path, str]]:
+    return CheckpointDirectory(ranks.directory).scan().quarantined
+
+
+def slot_of(ranks: Ranks, step: int) -> Path:
+    arena = ranks.members[0]._writer.link.arena
+    found = {save.step: slot for slot in arena.glob("slot-*") if (save := slots.read(slot).committed)}
+    return found[step]
+
+
+def digested(ranks: Ranks, step: int) -> Path:
+    """The slot of a step, once the saver has digested all that is in it."""
+    slot = slot_of(ranks, step)
+    until(lambda: (r := slots.read(slot)).digests.keys() == r.files.keys(), f"digests of step {step}")
+    return slot
+
+
+def refusals(ranks: Ranks, kind: type[Exception] = NoLoadableCheckpoint) -> list[str]:
+    """What each rank is told that cannot load."""
+
+    def refused(member: Any, rank: int) -> str:
+        with pytest.raises(kind) as info:
+            member.load_checkpoint()
+        return str(info.value)
+
+    return ranks.together(refused)
 
 
 def _mapped_in_arena(tensor: torch.Tensor) -> bool:
