@@ -58,7 +58,7 @@ class Digester:
     async def _digest(self, slot: Slot, save: SaveId) -> None:
         records = slots.read(slot.path)
         lacking = records.files.keys() - records.digests.keys() if records.committed == save else set()
-        if not lacking or slots.damage(slot.path, records):
+        if not lacking or slots.damage(slot.path, records.files):
             return
         pace = _Pace(lambda: self._closed or slot.id != save)
         work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, lacking, pace)

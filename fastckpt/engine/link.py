@@ -1,5 +1,6 @@
 """A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
 
+import logging
 from collections import deque
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
 from fastckpt.memory.presence import Presence
 from fastckpt.memory.telemetry import TelemetryBlock
+
+logger = logging.getLogger("fastckpt")
 
 M = TypeVar("M", bound=m.Message)
 
@@ -47,7 +50,7 @@ class Link:
         )
         try:
             welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
-            self._telemetry = TelemetryBlock(welcome.telemetry) if welcome.telemetry else None
+            self._telemetry = _telemetry(welcome.telemetry)
             self._presence = Presence(Path(welcome.arena))
         except (FastckptError, OSError):
             self._channel.close()
@@ -122,6 +125,14 @@ class Link:
         if not isinstance(answer, kind):
             raise ProtocolError(f"{type(answer).__name__} is no answer to {type(message).__name__}")
         return answer
+
+
+def _telemetry(name: str) -> TelemetryBlock | None:
+    try:
+        return TelemetryBlock(name) if name else None
+    except FastckptError as error:  # somebody has removed it: that is no reason not to train
+        logger.warning("how far this worker is cannot be told: %s", error)
+        return None
 
 
 def _raised(answer: m.Message) -> m.Message:

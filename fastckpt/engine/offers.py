@@ -133,9 +133,8 @@ def _has_model(stored: Stored) -> bool:
 
 
 def _check_image(slot: Path, sizes: dict[str, int], digests: dict[str, str], name: str) -> None:
-    path, size = slot / name, sizes[name]
-    found = path.stat().st_size
-    if found != size:
-        raise BadCheckpoint(f"{path} has {found} bytes; it was committed with {size}")
+    path = slot / name
+    if damage := slots.damage(slot, {name: sizes[name]}):
+        raise BadCheckpoint(damage)
     if name in digests and (now := digest(path)) != digests[name]:
         raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {now}; it was {digests[name]} once it was committed")

@@ -41,7 +41,7 @@ class Slot:
         self.read()
         self.pins.clear()
         self.wanted.clear()
-        damage = slots.damage(self.path, slots.read(self.path)) if self.committed else ""
+        damage = slots.damage(self.path, slots.read(self.path).files) if self.committed else ""
         if damage:
             logger.warning("%s in memory is given up: %s", self.id, damage)
         if damage or not self.committed:
@@ -68,6 +68,11 @@ class Slot:
         slots.clear(self.path)
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
+
+    def take_wanted(self) -> list[str]:
+        """Where its model is to lie on storage, which is told once; nowhere yet, if it is not whole."""
+        wanted, self.wanted = (self.wanted, []) if self.committed else ([], self.wanted)
+        return wanted
 
     def view(self) -> SlotView:
         """What the choice of a slot depends on."""

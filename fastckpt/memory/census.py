@@ -190,7 +190,7 @@ def _identity(arena: Path) -> str:
 
 def _held(slot: Path) -> SaveId | None:
     records = slots.read(slot)
-    return records.committed if records.committed and not slots.damage(slot, records) else None
+    return records.committed if records.committed and not slots.damage(slot, records.files) else None
 
 
 def _memory(path: Path) -> int:

@@ -68,11 +68,11 @@ class Process:
 
     def kill(self) -> bool:
         """Kill it, if it runs here for this user; whether that was done. Never hits another process of its number."""
-        if self.pid <= 1 or self.pid == os.getpid() or not self.is_here():
+        if self.pid <= 1 or self.pid == os.getpid():
             return False
         try:
             handle = os.pidfd_open(self.pid)
-        except OSError:
+        except (OSError, OverflowError):
             return False
         try:
             # Whoever has the number now, the handle stays with the process that had it when it was opened.

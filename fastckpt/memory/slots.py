@@ -132,9 +132,9 @@ def read(slot: Path) -> Records:
     )
 
 
-def damage(slot: Path, records: Records) -> str:
-    """What is wrong with the images of the committed checkpoint, by their kinds and sizes; empty for nothing."""
-    for name, size in records.files.items():
+def damage(slot: Path, files: dict[str, int]) -> str:
+    """What is wrong with images of which names and sizes were committed, without reading them; empty for nothing."""
+    for name, size in files.items():
         try:
             status = (slot / name).lstat()
         except OSError as error:

@@ -58,6 +58,8 @@ class TelemetryBlock:
             self._map = mmap.mmap(memory.fd, memory.size)
             if ranks:
                 self._lock = lock_of(memory.fd)
+        except (OSError, ValueError) as error:
+            raise FastckptError(f"shared memory object {name} cannot be used: {error}") from error
         finally:
             memory.close_fd()
 

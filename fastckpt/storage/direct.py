@@ -4,6 +4,7 @@ import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,9 +58,8 @@ def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, 
     Raises:
         OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
     """
-    reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     with contextlib.ExitStack() as on_exit:
-        on_exit.callback(os.close, reader)
+        reader = _open_regular(source, on_exit)
         writer = create(target)
         on_failure = on_exit.enter_context(contextlib.ExitStack())
         on_failure.callback(target.unlink, missing_ok=True)
@@ -96,6 +96,15 @@ def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> 
             with view[:size] as block:
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _open_regular(source: Path, on_exit: contextlib.ExitStack) -> int:
+    """Open a file, and nothing else: a link may lead anywhere, and a pipe would have us wait without end."""
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    on_exit.callback(os.close, reader)
+    if not stat.S_ISREG(os.fstat(reader).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(source))
+    return reader
 
 
 def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:

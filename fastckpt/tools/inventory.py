@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,24 @@ from fastckpt.format.manifest import MODEL, NAME
 from fastckpt.memory import slots
 from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
-from fastckpt.storage.directory import CheckpointDirectory, Stored
-from fastckpt.storage.stored import read_manifest
+from fastckpt.storage.reading import read_text
+from fastckpt.storage.store import Kept, is_url, normalised, open_store
+from fastckpt.storage.stored import Stored, read_manifest
 
+IDENTITY = ".fastckpt/identity"
+"""Tells a checkpoint directory from another that had its name before; arenas have a copy."""
 WHOLE, WRITING, INCOMPLETE, DAMAGED = "whole", "writing", "incomplete", "damaged"
 QUARANTINED, FOREIGN = "quarantined", "foreign"
 _NUMBERS = re.compile(r"(?:quarantine-)?(?:checkpoint-)?(?:(?P<history>\d{1,19})-)?(?P<step>\d{1,19})(?:-[0-9a-f]+)?")
+_URL = re.compile(r"checkpoint-(?P<step>\d{1,19})/(?P<history>\d{1,19})-[^/]*$")
 _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of a checkpoint: where it lies, and what was recorded of it ("" for a digest that was not)."""
+    """One file of a checkpoint: its path or URL, and what was recorded of it ("" for a digest that was not)."""
 
-    path: Path
+    path: Path | str
     size: int
     digest: str = ""
 
@@ -39,7 +44,7 @@ class Item:
         state: WHOLE; WRITING: not yet whole; INCOMPLETE: no manifest; DAMAGED: seen to be bad; QUARANTINED: set aside
             since it was bad; FOREIGN: memory of a directory that was removed since.
         why: Why it is not whole.
-        path: Where it lies.
+        path: Where it lies: a path or URL.
         step: The step; None if that cannot be told.
         history: Its history; None if that cannot be told.
         files: Its files, by name.
@@ -52,7 +57,7 @@ class Item:
     tier: str
     state: str
     why: str
-    path: Path
+    path: Path | str
     step: int | None = None
     history: int | None = None
     files: Mapping[str, File] = field(default_factory=dict)
@@ -101,34 +106,41 @@ def take(location: str, shm_dir: str) -> Inventory:
     """Look at a checkpoint directory in all tiers; reads no tensors, takes no locks, changes nothing.
 
     Args:
-        location: The checkpoint directory.
+        location: The checkpoint directory: a path or URL.
         shm_dir: The tmpfs under which arenas lie.
 
     Raises:
         ConfigError: There is no such directory.
         PersistError: It cannot be read.
     """
-    directory = Path(location)
-    if not directory.is_dir():
+    if not is_url(location) and not Path(location).is_dir():
         raise ConfigError(f"{location} is no directory; give a checkpoint directory")
-    directory = directory.resolve()
-    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == str(directory)]
-    items = [*_in_memory(arenas, _mark(directory)), *_on_storage(directory)]
-    return Inventory(str(directory), sorted(items, key=lambda item: item.age_order), arenas)
+    location = normalised(location)
+    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
+    mark = (read_text(place_of(location), IDENTITY) or "") if arenas else ""
+    items = [*_in_memory(arenas, mark), *_on_storage(location)]
+    return Inventory(location, sorted(items, key=lambda item: item.age_order), arenas)
+
+
+def place_of(location: str) -> Path | str:
+    """A location as what it is: a path, or a URL."""
+    return location if is_url(location) else Path(location)
 
 
 # --- storage
 
 
-def _on_storage(directory: Path) -> Iterator[Item]:
-    scan = CheckpointDirectory(directory).scan()
+def _on_storage(location: str) -> Iterator[Item]:
+    with closing(open_store(location)) as store:
+        scan = store.scan()
     yield from map(_stored, scan.whole)
     yield from (_bad(DAMAGED, path, why) for path, why in scan.damaged)
     yield from (_bad(QUARANTINED, path, why) for path, why in scan.quarantined)
-    yield from _without_manifest(directory)
+    if not is_url(location):
+        yield from _without_manifest(Path(location))
 
 
-def _stored(stored: Stored) -> Item:
+def _stored(stored: Kept) -> Item:
     manifest = stored.manifest
     return Item(
         tier="storage",
@@ -137,14 +149,22 @@ def _stored(stored: Stored) -> Item:
         path=stored.path,
         step=manifest.id.step,
         history=manifest.id.history,
-        files={entry.name: File(stored.path_of(entry.name), entry.size, entry.digest) for entry in manifest.files},
+        files={entry.name: File(_where(stored, entry.name), entry.size, entry.digest) for entry in manifest.files},
         time=manifest.time,
         world=manifest.world_size,
         details=manifest.details,
     )
 
 
-def _bad(state: str, path: Path, why: str) -> Item:
+def _where(stored: Kept, name: str) -> Path | str:
+    return stored.path_of(name) if isinstance(stored, Stored) else f"{stored.place}/{name}"
+
+
+def _bad(state: str, path: Path | str, why: str) -> Item:
+    if isinstance(path, str):
+        match = _URL.search(path)
+        step, history = (int(match[n]) if match else None for n in ("step", "history"))
+        return Item("storage", state, why, path, step, history)
     try:
         manifest = read_manifest(path)
     except BadCheckpoint:
@@ -175,14 +195,6 @@ def _census(shm_dir: Path) -> list[Entry]:
         return census(shm_dir)
     except FileNotFoundError:
         return []
-
-
-def _mark(directory: Path) -> str:
-    """What tells this directory from another that had its name before; arenas have it too."""
-    try:
-        return (directory / ".fastckpt/identity").read_text()
-    except OSError:
-        return ""
 
 
 def _in_memory(arenas: list[Entry], mark: str) -> Iterator[Item]:

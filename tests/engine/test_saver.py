@@ -25,7 +25,7 @@ from fastckpt.ipc.channel import Channel, pack
 from fastckpt.memory import slots
 from fastckpt.memory.arena import arena_path
 from fastckpt.memory.presence import Presence
-from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name
+from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.ddp.conftest import Ranks, state, until
 
@@ -468,6 +468,19 @@ os.kill(os.getpid(), signal.SIGKILL)
             assert one.save_checkpoint(step, state(step)), "each slot can be written to again"
         os.killpg(reader.pid, signal.SIGKILL)
         reader.stdout.close()
+
+
+def test_without_a_telemetry_block_there_is_no_telemetry_and_all_else(ranks: Ranks, said):
+    """Somebody has cleaned up in /dev/shm."""
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    unlink(telemetry_name(one._writer.link.arena))
+    assert one.save_checkpoint(2, state(2))
+    ranks.workers_die()
+    (one,) = ranks.start_workers()
+    assert "cannot be told" in said.text
+    assert one.load_checkpoint()["step"] == 2
+    assert one.save_checkpoint(3, state(3))
 
 
 def test_the_telemetry_of_a_killed_worker_says_how_far_it_was(ranks: Ranks):

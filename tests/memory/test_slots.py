@@ -253,7 +253,7 @@ def test_an_image_that_is_not_what_was_committed_is_named(slot: Path, tmp_path: 
     save(slot, OLD, 0, 1)
     for writer in BOTH:
         (slot / f"rank_{writer}.pt").write_bytes(bytes(10 + writer))
-    assert slots.damage(slot, slots.read(slot)) == ""
+    assert slots.damage(slot, slots.read(slot).files) == ""
     image = slot / "rank_1.pt"
     image.rename(tmp_path / "elsewhere")
     if kind == "short":
@@ -264,7 +264,7 @@ def test_an_image_that_is_not_what_was_committed_is_named(slot: Path, tmp_path: 
         os.mkfifo(image)
     elif kind == "directory":
         image.mkdir()
-    assert "rank_1.pt" in slots.damage(slot, slots.read(slot))
+    assert "rank_1.pt" in slots.damage(slot, slots.read(slot).files)
 
 
 def mutated(good: bytes) -> st.SearchStrategy[bytes]:
@@ -305,4 +305,4 @@ def test_any_bytes_in_any_record_are_no_error_and_commit_only_what_is_whole(
     assert all("/" not in name and not name.startswith(".") for name in records.files)
     if records.digests:
         assert json.loads(digest)["id"] == begun["id"]
-    assert isinstance(records.details, dict) and slots.damage(slot, records)
+    assert isinstance(records.details, dict) and slots.damage(slot, records.files)

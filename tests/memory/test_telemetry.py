@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt.errors import FastckptError
 from fastckpt.memory.telemetry import LINE, Telemetry, TelemetryBlock, telemetry_name, unlink
 
 
@@ -51,6 +52,13 @@ def test_one_made_anew_takes_the_place_of_a_stale_one(block: TelemetryBlock):
     assert new.read(0) == Telemetry(0, 0, 0, "")
     assert block.read(0).phase == "old"
     new.close()
+
+
+def test_one_that_is_gone_or_empty_is_an_error_of_ours(block: TelemetryBlock):
+    os.truncate(Path("/dev/shm", block.name.strip("/")), 0)
+    for name in (block.name, f"{block.name}-nowhere"):
+        with pytest.raises(FastckptError, match=name):
+            TelemetryBlock(name)
 
 
 def test_is_private(block: TelemetryBlock):

@@ -160,6 +160,22 @@ def test_reading_back_passes_the_page_cache(tmp_path):
     assert cached(tmp_path / "target") == 0
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_what_is_no_file_is_not_copied(tmp_path: Path, kind: str):
+    """It lies where an image should: nobody waits for a pipe's writer, nor is led elsewhere."""
+    source = tmp_path / "source"
+    if kind == "pipe":
+        os.mkfifo(source)
+    elif kind == "link":
+        (tmp_path / "secret").write_text("secret")
+        source.symlink_to(tmp_path / "secret")
+    else:
+        source.mkdir()
+    with pytest.raises(OSError, match="source"):
+        copy_file(source, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
 def test_a_write_that_refuses_o_direct_goes_through_the_page_cache(tmp_path, monkeypatch):
     """As file systems do that take the flag at open but not at write: here, by misaligning every block."""
     monkeypatch.setattr(unbuffered, "SECTOR", 1)
