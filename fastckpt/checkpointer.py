@@ -24,7 +24,7 @@ from fastckpt.memory.fill import idle_cores
 from fastckpt.metrics import counts, event, observe, unobserve, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.verify import level
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.store import Store, is_url, normalised, open_store, target_in
 
 logger = logging.getLogger("fastckpt")
 
@@ -72,8 +72,9 @@ class Writer:
         self.verify = level(verify)
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
-        self.directory = Path(os.path.realpath(checkpoint_dir))
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory = normalised(checkpoint_dir)
+        if not is_url(self.directory):
+            Path(self.directory).mkdir(parents=True, exist_ok=True)
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
@@ -85,6 +86,7 @@ class Writer:
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self._loads = 0
+        self._store: Store | None = None
         self._rollback: dict[str, Any] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -111,7 +113,7 @@ class Writer:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.check_usable()
-        save = self._id(step)
+        save, path = self._id(step), target_in(self.directory, path)
         persist = StorageType(storage_type) is StorageType.DISK
         measures = {"metrics": retention.checked(metrics)} if metrics else {}
         if save == self._held:
@@ -137,7 +139,7 @@ class Writer:
         except OSError as error:
             trouble = f"the metrics of {save} could not be kept: {error}"
         if persist:
-            trouble = self._snapshots.notify(save, persist=True, path=_absolute(path)) or trouble
+            trouble = self._snapshots.notify(save, persist=True, path=path) or trouble
         return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
@@ -177,7 +179,7 @@ class Writer:
             if len(set(wish)) > 1:
                 raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {list(wish)[:8]}")
         self.link.history = max(histories)
-        self._rollback = {"rollback": [launch, os.path.realpath(resume_path)]} if resume_path else {}
+        self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self._loads += 1
         return self._rollback if self._loads == 1 else {}
 
@@ -188,6 +190,8 @@ class Writer:
         self._closed = True
         unobserve(self._beat)
         self._snapshots.close()
+        if self._store is not None:
+            self._store.close()
         self.link.close()
         if not self.place.agent:
             leave_own_saver()
@@ -207,7 +211,7 @@ class Writer:
         return {
             "world_size": self.place.world_size,
             "num_threads": torch.get_num_threads(),
-            "path": _absolute(path),
+            "path": path,
             "parent": list(self.resumed_from) if self.resumed_from else None,
             **self._rollback,
         }
@@ -222,7 +226,11 @@ class Writer:
         if strategy is None or self.place.rank != 0 or policy_of(strategy) is not None:
             news.clear()
             return
-        delete = delete_function(CheckpointDirectory(self.directory))
+        if not news:
+            return
+        if self._store is None:
+            self._store = open_store(self.directory)
+        delete = delete_function(self._store)
         while news:
             save = news.popleft()
             try:
@@ -247,7 +255,3 @@ class Writer:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if path else ""

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -156,10 +157,10 @@ class DdpCheckpointer:
         ranks = agreement(writer.place.world_size)
         path = os.fspath(resume_path)
         since = writer.open_history(ranks, path)
-        offers = Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")
         answers_for = (MODEL, self._own) if self._writes_model else (self._own,)
-        resume = Resume(writer.link, offers, answers_for, writer.threads)
-        resumed = resume.run_path(Path(path), self._load, ranks, since) if path else resume.run(self._load, ranks)
+        with closing(Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")) as offers:
+            resume = Resume(writer.link, offers, answers_for, writer.threads)
+            resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:

@@ -1,9 +1,9 @@
 """The deletion strategies that users of Flash Checkpoint know, over the pure retention policies."""
 
 import logging
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
@@ -19,8 +19,7 @@ from fastckpt.policy.retention import (
     Policy,
     measured,
 )
-from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.stored import Stored
+from fastckpt.storage.store import Kept, Store, normalised, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +44,12 @@ class _PolicyStrategy(CheckpointDeletionStrategy):
 
     def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
         self.policy = policy
-        self._directory = CheckpointDirectory(checkpoint_dir)
+        self.location = normalised(checkpoint_dir)
 
     def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
         """Delete every checkpoint on storage that the policy does not keep."""
-        found = {stored.id: stored for stored in self._directory.checkpoints()}
+        with closing(open_store(self.location)) as store:
+            found = {stored.id: stored for stored in store.checkpoints()}
         for id in obsolete(self.policy, found.values()):
             delete_func(str(found[id].path))
 
@@ -101,7 +101,7 @@ class KeepAnyStrategy(_PolicyStrategy):
                     f"before it deletes. Combine strategies of ours, or write one CheckpointDeletionStrategy for all."
                 )
         policy = KeepAny(tuple(part.policy for part in parts))
-        directories = sorted({str(part._directory.path) for part in parts})
+        directories = sorted({part.location for part in parts})
         if len(directories) > 1:
             raise ConfigError(f"strategies for {directories} cannot be combined; give all the same directory")
         super().__init__(policy, directories[0])
@@ -120,15 +120,15 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
     return strategy.policy if _is_ours(strategy) else None
 
 
-def obsolete(policy: Policy, found: Iterable[Stored]) -> list[SaveId]:
+def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
     """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say."""
     manifests = {stored.id: stored.manifest for stored in found}
     entries = [Entry(id, m.time, measured(m.details.get("metrics"))) for id, m in manifests.items()]
     return sorted(manifests.keys() - policy(entries))
 
 
-def delete_function(directory: CheckpointDirectory) -> DeleteFunction:
-    """What users' own strategies delete with: a function of a path.
+def delete_function(store: Store) -> DeleteFunction:
+    """What users' own strategies delete with: a function of a path or URL.
 
     The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
@@ -136,22 +136,24 @@ def delete_function(directory: CheckpointDirectory) -> DeleteFunction:
     The function raises ConfigError for a path that is not inside the directory and for the newest whole
     checkpoint, PersistError if storage refuses.
     """
+    root = normalised(str(store.path))
 
     def delete(path: str) -> None:
-        root, real = Path(os.path.realpath(directory.path)), Path(os.path.realpath(path))
-        if real == root or not real.is_relative_to(root):
+        real = normalised(path)
+        if not real.startswith(root.rstrip("/") + "/"):
             raise ConfigError(
                 f"cannot delete {path}: it is {real}, but only checkpoints inside {root} can be deleted. "
                 "Give the path of one of them, or remove it by other means."
             )
-        ids = {stored.id for stored in directory.scan().places if _names(real, stored, root)}
+        ids = {stored.id for stored in store.scan().places if _is_named(stored, real, root)}
         if not ids:
             logger.warning("%s is no checkpoint of ours; it was not deleted", path)
         for id in sorted(ids):
-            directory.delete(id)
+            store.delete(id)
 
     return delete
 
 
-def _names(real: Path, stored: Stored, root: Path) -> bool:
-    return real in (Path(os.path.realpath(stored.path)), root / str(stored.id.step))
+def _is_named(stored: Kept, real: str, root: str) -> bool:
+    own, step = normalised(str(stored.path)), f"checkpoint-{stored.id.step}"
+    return real in (own, f"{root}/{stored.id.step}") or (real == f"{root}/{step}" and own.startswith(f"{real}/"))

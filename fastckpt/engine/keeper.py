@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.config import Settings
@@ -12,6 +11,7 @@ from fastckpt.engine.progress import Progress
 from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
+from fastckpt.engine.staging import staging_path
 from fastckpt.engine.writers import Writers
 from fastckpt.errors import ArenaInUse
 from fastckpt.format.ids import SaveId
@@ -22,7 +22,6 @@ from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
 from fastckpt.policy.verify import level
 from fastckpt.storage.copier import Copier
-from fastckpt.storage.identity import identity
 
 logger = logging.getLogger("fastckpt")
 
@@ -37,15 +36,14 @@ class Keeper:
 
     def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
         """Make or adopt the arena; raises ArenaInUse."""
-        self.directory = Path(hello.directory)
         self._settings = settings
+        self.persister = Persister(hello.directory, hello.group_rank, self.newest, copier)
         path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
-        self.readers = Readers(self.slots)
+        self.readers = Readers(self.slots, staging_path(path))
         self._room = Room(self.arena, self.slots, self.newest)
-        self.persister = Persister(self.directory, hello.group_rank, self.newest, copier)
         self.digester = Digester(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
@@ -58,7 +56,7 @@ class Keeper:
             alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
-        ours = self.arena.claim_for(await loop.run_in_executor(None, identity, self.directory))
+        ours = self.arena.claim_for(await loop.run_in_executor(None, self.persister.storage.identity))
         if not (alone and ours):
             self.arena.renew()
         self.arena.make_slots(self._settings.slots)
@@ -101,10 +99,11 @@ class Keeper:
         forget_the_dead(self.arena.path)
         self.writers.restart()
         self._decisions.clear()
-        self._flush()
+        self.flush()
         self.digester.look()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us."""
         newest = self.newest()
         if newest is not None and self._settings.flush:
             self.persister.flush(newest)
@@ -170,10 +169,8 @@ class Keeper:
             self.digester.look()
 
     def _persist_wanted(self, slot: Slot) -> None:
-        if slot.committed:
-            for target in slot.wanted:
-                self.persister.submit(slot, target)
-            slot.wanted.clear()
+        for target in slot.take_wanted():
+            self.persister.submit(slot, target)
 
     def prepare(self, files: dict[str, int]) -> None:
         """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
@@ -185,7 +182,7 @@ class Keeper:
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
         self.readers.give_up(message.memory)
-        self.persister.look_again(self._flush) if message.storage else self._flush()
+        self.persister.look_again(self.flush) if message.storage else self.flush()
 
     def news(self, writer: int) -> list[list[int]]:
         """The ids made durable since the last news; they are for the first local rank, which a strategy runs in."""
@@ -208,7 +205,7 @@ class Keeper:
         for slot in self.slots:
             slot.read()  # a writer may have died before it told of its last save
             self._persist_wanted(slot)
-        self._flush()
+        self.flush()
         drained = await self.persister.drain(self._settings.flush_timeout)
         self._end(wait=drained)
         newest = self.newest()
@@ -231,6 +228,7 @@ class Keeper:
         self.arena.release() if self.arena.adopted else self.arena.remove()
 
     def _end(self, *, wait: bool) -> None:
+        self.readers.close()
         self.digester.close()
         self.persister.close(wait=wait)
         self._room.close()

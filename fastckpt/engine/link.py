@@ -33,13 +33,13 @@ class Link:
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
-    def __init__(self, directory: Path, place: Place, address: str, policy: dict[str, Any], verify: str) -> None:
+    def __init__(self, directory: str, place: Place, address: str, policy: dict[str, Any], verify: str) -> None:
         """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
         self.news: deque[SaveId] = deque()
         self._channel = Channel(address, CONNECT_TIMEOUT)
         hello = m.Hello(
-            str(directory),
+            directory,
             place.local_rank,
             place.local_world_size,
             place.world_size,

@@ -1,29 +1,33 @@
 """What a rank could load: from memory, from storage, from a path that the user names."""
 
 import os
+import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastckpt.engine.link import Link
+from fastckpt.engine.staging import make_staging, remove_staging, staging_path
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
-from fastckpt.storage.directory import CheckpointDirectory, Stored
-from fastckpt.storage.stored import check_size, digest
+from fastckpt.storage.store import Kept, Store, is_url, normalised, open_store
+from fastckpt.storage.stored import digest
 
 Files = dict[str, Path]
+_STEP = re.compile("/checkpoint-[0-9]+(/|$)")
 
 
 class Part(NamedTuple):
-    """What one directory holds of a checkpoint."""
+    """What one place holds of a checkpoint."""
 
-    storage: CheckpointDirectory
-    stored: Stored
+    storage: Store
+    stored: Kept
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Offers:
     """Finds what one rank could load of a checkpoint directory.
 
     Args:
+        location: The checkpoint directory: a path, or the URL of a store.
         own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
         digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
@@ -55,13 +60,15 @@ class Offers:
         quarantined: What was found bad by an earlier resume, and why.
     """
 
-    def __init__(self, link: Link, directory: Path, own: str, *, digests: bool) -> None:
-        self.damaged: list[tuple[CheckpointDirectory, Path, str]] = []
-        self.quarantined: list[tuple[Path, str]] = []
-        self.directory = directory
+    def __init__(self, link: Link, location: str, own: str, *, digests: bool) -> None:
+        self.damaged: list[tuple[Store, Path | str, str]] = []
+        self.quarantined: list[tuple[Path | str, str]] = []
+        self.directory = location
         self._link = link
         self._own = own
         self._digests = digests
+        self._staging = staging_path(link.arena)
+        self._stores = ExitStack()
 
     def find(self) -> dict[Candidate, Offer]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
@@ -69,15 +76,33 @@ class Offers:
             return self._on_storage()  # nodes do not agree on what is in memory yet
         return self._in_memory() | self._on_storage()
 
-    def at(self, path: Path) -> tuple[SaveId | None, Offer]:
-        """What lies at a path: a checkpoint of this directory, or files that something else wrote."""
-        model = path / MODEL if path.is_dir() else path
-        for save, parts in self._parts().items():
-            models = [part.stored.path_of(MODEL) for part in parts if _has_model(part.stored)]
+    def at(self, path: str) -> tuple[SaveId | None, Offer]:
+        """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
+        if is_url(path):
+            return self._at_url(normalised(path))
+        place = Path(os.path.realpath(path))
+        model = place / MODEL if place.is_dir() else place
+        for save, parts in {} if is_url(self.directory) else self._parts(self.directory).items():
+            models = [part.storage.file(part.stored, MODEL, place) for part in parts if _has_model(part.stored)]
             if any(os.path.realpath(own) == str(model) for own in models):
                 return save, self._offer(parts)
-        own = {found.name: found for found in model.parent.glob("rank_*.pt")} if path.is_dir() else {}
+        own = {found.name: found for found in model.parent.glob("rank_*.pt")} if place.is_dir() else {}
         return None, Offer({MODEL: model, **own}, {}, lambda name: None)
+
+    def _at_url(self, url: str) -> tuple[SaveId, Offer]:
+        """The newest checkpoint that lies at a URL, below it, or whose model was copied there."""
+        outside = _STEP.search(url) and not url.startswith(f"{self.directory}/")
+        root = url[: _STEP.search(url).start()] if outside else self.directory  # type: ignore[union-attr]
+        for save, parts in self._parts(root).items() if is_url(root) else ():
+            if any(f"{part.stored.path}/".startswith(f"{url}/") or part.stored.place == url for part in parts):
+                return save, self._offer(parts)
+        raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
+
+    def close(self) -> None:
+        """Remove what was downloaded, once no local rank needs it any more, and hang up."""
+        if self._link.place.local_rank == 0:
+            remove_staging(self._staging)
+        self._stores.close()
 
     def _in_memory(self) -> dict[Candidate, Offer]:
         offers = {}
@@ -93,17 +118,17 @@ class Offers:
 
     def _on_storage(self) -> dict[Candidate, Offer]:
         offers = {}
-        for save, parts in self._parts().items():
+        for save, parts in self._parts(self.directory).items():
             offer = self._offer(parts)
             if self._suffices(offer.files, parts[0].stored.manifest.world_size):
                 offers[Candidate(*save, "storage")] = offer
         return offers
 
-    def _parts(self) -> dict[SaveId, list[Part]]:
+    def _parts(self, location: str) -> dict[SaveId, list[Part]]:
         """The parts of all nodes, by what was saved; the first node's, with the model, comes first."""
         parts: dict[SaveId, list[Part]] = {}
-        for path in [self.directory, *sorted(self.directory.glob(".fastckpt/node-*"))]:
-            storage = CheckpointDirectory(path)
+        first = self._open(open_store(location))
+        for storage in [first, *map(self._open, first.parts())]:
             scan = storage.scan()
             self.damaged += [(storage, where, why) for where, why in scan.damaged]
             self.quarantined += scan.quarantined
@@ -111,24 +136,29 @@ class Offers:
                 parts.setdefault(stored.id, []).append(Part(storage, stored))
         return parts
 
-    def _offer(self, parts: list[Part]) -> Offer:
-        by_name = {entry.name: part for part in parts for entry in part.stored.manifest.files}
-        files = {name: part.stored.path_of(name) for name, part in by_name.items()}
-        return Offer(files, dict(parts[0].stored.manifest.details), partial(self._check_stored, by_name), by_name)
+    def _open(self, storage: Store) -> Store:
+        self._stores.callback(storage.close)
+        return storage
 
-    def _check_stored(self, parts: dict[str, Part], name: str) -> None:
+    def _offer(self, parts: list[Part]) -> Offer:
+        into = self._staging / "{}-{}".format(*parts[0].stored.id)
+        by_name = {entry.name: part for part in parts for entry in part.stored.manifest.files}
+        files = {name: part.storage.file(part.stored, name, into) for name, part in by_name.items()}
+        check = partial(self._check_stored, by_name, into)
+        return Offer(files, dict(parts[0].stored.manifest.details), check, by_name)
+
+    def _check_stored(self, parts: dict[str, Part], into: Path, name: str) -> None:
         storage, stored = parts[name]
-        if self._digests:
-            storage.verify(stored, [name])
-        else:
-            check_size(stored.manifest.entry(name), stored.path_of(name))
+        if is_url(str(storage.path)):
+            make_staging(self._staging)
+        storage.fetch(stored, [name], into, digests=self._digests)
 
     def _suffices(self, files: Files, world_size: int) -> bool:
         """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
         return MODEL in files and (self._own in files or self._link.place.rank >= world_size)
 
 
-def _has_model(stored: Stored) -> bool:
+def _has_model(stored: Kept) -> bool:
     return any(entry.name == MODEL for entry in stored.manifest.files)
 
 

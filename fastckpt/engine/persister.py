@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
@@ -21,8 +20,8 @@ from fastckpt.format.manifest import MODEL, Manifest
 from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.copier import Copier
-from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.source import BadSource, Source
+from fastckpt.storage.store import Store, open_store
 
 logger = logging.getLogger("fastckpt")
 
@@ -57,15 +56,12 @@ class Persister:
     pinned, so that memory stays new, and only the newest checkpoint is tried again.
     """
 
-    def __init__(
-        self, directory: Path, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier
-    ) -> None:
+    def __init__(self, location: str, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier) -> None:
         self._whole = group_rank == 0
         # The first node persists the model. The others persist what is theirs alone, each for itself.
-        place = directory if self._whole else directory / f".fastckpt/node-{group_rank}"
-        self.storage = CheckpointDirectory(place, copier)
+        self.storage = open_store(location if self._whole else f"{location}/.fastckpt/node-{group_rank}", copier)
         self.policy: Policy = KeepAll()
-        self.tally = Tally(directory)
+        self.tally = Tally(location)
         self.news: list[SaveId] = []
         self.trouble = ""
         self._newest_slot = newest_slot
@@ -158,6 +154,8 @@ class Persister:
         if self._task is not None:
             self._task.cancel()
         self._pool.shutdown(wait=wait, cancel_futures=True)
+        if wait:
+            self.storage.close()
 
     async def _run(self) -> None:
         while self._jobs:
@@ -255,7 +253,7 @@ class Persister:
             logger.warning("old checkpoints could not be deleted: %s", error)
 
 
-def _publish(storage: CheckpointDirectory, job: _Job, *, model: bool) -> Manifest:
+def _publish(storage: Store, job: _Job, *, model: bool) -> Manifest:
     """Publish what is in a job's slot, if it is still what was committed there; with the model or without."""
     records = slots.read(job.slot.path)
     if records.committed != job.id:

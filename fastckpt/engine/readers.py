@@ -1,17 +1,22 @@
 """The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
 
 import logging
+from pathlib import Path
 
 from fastckpt.engine.slot import Slot
+from fastckpt.engine.staging import remove_staging
 
 logger = logging.getLogger("fastckpt")
 
 
 class Readers:
-    """Who reads the slots of a node."""
+    """Who reads the slots of a node, and what they downloaded to read it."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[Slot], staging: Path) -> None:
+        """Remove what the readers of a dead job left in ``staging``."""
         self._slots = slots
+        self._staging = staging
+        remove_staging(staging)
 
     def pin(self, pid: int) -> list[str]:
         """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
@@ -31,3 +36,7 @@ class Readers:
             if slot.id is not None and list(slot.id) in bad:
                 logger.warning("%s in memory is bad, and given up", slot.id)
                 slot.clear()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        remove_staging(self._staging)

@@ -1,11 +1,9 @@
 """Resumes a job: choose, verify, vote, load; no state is handed out before every rank has its own."""
 
 import logging
-import os
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
@@ -97,8 +95,8 @@ class Resume:
             )
         return resumed or Resumed(None, "", None, {})
 
-    def run_path(self, path: Path, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> Resumed:
-        """Load the checkpoint at ``path``: its directory, or the file of its model.
+    def run_path(self, path: str, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> Resumed:
+        """Load the checkpoint at ``path``: its directory or URL, or the file of its model.
 
         Args:
             details: Unless empty, the newest checkpoint with these details that all ranks can load goes before.
@@ -111,7 +109,7 @@ class Resume:
             if resumed is not None:
                 self._report(resumed)
                 return resumed
-            save, offer = self._offers.at(Path(os.path.realpath(path)))
+            save, offer = self._at(path, agreement)
             attempt = self._attempt(offer, load, agreement)
         finally:
             self._link.release()
@@ -158,6 +156,17 @@ class Resume:
             )
         has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
         return offers, has, _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
+
+    def _at(self, path: str, agreement: Agreement) -> tuple[SaveId | None, Offer]:
+        found, error = None, ""
+        try:
+            found = self._offers.at(path)
+        except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
+            error = f"{type(failure).__name__}: {failure}"
+        errors = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.gather(error)) if text]
+        if errors or found is None:
+            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(errors)}")
+        return found
 
     def _attempt(self, offer: Offer, load: Load, agreement: Agreement) -> _Attempt:
         """Verify, vote, load, vote. No rank unpickles what another has found damaged: that can end the process."""

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fastckpt.format.ids import SaveId
 
@@ -17,7 +16,7 @@ class Tally:
     """Counts of one node.
 
     Attributes:
-        directory: The checkpoint directory.
+        directory: The checkpoint directory: a path, or the URL of a store.
         persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         skips: How many saves were skipped, by reason.
@@ -27,7 +26,7 @@ class Tally:
         durable: The newest one that is.
     """
 
-    directory: Path
+    directory: str
     persisted: int = 0
     size: int = 0
     seconds: float = 0.0

@@ -3,12 +3,13 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Offer
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 from fastckpt.policy.resume import Candidate
-from fastckpt.storage.directory import CheckpointDirectory, Stored
+from fastckpt.storage.store import Store
 
 logger = logging.getLogger("fastckpt")
 
@@ -36,7 +37,7 @@ class Verdicts:
         elif found:
             self._storage.append((offer, found))
 
-    def carry_out(self, damaged: list[tuple[CheckpointDirectory, Path, str]]) -> None:
+    def carry_out(self, damaged: list[tuple[Store, Path | str, str]]) -> None:
         """Set aside what is bad on storage, in the first rank of the job; tell the savers what is bad.
 
         Args:
@@ -56,8 +57,9 @@ class Verdicts:
                 logger.warning("the saver could not be told what is bad: %s", error)
 
     def _set_aside_if_confirmed(self, offer: Offer, found: Faults) -> None:
-        """What another rank alone cannot read stays: its mount may be wrong, or its memory."""
-        confirmed = check(offer, list(found), self._threads)
+        """What another rank alone cannot read stays: its mount may be wrong. So does what cannot be reached now."""
+        checked = check(offer, list(found), self._threads)
+        confirmed = {name: why for name, why in checked.items() if not why.startswith(PersistError.__name__)}
         for name in found.keys() - confirmed.keys():
             logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", offer.files[name])
         bad = {offer.parts[name].stored.place: (offer.parts[name], why) for name, why in confirmed.items()}
@@ -75,12 +77,12 @@ def check(offer: Offer, names: list[str], threads: int) -> Faults:
 def _fault(offer: Offer, name: str) -> str:
     try:
         offer.check(name)
-    except (BadCheckpoint, OSError) as error:
+    except (BadCheckpoint, PersistError, OSError) as error:
         return f"{type(error).__name__}: {error}"[:500]
     return ""
 
 
-def _set_aside(storage: CheckpointDirectory, bad: Stored | Path, why: str) -> None:
+def _set_aside(storage: Store, bad: Any, why: str) -> None:
     try:
         logger.warning("set aside as %s: %s", storage.quarantine(bad, why), why)
     except PersistError as error:  # say, read-only storage: it is found bad again at the next resume

@@ -30,14 +30,14 @@ class RemoteCheckpoint:
 
     Attributes:
         manifest: What it consists of.
-        place: The name below which its objects lie.
-        url: The same, as a user would call it.
+        name: The name in the store below which its objects lie.
+        place: The URL of the same.
         target: The URL of the copy of its model that the user named, if any.
     """
 
     manifest: Manifest
+    name: str
     place: str
-    url: str
     target: str | None
 
     @property
@@ -48,11 +48,11 @@ class RemoteCheckpoint:
     @property
     def path(self) -> str:
         """What a user would call this checkpoint: the copy that they named, else its URL."""
-        return self.target or self.url
+        return self.target or self.place
 
     def object(self, name: str) -> str:
         """The name of the object of a file; raises BadCheckpoint if the manifest does not name it."""
-        return f"{self.place}/{self.manifest.entry(name).name}"
+        return f"{self.name}/{self.manifest.entry(name).name}"
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from fastckpt.storage import removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.identity import identity
-from fastckpt.storage.layout import Layout
+from fastckpt.storage.layout import PRIVATE, Layout
 from fastckpt.storage.publish import Publication, Request, write_tracker
 from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.source import Source
-from fastckpt.storage.stored import Stored
+from fastckpt.storage.stored import Stored, check_size
 
 __all__ = ["CheckpointDirectory", "Scan", "Stored"]
 
@@ -114,9 +114,17 @@ class CheckpointDirectory:
         """
         stored.verify(names)
 
-    def fetch(self, stored: Stored, names: Iterable[str], into: Path) -> dict[str, Path]:
-        """Where files of a checkpoint can be read: they lie here, so nothing goes ``into`` that directory."""
-        return {name: stored.path_of(name) for name in names}
+    def file(self, stored: Stored, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint can be read: it lies here, so nothing goes ``into`` that directory."""
+        return stored.path_of(name)
+
+    def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """See that files of a checkpoint are what was saved, by their digests or by their sizes alone."""
+        for name in names:
+            if digests:
+                self.verify(stored, [name])
+            else:
+                check_size(stored.manifest.entry(name), stored.path_of(name))
 
     def identity(self) -> str:
         """What this directory was marked with when it was first used; it is gone when the directory is.
@@ -124,6 +132,13 @@ class CheckpointDirectory:
         Returns "" for one that cannot be written to.
         """
         return identity(self.path)
+
+    def parts(self) -> list["CheckpointDirectory"]:
+        """The directories in it where the other nodes of a job keep what is theirs alone."""
+        return [CheckpointDirectory(path) for path in sorted(self.path.glob(f"{PRIVATE}/node-*"))]
+
+    def close(self) -> None:
+        """Do nothing: nothing is held between two calls."""
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint, wherever it was saved to; nothing happens if there is none of that id.

@@ -130,8 +130,8 @@ class RemoteStore:
         with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
             for old in self._catalog.of_step(manifest.id.step).places:
                 again = old.id == manifest.id and old.manifest.target == manifest.target
-                if old.place != place and (old.id < manifest.id or again):
-                    self._remove(old.place)
+                if old.name != place and (old.id < manifest.id or again):
+                    self._remove(old.name)
 
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
@@ -153,15 +153,17 @@ class RemoteStore:
             with Explained(f"read {entry.name} of {stored.id}", self.path):
                 download(self._objects, stored.object(entry.name), entry, None)
 
-    def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path) -> dict[str, Path]:
-        """Download files of a checkpoint into a directory, checking their digests on the way.
+    def file(self, stored: RemoteCheckpoint, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint lies once it is fetched."""
+        return into / stored.manifest.entry(name).name
 
-        Returns their paths by name. Each takes its name when it is whole. Raises as `verify`; a PersistError, too, if
-        the directory cannot take them.
+    def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """Download files of a checkpoint into a directory, comparing their digests on the way in any case.
+
+        Each takes its name when it is whole. Raises as `verify`; a PersistError, too, if the directory cannot take it.
         """
-        paths = {}
         for entry in _entries(stored, names):
-            path = paths[entry.name] = into / entry.name
+            path = into / entry.name
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
             with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
@@ -169,7 +171,6 @@ class RemoteStore:
                 with draft.open("wb", buffering=0) as file:
                     download(self._objects, stored.object(entry.name), entry, file)
                 draft.rename(path)
-        return paths
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint, and the copy that its user named; nothing happens if there is none of that id.
@@ -188,7 +189,7 @@ class RemoteStore:
             for stored in places:
                 if stored.id == id:
                     self._remove_copy(stored, places)
-                    self._remove(stored.place)
+                    self._remove(stored.name)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
         """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
@@ -203,22 +204,16 @@ class RemoteStore:
         self._objects.remove_all(place)
 
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
-        """Set a bad checkpoint aside, never to be loaded or deleted by us; returns its URL, which stays the same.
+        """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
 
-        Args:
-            bad: A checkpoint, or a URL in `RemoteScan.damaged`.
-            why: What is wrong with it; kept beside it in ``why.txt``.
-
-        Raises PersistError if the store refuses, or if it is not there any more.
+        It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
-        url = bad if isinstance(bad, str) else bad.url
+        url = bad if isinstance(bad, str) else bad.place
         with Explained(f"set aside {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):
                 raise FileNotFoundError(f"{url} is not there any more")
-            lines = [f"when: {datetime.now(UTC).isoformat(timespec='seconds')}", f"why: {' '.join(why.split())}"]
-            lines.append(f"If it can be repaired, remove this {WHY}; else remove all that is here.")
-            self._objects.put(f"{place}/{WHY}", ("\n".join(lines) + "\n").encode())
+            self._objects.put(f"{place}/{WHY}", _reason(why).encode())
         return url
 
     def sweep(self) -> list[str]:
@@ -226,20 +221,13 @@ class RemoteStore:
 
         Call while no other process of this host publishes. Returns the URLs of what was removed.
         """
-
-        def is_abandoned(name: str, written: float) -> bool:
-            return is_place(name) and (is_ours(name) or time.time() - written > ABANDONED)
-
         with Explained("sweep", self.path):
-            uploads = self._objects.abort_uploads(is_abandoned)
-            places = [
-                place
-                for place, object in self._catalog.scan().unfinished
-                if is_ours(place) or is_abandoned(place, self._objects.written_at(object))
-            ]
-            for place in places:
-                self._objects.remove_all(place)
-        return [self._objects.url(name) for name in uploads + places]
+            removed = self._objects.abort_uploads(_is_abandoned)
+            for place, object in self._catalog.scan().unfinished:
+                if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
+                    self._objects.remove_all(place)
+                    removed.append(place)
+        return [self._objects.url(name) for name in removed]
 
     def identity(self) -> str:
         """What this store was marked with when it was first used; it is gone when its objects are.
@@ -253,9 +241,26 @@ class RemoteStore:
                 mark = self._objects.read(_IDENTITY, 64) or b""  # of several who mark it, the last has marked it
             return mark.decode(errors="replace")
 
+    def parts(self) -> list["RemoteStore"]:
+        """The places in it where the other nodes of a job keep what is theirs alone."""
+        with Explained("read checkpoints", self.path):
+            names = self._objects.folders(PRIVATE)
+        return [RemoteStore(f"{self.path}/{PRIVATE}/{name}") for name in names if name.startswith("node-")]
+
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and the connections."""
         self._objects.close()
+
+
+def _is_abandoned(name: str, written: float) -> bool:
+    return is_place(name) and (is_ours(name) or time.time() - written > ABANDONED)
+
+
+def _reason(why: str) -> str:
+    return (
+        f"when: {datetime.now(UTC).isoformat(timespec='seconds')}\nwhy: {' '.join(why.split())}\n"
+        f"If it can be repaired, remove this {WHY}; else remove all that is here.\n"
+    )
 
 
 def _entries(stored: RemoteCheckpoint, names: Iterable[str] | None) -> list[FileEntry]:

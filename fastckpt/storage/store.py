@@ -29,6 +29,10 @@ class Kept(Protocol):
         """What was saved."""
 
     @property
+    def place(self) -> Path | str:
+        """The directory or URL below which its manifest lies."""
+
+    @property
     def path(self) -> Path | str:
         """What a user would call it: a path or a URL."""
 
@@ -88,8 +92,14 @@ class Store(Protocol):
     def verify(self, stored: Any, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 
-    def fetch(self, stored: Any, names: Iterable[str], into: Path) -> dict[str, Path]:
-        """Have files of a checkpoint where torch can read them, if need be in the directory ``into``; their paths."""
+    def file(self, stored: Any, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint can be read once it is fetched: in place, or in the directory ``into``."""
+
+    def fetch(self, stored: Any, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """Have files of a checkpoint where `file` says; raises BadCheckpoint if one is not what was saved.
+
+        Without ``digests`` their sizes alone are compared, unless they are downloaded.
+        """
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint; raises ConfigError if it is the newest whole one."""
@@ -102,6 +112,12 @@ class Store(Protocol):
 
     def identity(self) -> str:
         """What this place was marked with when it was first used; it is gone when the place is."""
+
+    def parts(self) -> Sequence["Store"]:
+        """The places in it where the other nodes of a job keep what is theirs alone."""
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:
