@@ -206,6 +206,40 @@ def test_a_death_is_seen_but_not_reaped() -> None:
     watch.close()
 
 
+LATE = """
+import os, sys, threading, time
+from pathlib import Path
+from fastckpt_run import workers
+from fastckpt_run.main import main
+
+bind, folder = workers.die_with, Path(os.environ["JOB_FOLDER"])
+
+def late(parent):
+    thread = threading.current_thread() is threading.main_thread()
+    (folder / f"forked.{os.getpid()}").write_text("main thread" if thread else "another thread")
+    time.sleep(1)
+    bind(parent)
+
+workers.die_with = late
+main(sys.argv[1:])
+"""
+
+
+def test_a_worker_whose_agent_dies_while_it_starts_dies_too(jobs: Jobs, tmp_path: Path) -> None:
+    """Between the fork and the binding: the kernel cannot tell it of a death that was before.
+
+    It is started from the agent's main thread: the kernel would also kill it with a thread that ended before.
+    """
+    job = jobs.start(FAMILY, launcher=[sys.executable, "-c", LATE])
+    until(lambda: any(tmp_path.glob("forked.*")) or job.poll() is not None, "the fork")
+    job.kill()
+    (forked,) = tmp_path.glob("forked.*")
+    worker = int(forked.suffix[1:])
+    until(lambda: not alive(worker), "the worker's death")
+    assert forked.read_text() == "main thread"
+    assert not ready(tmp_path, 1), "it never ran its script"
+
+
 def test_a_worker_whose_agent_died_before_it_could_be_bound_dies() -> None:
     pid = os.fork()
     if pid == 0:
