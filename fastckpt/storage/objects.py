@@ -142,6 +142,11 @@ class Objects:
             return None
         return data
 
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """The bytes of an object from ``start`` to ``end``, or to its end."""
+        data: bytes = self._fs.cat_file(self.path(name), start=start, end=end, **self._long_deadline)
+        return data
+
     def parts(self, name: str, size: int) -> Iterator[bytes]:
         """The bytes of an object of that size, in order; raises BadCheckpoint if it is gone or shorter."""
         path, part = self.path(name), part_size(size)

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastckpt.errors import BadCheckpoint
+from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.tree import Entry, Group, Tree
 from fastckpt.tools.values import StateFile
@@ -113,7 +113,7 @@ class Difference:
         return bool(self.only_a or self.only_b or self.changes or self.tensors)
 
 
-def diff_files(a: Path, b: Path) -> Difference:
+def diff_files(a: File, b: File) -> Difference:
     """Compare the states in two torch.save files, tensor by tensor; neither is ever in memory as a whole.
 
     How tensors lie in their storages, which storages they share, and on which device they were does not count.

@@ -6,7 +6,9 @@ import os
 import pickle
 import re
 import secrets
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.storage.durable import explained, sync_directory
+from fastckpt.storage.reading import digest_of, open_file
+from fastckpt.tools.inventory import File
 
 VALUES = "fastckpt.values"
 """Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
@@ -28,6 +32,8 @@ _UNLOADABLE = (
     EOFError,
     OSError,
 )
+PART = 16 * 2**20
+"""Bytes that are downloaded at once."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """How file systems refuse hard links that have none."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -50,10 +56,11 @@ class Order:
     force: bool = False
 
 
-def export_file(source: Path, out: Path, order: Order, check: Callable[[], None]) -> None:
+def export_file(source: File, out: Path, order: Order, check: Callable[[], None]) -> None:
     """Write the state in a torch.save file to ``out``, durably; ``out`` is there whole or not at all.
 
-    The source is mapped, not read into memory. As safetensors, names are joined by dots; tensors that are the same one
+    The source is compared with its digest, then mapped, not read into memory; one at a URL is downloaded beside ``out``
+    first. As safetensors, names are joined by dots; tensors that are the same one
     are written once, and the metadata has the other names, as ``safetensors.torch.save_model`` does it; numbers and
     texts become metadata.
 
@@ -70,9 +77,9 @@ def export_file(source: Path, out: Path, order: Order, check: Callable[[], None]
     """
     if os.path.lexists(out) and not order.force:
         raise ConfigError(f"{out} exists; give another name, or --force to replace it")
-    state = _part(_load(source), order.only)
     draft = out.with_name(f".fastckpt-export-{secrets.token_hex(6)}")
-    with explained(f"export {source.name}", out.parent, [source]):
+    with explained(f"export {source.path}", out.parent), _at_hand(source, draft.with_suffix(".source")) as path:
+        state = _part(_load(path), order.only)
         try:
             _write_safetensors(state, draft) if order.format == "safetensors" else _write_torch(state, draft)
             with draft.open("rb") as file:
@@ -81,6 +88,22 @@ def export_file(source: Path, out: Path, order: Order, check: Callable[[], None]
             _name(draft, out, force=order.force)
         finally:
             draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _at_hand(source: File, copy: Path) -> Iterator[Path]:
+    """A local file with the undamaged bytes of the source, for as long as it is needed."""
+    if source.digest and (found := digest_of(source.path, source.size)) != source.digest:
+        raise BadCheckpoint(f"{source.path} is damaged: its xxh3-128 is {found}; {source.digest} was saved")
+    if isinstance(source.path, Path):
+        yield source.path
+        return
+    try:
+        with open_file(source.path, source.size) as remote, copy.open("xb") as local:
+            shutil.copyfileobj(remote, local, PART)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
 
 
 def _name(draft: Path, out: Path, *, force: bool) -> None:

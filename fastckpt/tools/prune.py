@@ -1,10 +1,11 @@
 """Removes checkpoints on storage that no policy keeps."""
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from fastckpt.errors import ConfigError
 from fastckpt.policy.retention import Entry, KeepAny, KeepBest, Policy, measured
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.store import open_store
 from fastckpt.tools.inventory import Inventory, Item
 
 
@@ -43,7 +44,7 @@ def delete(inventory: Inventory, items: Sequence[Item]) -> None:
     Raises:
         PersistError: Storage refused.
     """
-    directory = CheckpointDirectory(inventory.location)
-    for item in reversed(items):
-        if item.id is not None:
-            directory.delete(item.id)
+    with closing(open_store(inventory.location)) as store:
+        for item in reversed(items):
+            if item.id is not None:
+                store.delete(item.id)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint, ConfigError
-from fastckpt.format.manifest import MODEL, NAME
+from fastckpt.format.manifest import MODEL
+from fastckpt.storage.store import is_url
 from fastckpt.tools.address import Address, parse
-from fastckpt.tools.inventory import Inventory, Item, take
+from fastckpt.tools.inventory import File, Inventory, Item, take
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Source:
     """
 
     name: str
-    files: Mapping[str, Path]
+    files: Mapping[str, File]
     item: Item | None = None
     is_file: bool = False
     unchanged: Callable[[], bool] = lambda: True
@@ -36,7 +37,7 @@ class Source:
                 f"or name a checkpoint on storage."
             )
 
-    def file(self, name: str) -> Path:
+    def file(self, name: str) -> File:
         """A file by its name; raises ConfigError if there is none."""
         if name not in self.files:
             raise ConfigError(f"{self.name} has no file {name!r}; it has {', '.join(sorted(self.files))}")
@@ -54,13 +55,13 @@ def find(text: str, shm_dir: str) -> Source:
     """
     address = parse(text)
     path = Path(address.location)
-    if not address.explicit:
+    if not address.explicit and not is_url(address.location):
         if path.is_file():
-            return Source(text, {path.name: path}, is_file=True)
+            return Source(text, {path.name: File(path, path.stat().st_size)}, is_file=True)
         if files := _plain(path):
             return Source(text, files)
     item = choose(take(address.location, shm_dir), address)
-    return Source(text, {name: file.path for name, file in item.files.items()}, item, unchanged=item.unchanged)
+    return Source(text, item.files, item, unchanged=item.unchanged)
 
 
 def choose(inventory: Inventory, address: Address) -> Item:
@@ -87,10 +88,10 @@ def fits(item: Item, address: Address) -> bool:
     )
 
 
-def _plain(path: Path) -> dict[str, Path]:
+def _plain(path: Path) -> dict[str, File]:
     """The files of a directory that is itself a checkpoint, or a slot; {} for a checkpoint directory."""
     if (path / ".fastckpt").is_dir() or not path.is_dir():
         return {}
     names = [MODEL] if (path / MODEL).is_file() else []
     names += sorted(found.name for found in path.glob("*.pt") if found.name != MODEL and found.is_file())
-    return {name: path / name for name in names} if names or (path / NAME).exists() else {}
+    return {name: File(path / name, (path / name).stat().st_size) for name in names}

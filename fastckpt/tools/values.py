@@ -4,13 +4,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from math import prod
-from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from fastckpt.errors import BadCheckpoint
+from fastckpt.storage.reading import open_file
 from fastckpt.tools.archive import Archive, Extent
+from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor, describe
 from fastckpt.tools.tree import Tree, tree_of
 
@@ -27,15 +28,12 @@ class StateFile(AbstractContextManager["StateFile"]):
         BadCheckpoint: It is not there, or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: File) -> None:
+        self.path = path = str(file.path)
+        self._file = open_file(file.path, file.size)
         try:
-            self._file = path.open("rb", buffering=0)
-        except OSError as error:
-            raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-        try:
-            self._archive = Archive(self._file, str(path))
-            self.tree: Tree = tree_of(describe(self._archive.pickled(), str(path)), str(path))
+            self._archive = Archive(self._file, path)
+            self.tree: Tree = tree_of(describe(self._archive.pickled(), path), path)
         except BaseException:
             self._file.close()
             raise
@@ -111,7 +109,7 @@ def _lies_side_by_side(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return all(size == 1 or step == want for size, step, want in zip(shape, stride, wanted, strict=True))
 
 
-def _torch_type(name: str, path: Path) -> torch.dtype:
+def _torch_type(name: str, path: str) -> torch.dtype:
     dtype = _AS_NUMBERS.get(name) or getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise BadCheckpoint(f"{path} has tensors of {name}, which torch {torch.__version__} does not know")

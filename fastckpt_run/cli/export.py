@@ -5,9 +5,8 @@ from pathlib import Path
 import click
 
 from fastckpt.config import Settings
-from fastckpt.errors import BadCheckpoint
 from fastckpt.format.manifest import MODEL
-from fastckpt.tools.source import Source, find
+from fastckpt.tools.source import find
 from fastckpt_run.cli.answer import Answer, Screen, answering, size
 
 
@@ -29,24 +28,13 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
 
     source = find(checkpoint, Settings.from_environment().shm_dir)
     name = name or (next(iter(source.files)) if len(source.files) == 1 else MODEL)
-    path = source.file(name)
+    file = source.file(name)
     kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")
-    _check_digest(source, name)
-    export_file(path, out, Order(kind, only, force), source.check_unchanged)
+    export_file(file, out, Order(kind, only, force), source.check_unchanged)
     written = out.stat().st_size
-    document = {"source": str(path), "out": str(out), "format": kind, "only": only, "size": written}
+    document = {"source": str(file.path), "out": str(out), "format": kind, "only": only, "size": written}
 
     def show(screen: Screen) -> None:
-        screen.line(f"{path} -> {out} ({kind}, {size(written)})")
+        screen.line(f"{file.path} -> {out} ({kind}, {size(written)})")
 
     return Answer(document, show)
-
-
-def _check_digest(source: Source, name: str) -> None:
-    if source.item is None:
-        return
-    from fastckpt.tools.verify import BAD, check
-
-    finding = check(source.item, source.item.files[name])
-    if finding.verdict == BAD:
-        raise BadCheckpoint(f"{finding.path} is not exported: {finding.why}")

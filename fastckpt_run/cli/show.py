@@ -1,12 +1,12 @@
 """`fastckpt show`: what a checkpoint consists of, without loading it."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fastckpt.config import Settings
-from fastckpt.errors import BadCheckpoint
+from fastckpt.storage.reading import open_file
+from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.source import find
 from fastckpt.tools.tree import Entry, Group, Tree, read_tree, stored_bytes
@@ -28,17 +28,16 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
     files, or one of them.
     """
     source = find(checkpoint, Settings.from_environment().shm_dir)
-    paths = {name: source.file(name) for name in names or source.files}
-    trees = {name: _read(path) for name, path in paths.items()}
+    files = {name: source.file(name) for name in names or source.files}
+    trees = {name: _read(file) for name, file in files.items()}
     source.check_unchanged()
-    sizes = {name: path.stat().st_size for name, path in paths.items()}
     document = {
         "checkpoint": describe(source.item) if source.item else None,
         "files": [
             {
                 "name": name,
-                "path": str(paths[name]),
-                "size": sizes[name],
+                "path": str(files[name].path),
+                "size": files[name].size,
                 "tensors": _count(tree),
                 "bytes": stored_bytes(tree),
                 "entries": [_to_json(entry) for entry in tree if _is_within(entry, depth)],
@@ -49,7 +48,9 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
 
     def print_trees(screen: Screen) -> None:
         for name, tree in trees.items():
-            screen.line(f"{paths[name]}: {size(sizes[name])}, {_count(tree)} tensors of {size(stored_bytes(tree))}")
+            screen.line(
+                f"{files[name].path}: {size(files[name].size)}, {_count(tree)} tensors of {size(stored_bytes(tree))}"
+            )
             rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
             screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
             screen.line("")
@@ -57,12 +58,9 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
     return Answer(document, print_trees)
 
 
-def _read(path: Path) -> Tree:
-    try:
-        with path.open("rb", buffering=0) as file:
-            return read_tree(file, str(path))
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+def _read(file: File) -> Tree:
+    with open_file(file.path, file.size) as opened:
+        return read_tree(opened, str(file.path))
 
 
 def _count(tree: Tree) -> int:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fastckpt import DdpCheckpointer
 from fastckpt.tools import values
 from fastckpt.tools.diff import Difference, Distance, diff_files
+from fastckpt.tools.inventory import File
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -26,7 +27,7 @@ NAN, INF = float("nan"), float("inf")
 def differ(folder: Path, a: Any, b: Any) -> Difference:
     for name, state in (("a.pt", a), ("b.pt", b)):
         torch.save(state, folder / name)
-    return diff_files(folder / "a.pt", folder / "b.pt")
+    return diff_files(*(File(folder / name, (folder / name).stat().st_size) for name in ("a.pt", "b.pt")))
 
 
 def distance(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Distance:
@@ -263,7 +264,7 @@ def test_neither_state_is_ever_in_memory(tmp_path: Path):
     program = (
         "import resource, sys, torch; from fastckpt.tools import diff; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = diff.diff_files(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "found = diff.diff_files(*(diff.File(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]))\n"
         "assert found.tensors['layer-9'].max_abs == 1 and len(found.tensors) == 1\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )

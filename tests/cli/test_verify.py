@@ -12,11 +12,19 @@ from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import digest
+from fastckpt.tools import verify
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
 FILES = ["checkpoint-30/model.pt", "checkpoint-30/rank_0.pt", "checkpoint-30/manifest.json"]
 TRACKER = "latest_checkpointed_iteration.txt"
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody publishes here while the tracker is looked at."""
+    monkeypatch.setattr(verify, "LOOKS", ())
 
 
 def test_an_undamaged_directory_is_good(fastckpt: Fastckpt, three: Path):
@@ -86,6 +94,18 @@ def test_a_lost_checkpoint_shows_in_the_tracker(fastckpt: Fastckpt, three: Path)
     assert finding["why"] == "it says '30'; step 20 came last"
 
 
+def test_a_checkpoint_that_is_published_meanwhile_is_no_finding(fastckpt: Fastckpt, three: Path, monkeypatch):
+    """A job renames the checkpoint first and moves the tracker then."""
+    (three / TRACKER).write_text("20")
+    monkeypatch.setattr(verify, "LOOKS", (0.0,))
+    monkeypatch.setattr(
+        verify.time, "sleep", lambda _: looked.append((three / TRACKER).write_text("30" * bool(looked)))
+    )
+    looked: list[int] = []
+    (three / TRACKER).write_text("20")
+    assert fastckpt("verify", three).code == 0 and len(looked) == 2
+
+
 def test_what_was_found_before_is_not_found_again(fastckpt: Fastckpt, three: Path):
     harm.flip(three / "checkpoint-20/model.pt")
     store = CheckpointDirectory(three)
@@ -128,20 +148,18 @@ def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, dire
 
 
 def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, directory: Path, monkeypatch):
-    from fastckpt.tools import verify
-
     with DdpCheckpointer(directory) as checkpointer:
         checkpointer.save_checkpoint(7, {"w": torch.ones(10)})
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
         slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
 
-        def digest_while_saving(path: Path) -> str:
+        def digest_while_saving(path: Path, size: int) -> str:
             with (slot / "model.pt").open("r+b") as file:
                 file.write(b"new")
             slots.begin(slot, slots.Begin(SaveId(1, 8), frozenset({0})))
             return digest(path)
 
-        monkeypatch.setattr(verify, "digest", digest_while_saving)
+        monkeypatch.setattr(verify, "digest_of", digest_while_saving)
         said = fastckpt("verify", f"{directory}@7:memory", "--json")
         assert said.code == 0 and said.document["unknown"] >= 1
         assert "while it was read" in said.document["findings"][0]["why"]

@@ -1,0 +1,116 @@
+"""Every command on a directory that is a URL: a real S3 server, and requests that fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastckpt.format.ids import SaveId
+from fastckpt.storage import reading
+from fastckpt.storage.remote import RemoteStore
+from tests.cli.conftest import Fastckpt, state
+from tests.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
+
+URL = "s3://bucket/run"
+
+
+def publish(folder: Path, step: int, content: Any = None) -> None:
+    images = folder / f"images-{step}"
+    images.mkdir()
+    for name, value in {"model.pt": content or state(step), "rank_0.pt": {"step": step}}.items():
+        torch.save(value, images / name)
+    store = RemoteStore(URL)
+    store.publish(SaveId(1, step), {path.name: path for path in sorted(images.iterdir())})
+    store.close()
+
+
+@pytest.fixture
+def remote(s3: S3, tmp_path: Path) -> S3:  # noqa: F811
+    """Steps 10, 20 and 30 in a bucket."""
+    for step in (10, 20, 30):
+        publish(tmp_path, step)
+    return s3
+
+
+def model_of(s3: S3, step: int) -> str:  # noqa: F811
+    return next(key for key in sorted(s3.keys()) if f"/checkpoint-{step}/" in key and key.endswith("model.pt"))
+
+
+def test_looking(fastckpt: Fastckpt, remote: S3):
+    before = remote.keys()
+    items = fastckpt("ls", URL, "--json").document["checkpoints"]
+    assert [(item["step"], item["state"]) for item in items] == [(30, "whole"), (20, "whole"), (10, "whole")]
+    assert all(item["path"].startswith(f"{URL}/checkpoint-") for item in items)
+    model = fastckpt("show", f"{URL}@20", "--json").document["files"][0]
+    assert model["path"].endswith("/model.pt") and [entry["name"] for entry in model["entries"]][2] == "model.w"
+    assert fastckpt("which", URL, "--verify", "--json").document["choice"]["step"] == 30
+    said = fastckpt("verify", URL, "--all", "--json")
+    assert said.code == 0 and said.document["good"] == 7
+    assert remote.keys() == before
+
+
+def test_a_large_state_is_not_downloaded_to_be_shown(fastckpt: Fastckpt, s3: S3, tmp_path: Path, monkeypatch):  # noqa: F811
+    publish(tmp_path, 1, {"w": torch.zeros(5_000_000), "step": 1})
+    asked: list[int] = []
+    read_range = reading._Remote.readinto
+
+    def counted(self: Any, buffer: Any) -> int:
+        before = self._start, len(self._ahead)
+        count = read_range(self, buffer)
+        asked.append(len(self._ahead) if (self._start, len(self._ahead)) != before else 0)
+        return count
+
+    monkeypatch.setattr(reading._Remote, "readinto", counted)
+    said = fastckpt("show", URL, "--file", "model.pt", "--json")
+    assert said.document["files"][0]["bytes"] == 20_000_000 and 0 < sum(asked) < 2_000_000
+
+
+def test_damage(fastckpt: Fastckpt, remote: S3):
+    key = model_of(remote, 30)
+    data = bytearray(remote.fs.cat_file(key))
+    data[len(data) // 2] ^= 1
+    remote.fs.pipe_file(key, bytes(data))
+    assert fastckpt("ls", URL, "--json").document["checkpoints"][0]["whole"]
+    said = fastckpt("verify", URL, "--json")
+    [bad] = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
+    assert said.code == 1 and bad["path"] == f"s3://{key}" and bad["found"] != bad["expected"]
+    assert fastckpt("which", URL, "--verify", "--json").document["choice"]["step"] == 20
+    remote.fs.rm_file(key)
+    newest = fastckpt("ls", URL, "--json").document["checkpoints"][0]
+    assert (newest["step"], newest["history"], newest["state"]) == (30, 1, "damaged")
+    assert fastckpt("verify", URL).code == 1
+
+
+def test_diff_and_export(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
+    said = fastckpt("diff", f"{URL}@10", f"{URL}@30", "--file", "model.pt", "--json")
+    assert said.code == 1 and said.document["files"][0]["tensors"][0]["max_abs"] == 20
+    (tmp_path / "out").mkdir()
+    assert fastckpt("export", f"{URL}@20", tmp_path / "out/m.safetensors", "--only", "model").code == 0
+    assert torch.equal(load_file(tmp_path / "out/m.safetensors")["w"], torch.full((4, 3), 20.0))
+    assert fastckpt("export", f"{URL}@20", tmp_path / "out/m.pt").code == 0
+    assert fastckpt("diff", f"{URL}@20", tmp_path / "out/m.pt").code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["m.pt", "m.safetensors"]
+
+
+def test_prune(fastckpt: Fastckpt, remote: S3):
+    assert fastckpt("prune", URL, "--keep-last", "1").code == 0 and model_of(remote, 10)
+    assert fastckpt("prune", URL, "--keep-last", "1", "--yes").code == 0
+    items = fastckpt("ls", URL, "--json").document["checkpoints"]
+    assert [item["step"] for item in items] == [30]
+    assert not any("/checkpoint-10/" in key for key in sorted(remote.keys()))
+
+
+def test_a_store_that_fails_is_trouble(fastckpt: Fastckpt, remote: S3):
+    remote.befalls(Fault(403, "GET", times=10**6))
+    for command in ("ls", "show", "verify", "which"):
+        said = fastckpt(command, URL, "--json")
+        assert said.code == 2 and not said.out and URL in said.err
+
+
+def test_a_missing_bucket_and_a_strange_protocol(fastckpt: Fastckpt, s3: S3):  # noqa: F811
+    said = fastckpt("show", "s3://nowhere/run")
+    assert said.code == 2 and "nowhere" in said.err
+    said = fastckpt("ls", "strange://bucket/run")
+    assert said.code == 2 and "strange://bucket/run" in said.err
