@@ -2,17 +2,19 @@
 
 import errno
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
-from fastckpt.storage import removal
+from fastckpt.storage import parts, removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.identity import identity
 from fastckpt.storage.layout import PRIVATE, Layout
-from fastckpt.storage.publish import Publication, Request, write_tracker
+from fastckpt.storage.parts import Contribution, Parts, Share
+from fastckpt.storage.publish import Publication, Request
 from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.source import Source
@@ -30,7 +32,8 @@ class CheckpointDirectory:
         latest_checkpointed_iteration.txt       the step published last, for other tools
         .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
         .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
-        .fastckpt/{tmp,retired,dropped,deleted}-*, writers
+        .fastckpt/parts-*                       what the nodes of a job have written of a checkpoint so far
+        .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
     The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
     (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
@@ -88,11 +91,32 @@ class CheckpointDirectory:
             own = self._layout.own(target, id)
             request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
             with self._layout.writing():
-                publication = Publication(self._layout, request, self._copier)
-                manifest = publication.run()
-                write_tracker(self._layout, id.step)
-                publication.finish()
-        return manifest
+                return Publication(self._layout, request, self._copier).run()
+
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Contribution:
+        """Copy one node's images to storage, as its part of a checkpoint of several nodes, durably.
+
+        It counts when the parts of all nodes are there and `Contribution.complete` has been called by one of them
+        since. The arguments and errors are those of `publish`, but a target is in the share. If the part is there
+        already, nothing is copied.
+        """
+        sources = {name: Source.of(image) for name, image in images.items()}
+        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
+            share = replace(share, target=self._layout.own(share.target, id))
+            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
+            own = Parts(self._layout, id, share)
+            with self._layout.writing():
+                own.contribute(request, self._copier)
+        return Contribution(self._layout, own)
 
     def scan(self) -> Scan:
         """All checkpoints, and what is damaged, in one reading."""
@@ -185,4 +209,6 @@ class CheckpointDirectory:
         Returns the paths that were removed or restored. Raises PersistError if storage refuses.
         """
         with explained("sweep", self.path), self._layout.alone() as alone:
-            return removal.sweep(self._layout, self._reader) if alone else []
+            if not alone:
+                return []
+            return [*removal.sweep(self._layout, self._reader), *parts.sweep(self._layout, self._reader.scan())]

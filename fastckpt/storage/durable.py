@@ -34,6 +34,12 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
+def sync_tree(path: Path) -> None:
+    """Make all names in a directory durable, and in those below it."""
+    for directory, _, _ in os.walk(path, topdown=False):
+        sync_directory(Path(directory))
+
+
 def make_directories(path: Path, mode: int = 0o777) -> None:
     """Make a directory and those above it that are missing; their names are durable."""
     missing = [p for p in (path, *path.parents) if not p.exists()]

@@ -17,11 +17,14 @@ from fastckpt.storage.durable import make_directories
 from fastckpt.storage.stored import read_manifest
 
 PRIVATE = ".fastckpt"
+FILES = "files"
+"""What is to become a checkpoint's directory, in one of parts."""
 TRACKER = "latest_checkpointed_iteration.txt"
 SWEEP_DEADLINE = 60.0
 """Seconds that a writer waits for the sweep of another process to end."""
 
 _PLACE = re.compile("checkpoint-[0-9]{1,19}")
+_PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
 
 
@@ -61,10 +64,19 @@ class Layout:
         """The directories of all but the files that the user named."""
         return [place for place in self.drafts("checkpoint") if _RECORD.fullmatch(place.name)]
 
+    def parts(self) -> list[tuple[SaveId, Path]]:
+        """The directories in which nodes gather what each has of a checkpoint, and of which one."""
+        matches = [(_PARTS.fullmatch(place.name), place) for place in self.drafts("parts")]
+        return [(SaveId(int(match[1]), int(match[2])), place) for match, place in matches if match]
+
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""
         here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name)]
         return [*here, *self.records(), *self.drafts("retired")]
+
+    def looks_like_ours(self, place: Path) -> bool:
+        """Whether files of a checkpoint of ours lie there, be it that its manifest was lost or not copied along."""
+        return place.parent == self.root and (place / MODEL).is_file()
 
     def target_of(self, manifest: Manifest) -> Path:
         """The file that the user named for `MODEL`."""
@@ -93,12 +105,15 @@ class Layout:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long."""
+        """Tell sweeps of any process on any node to keep off; raises PersistError if one takes too long.
+
+        Where the file system has no locks, writers go on, and sweeps never find themselves alone.
+        """
         make_directories(self.root)
         make_directories(self.private, 0o700)
         with self._lock() as lock:
             deadline = time.monotonic() + SWEEP_DEADLINE
-            while not _locked(lock, fcntl.LOCK_SH):
+            while not _locked(lock, fcntl.LOCK_SH, otherwise=True):
                 if time.monotonic() > deadline:
                     raise PersistError(
                         f"{self.private} is being swept by another process for over {SWEEP_DEADLINE:.0f} s. "
@@ -106,6 +121,15 @@ class Layout:
                     )
                 time.sleep(0.01)
             yield
+
+    @contextlib.contextmanager
+    def publishing(self, *, first: bool) -> Iterator[bool]:
+        """Whether this node alone may publish what several have gathered, until this ends.
+
+        Where the file system has no locks, only the ``first`` one may.
+        """
+        with self._lock("publisher") as lock:
+            yield _locked(lock, fcntl.LOCK_EX, otherwise=first)
 
     def changes(self) -> list[int]:
         """When names were last made, removed or changed in the directories that hold checkpoints, in nanoseconds."""
@@ -118,11 +142,11 @@ class Layout:
             yield False
             return
         with self._lock() as lock:
-            yield _locked(lock, fcntl.LOCK_EX)
+            yield _locked(lock, fcntl.LOCK_EX, otherwise=False)
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[int]:
-        lock = os.open(self.private / "writers", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def _lock(self, name: str = "writers") -> Iterator[int]:
+        lock = os.open(self.private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             yield lock
         finally:
@@ -137,13 +161,13 @@ def _entries(directory: Path) -> list[Path]:
         return []
 
 
-def _locked(lock: int, mode: int) -> bool:
-    """Try to lock. Where the file system has no locks, writers go on and sweeps never find themselves alone."""
+def _locked(lock: int, mode: int, *, otherwise: bool) -> bool:
+    """Whether this lock could be had now; ``otherwise``, if the file system has no locks."""
     try:
         fcntl.flock(lock, mode | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-            return mode == fcntl.LOCK_SH
+            return otherwise
         if error.errno != errno.EWOULDBLOCK:
             raise
         return False

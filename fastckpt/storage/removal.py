@@ -7,7 +7,7 @@ from pathlib import Path
 from fastckpt.errors import BadCheckpoint
 from fastckpt.storage.claims import Claims, draft_of
 from fastckpt.storage.durable import move, remove, sync_directory
-from fastckpt.storage.layout import Layout
+from fastckpt.storage.layout import FILES, Layout
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored
 
@@ -98,7 +98,7 @@ def _read(reader: Reader, place: Path) -> Stored | None:
 
 def remove_with_draft(place: Path) -> None:
     """Remove a place that counts no more, or not yet, and the user's file that was being written for it."""
-    draft = draft_of(place)
+    draft = draft_of(place) or draft_of(place / FILES)
     if draft:
         remove(draft)
         sync_directory(draft.parent)

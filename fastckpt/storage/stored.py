@@ -58,9 +58,9 @@ class Stored:
         return self.target if self.target and entry.name == MODEL else self.place / entry.name
 
 
-def read_manifest(place: Path) -> Manifest | None:
+def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
     """The manifest in a directory, None if there is none; raises BadCheckpoint if it cannot be read."""
-    path = place / NAME
+    path = place / name
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             text = file.read(MAX_TEXT + 1)

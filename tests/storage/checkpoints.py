@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import JSON
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.parts import Contribution, Share
 
 
 def images(path: Path, id: SaveId) -> dict[str, Path]:
@@ -21,6 +23,24 @@ def publish(directory: CheckpointDirectory, id: SaveId, target: str = "") -> Non
     directory.publish(id, images(source, id), target=target, world_size=2, details={"omp_num_threads": 1})
 
 
+def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:
+    """What one of several nodes has of a state; the model is the first one's."""
+    path.mkdir(parents=True, exist_ok=True)
+    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id}
+    if node:
+        contents = {f"rank_{node}.pt": b"%d.%d rank %d" % (*id, node), f"empty-{node}": b""}
+    for name, content in contents.items():
+        (path / name).write_bytes(content)
+    return {name: path / name for name in contents}
+
+
+def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Contribution:
+    """Write a node's part, as in a job with one rank on each node."""
+    images = images_of_node(directory.path.parent / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
+    details: dict[str, JSON] = {"attempt": share.attempt, "omp_num_threads": 1}
+    return directory.contribute(id, images, share, world_size=share.nodes, details=details)
+
+
 def ids(directory: CheckpointDirectory) -> list[SaveId]:
     return [stored.id for stored in directory.checkpoints()]
 
@@ -32,6 +52,8 @@ def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
         directory.verify(stored)
         assert stored.path_of("model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
         assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
+        names = {entry.name for entry in stored.manifest.files}
+        assert {f"rank_{rank}.pt" for rank in range(stored.manifest.world_size)} <= names or "empty" in names
     assert directory.damaged() == [], directory.damaged()
     return [stored.id for stored in found]
 
@@ -39,6 +61,6 @@ def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
 def assert_clean(directory: CheckpointDirectory) -> None:
     """No writer left anything behind."""
     left = [Path(at) / name for at, dirs, files in os.walk(directory.path.parent) for name in dirs + files]
-    kinds = ("tmp-", "retired-", "dropped-", "deleted-", ".fastckpt-")
+    kinds = ("tmp-", "retired-", "dropped-", "deleted-", "parts-", ".fastckpt-")
     left = [path for path in left if path.name.startswith(kinds)]
     assert left == [], left

@@ -8,12 +8,14 @@ import json
 import os
 import signal
 import sys
+import time
 
-from checkpoints import publish
+from checkpoints import contribute, publish
 
 from fastckpt import metrics
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.parts import Share
 
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 
@@ -48,6 +50,11 @@ def act(request: dict) -> None:
             directory.delete(id)
         case "sweep":
             directory.sweep()
+        case "node":
+            share = Share(request["node"], request["nodes"], target=request.get("target", ""))
+            contribution, end = contribute(directory, id, share), time.monotonic() + 60
+            while contribution.complete() is None and request.get("waits"):
+                assert time.monotonic() < end, contribution.missing()
         case "quarantine":
             [bad] = [stored for stored in directory.checkpoints() if stored.id == id]
             directory.quarantine(bad, "it is bad")

@@ -1,0 +1,111 @@
+"""Makes a directory that is complete count as the checkpoint that it holds; the last of its renames commits."""
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from fastckpt import metrics
+from fastckpt.errors import BadCheckpoint
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import Manifest
+from fastckpt.storage.durable import move, remove, write_text
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.quarantine import fault, quarantine
+from fastckpt.storage.removal import drop
+from fastckpt.storage.stored import read_manifest
+
+logger = logging.getLogger(__name__)
+
+
+class Commit:
+    """One checkpoint on its way from a private place to where it belongs. Made within `Layout.writing`.
+
+    Args:
+        layout: The checkpoint directory.
+        id: What was saved.
+        target: The file that the user named, as a manifest has it; empty for none.
+        place: The directory with all else, durable.
+        draft: Where the user's file lies until it gets its name.
+    """
+
+    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, draft: Path | None) -> None:
+        self.home = layout.record(id) if target else layout.default(id.step)
+        self._layout = layout
+        self._id = id
+        self._target = target
+        self._place = place
+        self._draft = draft
+        self._retired: Path | None = None
+
+    def run(self) -> None:
+        """Do the renames that are still to be done; the checkpoint counts, durably, when this returns."""
+        step = self._id.step
+        if self._place.exists():
+            with metrics.phase("persist.retire", step=step):
+                self._retired = _make_way(self._layout, self.home)
+            with metrics.phase("persist.record" if self._draft else "persist.rename", step=step):
+                move(self._place, self.home)
+        if self._draft:
+            with metrics.phase("persist.rename", step=step):
+                move(self._draft, self._layout.root / self._target)
+
+    def bring_back(self) -> None:
+        """Have what made way where it was, unless the new one took its place."""
+        if self._retired and not os.path.lexists(self.home):
+            move(self._retired, self.home)
+
+    def finish(self) -> None:
+        """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
+        write_tracker(self._layout, self._id.step)
+        with metrics.phase("persist.drop", step=self._id.step):
+            replaced = [self._retired] if self._retired else []
+            replaced += [place for place in self._layout.records() if self._took_over(place)]
+            replaced += [place for id, place in self._layout.parts() if id < self._id]
+            for place in replaced:
+                try:
+                    why = fault(self._layout, place)
+                    quarantine(self._layout, place, why) if why else drop(self._layout, place)
+                except OSError as error:
+                    logger.warning("cannot remove %s, which was replaced: %s", place, error)
+
+    def _took_over(self, place: Path) -> bool:
+        manifest = ours(place)
+        return bool(self._target and manifest and manifest.target == self._target and manifest.id != self._id)
+
+
+def write_tracker(layout: Layout, step: int) -> None:
+    """Tell other tools the newest step. Readers of ours never trust it, so a failure is only logged."""
+    draft = layout.draft("tmp")
+    with metrics.phase("persist.tracker", step=step):
+        try:
+            write_text(draft, str(step))
+            move(draft, layout.tracker)
+        except OSError as error:
+            remove(draft)
+            logger.warning("cannot write %s: %s. Checkpoints are found without it.", layout.tracker, error)
+
+
+def ours(place: Path) -> Manifest | None:
+    """The manifest in a place, if there is one that can be read."""
+    try:
+        return read_manifest(place)
+    except BadCheckpoint:
+        return None
+
+
+def _make_way(layout: Layout, home: Path) -> Path | None:
+    """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
+    if not os.path.lexists(home):
+        return None
+    if why := fault(layout, home):
+        logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
+        return None
+    if not home.is_symlink() and ours(home):
+        retired = layout.draft("retired")
+        move(home, retired)
+        return retired
+    aside = home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
+    move(home, aside)
+    logger.warning("%s is no checkpoint of ours; it is now %s, to make way for one", home, aside)
+    return None
