@@ -58,6 +58,10 @@ class Link:
         self.arena = Path(welcome.arena)
         self.history = welcome.history
 
+    def stay(self) -> None:
+        """Be known as a writer, also if the arena was made anew; raises OSError or ArenaInUse if that cannot be."""
+        self._presence.renew()
+
     def beat(self, step: int, phase: str) -> None:
         """Say how far this worker is, where the agent can read it when the worker is dead."""
         if self._telemetry:

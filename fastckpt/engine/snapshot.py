@@ -12,7 +12,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.link import Link
-from fastckpt.errors import AgentLost, ArenaTooSmall, ProtocolError, SaverError
+from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan, Planner
 from fastckpt.ipc.messages import Granted, Skipped
@@ -86,6 +86,7 @@ class Snapshotter:
         self._capacities |= sizes
         slot = Path(answer.slot)
         try:
+            self._link.stay()
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=step):
                 copies: list[Copy] = []
                 for name, plan in plans.items():
@@ -94,7 +95,7 @@ class Snapshotter:
                 del copies, plans
             with metrics.phase("snapshot.commit", step=step):
                 self._commit(slot, slots.Done(save, sizes, details))
-        except OSError as error:
+        except (OSError, ArenaInUse) as error:
             return Outcome(f"{slot} cannot be written to: {error}", answer.trouble)
         return Outcome("", self.notify(save, persist=persist) or answer.trouble)
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory import presence
 from fastckpt.memory.headroom import headroom
-from fastckpt.memory.locks import close_lock, open_lock, try_exclusive
+from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
 
@@ -221,15 +221,6 @@ def _make_private(path: Path) -> None:
             f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
             f"remove it, or choose another tmpfs with --fast-shm-dir"
         )
-
-
-def is_named(fd: int, path: Path) -> bool:
-    """Whether ``path`` still leads to the file that was opened."""
-    try:
-        named, opened = path.stat(follow_symlinks=False), os.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def images_in(slot: Path) -> dict[str, int]:

@@ -59,6 +59,15 @@ def _try(fd: int, kind: int) -> bool:
     return True
 
 
+def is_named(fd: int, path: Path) -> bool:
+    """Whether ``path`` still leads to the file that was opened."""
+    try:
+        named, opened = path.stat(follow_symlinks=False), os.fstat(fd)
+    except OSError:
+        return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
 def close_lock(fd: int) -> None:
     """Give up the lock."""
     _held.discard(fd)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.errors import ArenaInUse
-from fastckpt.memory.locks import close_lock, open_lock, try_exclusive, try_shared
+from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive, try_shared
 from fastckpt.memory.processes import Process
 from fastckpt.memory.records import names_in, read_record, write_record
 
@@ -23,27 +23,41 @@ class Presence:
 
     def __init__(self, arena: Path) -> None:
         """Sign, then share the lock; raises ArenaInUse if somebody keeps it."""
-        self._lock = open_lock(arena / LOCK)
+        self._arena = arena
+        self._enter()
+
+    def _enter(self) -> None:
+        self._lock = open_lock(self._arena / LOCK)
         process = Process.current()
-        self._signature = arena / f"{_SIGNATURE}{process.pid}-{self._lock}"
+        self._signature = self._arena / f"{_SIGNATURE}{process.pid}-{self._lock}"
         try:
             write_record(self._signature, process.to_record())  # first: who has the lock can be found
-            self._share(arena)
+            self._share()
         except (OSError, ArenaInUse):
             self.close()
             raise
 
-    def _share(self, arena: Path) -> None:
+    def _share(self) -> None:
         end = time.monotonic() + DEADLINE
         while not try_shared(self._lock):
             if time.monotonic() > end:
-                raise ArenaInUse(f"a process keeps {arena / LOCK} locked for itself; end it, or remove {arena}")
+                raise ArenaInUse(
+                    f"a process keeps {self._arena / LOCK} locked for itself; end it, or remove {self._arena}"
+                )
             time.sleep(0.01)
+
+    def renew(self) -> None:
+        """Be present in an arena that its owner has made anew since; raises OSError or ArenaInUse."""
+        if not is_named(self._lock, self._arena / LOCK):
+            self.close()
+            self._enter()
 
     def close(self) -> None:
         """Write no more."""
         self._signature.unlink(missing_ok=True)
-        close_lock(self._lock)
+        if self._lock >= 0:
+            close_lock(self._lock)
+            self._lock = -1
 
 
 def signed(arena: Path) -> list[tuple[Path, Process]]:

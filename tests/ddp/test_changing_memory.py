@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from fastckpt import DdpCheckpointer
+from fastckpt.memory.presence import drive_out, signed
+from fastckpt.memory.processes import Process
 from fastckpt.storage.identity import identity
 
 MEBI = 1 << 20
@@ -29,6 +31,8 @@ def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
         arena = checkpointer._writer.link.arena
         assert json.loads((arena / "owner").read_text())["directory"] == str(tmp_path)
         assert (arena / "identity").read_text() == identity(tmp_path), "a later launch can adopt it"
+        assert [process for _, process in signed(arena)] == [Process.current()]
+        assert not drive_out(arena, 0), "it knows of its writer"
 
 
 def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: Callable[[int], Path]) -> None:

@@ -1,6 +1,7 @@
 """The saver: what it keeps when writers die, misbehave or lag, and when storage refuses."""
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -302,6 +303,24 @@ class TestOrphans:
         threading.Timer(0.3, Presence(path).close).start()
         (one,) = ranks.start()
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
+
+
+class TestSweep:
+    @pytest.mark.parametrize(("boot", "swept"), [("an earlier one", True), ("", False)])
+    def test_a_launch_removes_what_is_left_of_earlier_boots_alone(
+        self, ranks: Ranks, directory: Path, boot: str, swept: bool
+    ):
+        """What is of this boot may still be adopted."""
+        arena = left_in_memory(ranks, directory)
+        owner = json.loads((arena / "owner").read_text())
+        (arena / "owner").write_text(json.dumps(owner | ({"boot": boot} if boot else {})))
+        other = arena.with_name(f"{arena.name[:-4]}beef")
+        shutil.copytree(arena, other)
+        (one,) = ranks.start()
+        assert other.exists() is not swept
+        assert one.load_checkpoint()["step"] == (1 if swept else 2)
+        ranks.end()
+        shutil.rmtree(other, ignore_errors=True)
 
 
 class TestStrangeLeftovers:
