@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 
+from fastckpt.errors import BadCheckpoint
 from fastckpt.memory.fill import Copy, Filler
 
 
@@ -15,24 +16,28 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     storages are aligned as torch aligns them (64 bytes).
 
     Raises:
-        Exception: Whatever torch.load raises for a file that it cannot read.
+        BadCheckpoint: A tensor reaches beyond its storage.
+        Exception: Whatever torch.load raises for a file that it cannot read; see LOAD_ERRORS.
     """
     copies: list[Copy] = []
     fresh: list[torch.UntypedStorage] = []
 
     def into_fresh_memory(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
         target = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-        if storage.nbytes():
-            copies.append((target.data_ptr(), storage, storage.nbytes()))
-            fresh.append(target)
+        copies.append((target.data_ptr(), storage, storage.nbytes()))
+        fresh.append(target)
         return target
 
     # torch.load calls it with untyped storages; its annotation says otherwise
     locate = cast(Any, into_fresh_memory)
     state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
+    for target, (address, _, size) in zip(fresh, copies, strict=True):
+        if (target.data_ptr(), target.nbytes()) != (address, size):
+            # For one that is too small torch makes a new one, of what size it may be, and frees what we had
+            raise BadCheckpoint(f"{path} is damaged: a tensor of {target.nbytes()} bytes has a storage of {size}")
     filler = Filler(threads, fresh=True)
     try:
-        filler.fill(copies)
+        filler.fill([copy for copy in copies if copy[2]])
     finally:
         filler.close()
     return state

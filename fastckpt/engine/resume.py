@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,12 @@ LOAD_ERRORS = (
     LookupError,
     AttributeError,
     EOFError,
+    ArithmeticError,
+    AssertionError,
+    BufferError,
+    ImportError,
+    MemoryError,
+    struct.error,
     pickle.UnpicklingError,
 )
 """What a damaged file can raise in torch.load."""

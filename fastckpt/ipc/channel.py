@@ -80,10 +80,14 @@ class Channel:
         Raises:
             AgentLost: The saver is gone, or does not answer within ``timeout`` seconds. The channel is closed then: an
                 answer may still come, and is not to be taken for another.
+            ProtocolError: What comes is no answer.
         """
         with self._lost():
             self._socket.settimeout(self._timeout if timeout is None else timeout)
             (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
+            if length > MAX_SIZE:
+                self.close()
+                raise ProtocolError(f"an answer of {length} bytes is longer than {MAX_SIZE}")
             return decode(self._read_exactly(length))
 
     @contextmanager

@@ -1,0 +1,68 @@
+"""Fuzz one reader with atheris, guided by coverage: ``targets.py <reader> <folder> -runs=<number>``."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["fastckpt"]):
+    from fastckpt.errors import BadCheckpoint, ProtocolError
+    from fastckpt.format.manifest import Manifest, _digest
+    from fastckpt.ipc import messages as m
+    from fastckpt.memory import slots
+    from fastckpt.policy.retention import from_json
+
+
+def message(data: bytes) -> None:
+    """What is understood can be said again; a policy in it is understood or refused."""
+    try:
+        found = m.decode(data)
+    except ProtocolError:
+        return
+    assert m.decode(m.encode(found)) == found
+    if isinstance(found, m.Hello):
+        try:
+            from_json(found.policy)
+        except ProtocolError:
+            pass
+
+
+def signed(data: bytes) -> bytes:
+    """The same with the digest that belongs to it, if that is possible."""
+    try:
+        body = {name: value for name, value in json.loads(data).items() if name != "digest"}
+        return json.dumps(body | {"digest": _digest(body)}).encode()
+    except (ValueError, RecursionError, AttributeError, BadCheckpoint):
+        return data
+
+
+def manifest(data: bytes) -> None:
+    """What is understood can be written again and names files inside alone; the digest is always right."""
+    try:
+        found = Manifest.from_json(signed(data))
+    except BadCheckpoint:
+        return
+    assert Manifest.from_json(found.to_json()) == found
+    assert all(".." not in entry.name.split("/") for entry in found.files)
+
+
+def records(data: bytes) -> None:
+    """A slot whose records are any bytes holds a checkpoint or none."""
+    slot = Path(sys.argv[2]).parent / "slot-0"
+    slot.mkdir(exist_ok=True)
+    begin, _, done = data.partition(b"\n")
+    (slot / ".begin").write_bytes(begin)
+    (slot / ".done-0").write_bytes(done)
+    found = slots.read(slot)
+    if found.committed:
+        assert all(type(size) is int for size in found.files.values())
+        assert isinstance(found.details, dict)
+
+
+READERS: dict[str, Callable[[bytes], None]] = {"message": message, "manifest": manifest, "records": records}
+
+if __name__ == "__main__":
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], READERS[sys.argv[1]])
+    atheris.Fuzz()

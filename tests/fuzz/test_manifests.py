@@ -1,0 +1,110 @@
+"""The reader of manifests, whatever lies in their place: a manifest, or BadCheckpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt.errors import BadCheckpoint
+from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.format.manifest import MODEL, NAME, FileEntry, Manifest, Stamp, _digest
+from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.stored import read_manifest
+from tests.fuzz.mutations import mutated, mutations
+
+DIGEST = "0123456789abcdef" * 2
+GOOD = [
+    Manifest(SaveId(1, 7), None, (FileEntry(MODEL, 1000, DIGEST),), 2, 1e9, {"metrics": {"loss": 0.5}, "n": [1, None]}),
+    Manifest(SaveId(2, 0), SaveId(1, 7), (FileEntry(MODEL, 9, DIGEST, Stamp(5, 6)),), 1, 0.0, {}, "models/m.pt"),
+]
+PIECES = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"-", b"1e999", b"NaN", b"null", b"../", b"\\ud800", b"9" * 30]
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["..", "/", "a/../b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def check(text: str | bytes) -> None:
+    """It is refused, or it is a manifest that can be written and read again and names no file elsewhere."""
+    try:
+        found = Manifest.from_json(text)
+    except BadCheckpoint:
+        return
+    assert Manifest.from_json(found.to_json()) == found
+    assert 0 <= found.id.history <= LARGEST and 0 <= found.id.step <= LARGEST
+    for entry in found.files:
+        assert Path("/root", entry.name).resolve().is_relative_to("/root")
+
+
+def signed(body: dict) -> str:
+    """As somebody would write it who knows how to compute the digest."""
+    body.pop("digest", None)
+    return json.dumps({**body, "digest": _digest(body)})
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(GOOD), mutations(PIECES))
+def test_damaged_bytes(manifest, changes):
+    check(mutated(manifest.to_json().encode(), changes))
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from(GOOD), st.data())
+def test_values_that_were_never_meant_with_the_right_digest(manifest, data):
+    body = json.loads(manifest.to_json())
+    part = data.draw(st.sampled_from([body, body["files"][0], body["id"], body["details"]]))
+    name = data.draw(st.sampled_from([*part, "surplus"]))
+    part[name] = data.draw(values)
+    try:
+        text = signed(body)
+    except BadCheckpoint:
+        return  # it is no JSON
+    check(text)
+
+
+@pytest.mark.parametrize("field", ["time", "details", "id", "files", "target", "world_size"])
+def test_deep_values(field):
+    text = GOOD[0].to_json()
+    for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
+        body = json.loads(text)
+        body[field] = "HERE"
+        check(json.dumps(body).replace('"HERE"', "[" * depth + "]" * depth))
+        body[field] = nested(min(depth, 900))
+        try:
+            check(signed(body))
+        except RecursionError:
+            pytest.fail(f"depth {depth}")
+        except BadCheckpoint:
+            pass
+
+
+def nested(depth: int) -> list:
+    value: list = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=60) | st.sampled_from(GOOD).flatmap(
+    lambda good: mutations(PIECES).map(lambda changes: mutated(good.to_json().encode(), changes))
+))  # fmt: skip
+def test_files_of_any_content(tmp_path_factory, content):
+    place = tmp_path_factory.getbasetemp() / "any" / "checkpoint-7"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / NAME).write_bytes(content)
+    try:
+        read_manifest(place)
+    except BadCheckpoint:
+        pass
+    scan = CheckpointDirectory(place.parent).scan()
+    assert scan.whole == [] and len(scan.damaged) == 1

@@ -1,0 +1,151 @@
+"""Both ends of a connection, whatever comes: a message, or an error of ours; and neither waits without end."""
+
+import asyncio
+import json
+import secrets
+import socket
+import struct
+import threading
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt.errors import AgentLost, ProtocolError
+from fastckpt.ipc import channel
+from fastckpt.ipc import messages as m
+from tests.fuzz.mutations import mutated, mutations
+
+KINDS = get_args(m.Message)
+GOOD = [
+    m.Hello("/checkpoints", 0, 2, 2, 0, 1, {"keep": "any", "of": [{"keep": "last", "n": 3}]}),
+    m.BeginSave(1, 7, {"model.pt": 1 << 40, "rank_0.pt": 5000}),
+    m.Committed(1, 7, True, "/somewhere/model.pt"),
+    m.Granted("/dev/shm/slot-1", [[1, 5], [1, 6]], "no space"),
+    m.Status(2, [1, 7], [], ""),
+    m.Resumed("memory", ["step 3"]),
+    m.Ask(),
+]
+PIECES = [
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"-",
+    b"1e999",
+    b"NaN",
+    b"null",
+    b"true",
+    b"\\ud800",
+    b"9" * 30,
+    b"\0",
+]
+
+
+def decoded(data: bytes) -> m.Message | None:
+    try:
+        return m.decode(data)
+    except ProtocolError:
+        return None
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.sampled_from(GOOD), mutations(PIECES))
+def test_a_damaged_message(message, changes):
+    found = decoded(mutated(m.encode(message), changes))
+    assert found is None or (type(found) in KINDS and m.decode(m.encode(found)) == found)
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_deep_message(opening):
+    """From depths that are read to such as are not: what is a recursion error anywhere is a ProtocolError."""
+    closing = {"[": "]", '{"a":': "}"}[opening]
+    for depth in [*range(1, 1200, 7), *range(940, 1010), 5000, 100_000]:
+        deep = opening * depth + "1" + closing * depth
+        decoded(f'{{"message": "Committed", "content": {{"history": {deep}, "step": 1, "persist": true}}}}'.encode())
+        decoded(f'{{"message": {deep}, "content": {{}}}}'.encode())
+        hello = {"directory": "", "local_rank": 0, "local_world_size": 1, "world_size": 1, "group_rank": 0}
+        text = json.dumps({"message": "Hello", "content": hello | {"restart_count": 0, "policy": "HERE"}})
+        found = decoded(text.replace('"HERE"', deep).encode())
+        if found is not None and opening == "[":
+            pytest.fail("a list is no policy")
+
+
+frames = st.lists(st.sampled_from(GOOD).map(channel.pack) | st.binary(max_size=30), max_size=5).map(b"".join)
+
+
+async def received(data: bytes) -> list[m.Message]:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    found = []
+    while (message := await channel.receive(reader)) is not None:
+        found.append(message)
+    return found
+
+
+@settings(max_examples=400, deadline=None)
+@given(frames, mutations([struct.pack("<I", n) for n in (0, 1, m.MAX_SIZE, m.MAX_SIZE + 1, 2**32 - 1)]), st.booleans())
+def test_the_saver_reads_a_stream(data, changes, damaged):
+    try:
+        found = asyncio.run(received(mutated(data, changes) if damaged else data))
+    except ProtocolError:
+        return
+    assert all(type(message) in KINDS for message in found)
+
+
+class Liar:
+    """Somebody else at a saver's address: answers each question with the next of these bytes, then hangs up."""
+
+    def __init__(self) -> None:
+        self.address = f"@fastckpt-test-{secrets.token_hex(8)}"
+        self.says = b""
+        self._listener = channel.bind(self.address)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(self.says)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(60)
+        self._listener.close()
+
+
+def test_a_writer_asks_a_liar():
+    liar = Liar()
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.sampled_from(GOOD).map(channel.pack), mutations([b"\0", b"\xff\xff", *PIECES]), st.booleans())
+    def asks(good: bytes, changes: list, damaged: bool) -> None:
+        liar.says = mutated(good, changes) if damaged else good
+        asker = channel.Channel(liar.address, 60)
+        try:
+            assert type(asker.ask(m.Ask())) in KINDS
+        except (AgentLost, ProtocolError):
+            assert damaged
+        finally:
+            asker.close()
+
+    try:
+        asks()
+        liar.says = struct.pack("<I", 2**32 - 1) + b"x" * 100
+        asker = channel.Channel(liar.address, 60)
+        with pytest.raises(ProtocolError, match="4294967295 bytes is longer"):
+            asker.ask(m.Ask())
+        with pytest.raises(AgentLost):
+            asker.ask(m.Ask())
+    finally:
+        liar.close()
