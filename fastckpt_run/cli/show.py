@@ -47,13 +47,14 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
     }
 
     def print_trees(screen: Screen) -> None:
-        for name, tree in trees.items():
+        for i, (name, tree) in enumerate(trees.items()):
+            if i:
+                screen.line("")
             screen.line(
                 f"{files[name].path}: {size(files[name].size)}, {_count(tree)} tensors of {size(stored_bytes(tree))}"
             )
             rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
             screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
-            screen.line("")
 
     return Answer(document, print_trees)
 

@@ -1,0 +1,111 @@
+"""Every block of docs/cli.md shows what the command says; ``python -m tests.cli.test_docs`` writes them anew."""
+
+import os
+import re
+import shlex
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fastckpt import DdpCheckpointer, StorageType
+from fastckpt.memory import slots
+from fastckpt_run.cli import main
+from tests.cli import harm
+
+PAGE = Path(__file__).parents[2] / "docs/cli.md"
+_PART = re.compile(r"```console\n(?P<block>.*?)```|<!-- flip (?P<flip>\S+) -->", re.DOTALL)
+_DIGEST, _NUMBER = re.compile(r"\b[0-9a-f]{16,32}\b"), re.compile(r"\d+([.:-]\d+)*")
+
+
+def train(directory: Path) -> DdpCheckpointer:
+    """A job that has saved step 300 on storage, and goes on."""
+    checkpointer = DdpCheckpointer(directory)
+    torch.manual_seed(0)
+    embedding = torch.randn(50, 8)
+    for step in (100, 200, 300):
+        model = {"embedding": embedding, "head": embedding, "norm": torch.ones(8)}
+        optimizer = {"state": {0: {"exp_avg": torch.full((50, 8), step / 1e4)}}, "param_groups": [{"lr": 3e-4}]}
+        state = {"model": model, "optimizer": optimizer, "step": step}
+        metrics = {"loss": {100: 2.5, 200: 2.25, 300: 2.75}[step]}
+        checkpointer.save_checkpoint(step, state, storage_type=StorageType.DISK, metrics=metrics)
+        checkpointer.wait_latest_checkpoint(60)
+        embedding = embedding + 0.01
+    end = time.monotonic() + 60
+    while not any(slots.read(slot).digests for slot in newest_slots()):
+        assert time.monotonic() < end, "memory got no digests"
+        time.sleep(0.05)
+    return checkpointer
+
+
+def newest_slots() -> list[Path]:
+    found = Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*")
+    return [slot for slot in found if (slots.read(slot).committed or (0, 0))[1] == 300]
+
+
+def run(line: str, folder: Path) -> list[str]:
+    """What a line of a block prints, with places and names of a host as the page has them."""
+    command, _, echo = line.removeprefix("$ ").partition("; ")
+    program, *arguments = shlex.split(command)
+    assert program == "fastckpt" and echo in ("", "echo $?")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code in ((0, 1, 2) if echo else (0,)), result.output
+    said = [*result.output.splitlines(), *([str(result.exit_code)] if echo else [])]
+    places = {str(folder): "/data", os.environ["FASTCKPT_SHM_DIR"]: "/dev/shm", socket.gethostname(): "node1"}
+    for place, name in places.items():
+        said = [text.replace(place, name) for text in said]
+    return said
+
+
+def pages(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each block of the page, and what it is when it is run now."""
+    with train(folder / "run"):
+        for part in _PART.finditer(PAGE.read_text()):
+            if part["flip"]:
+                harm.flip(folder / part["flip"])
+                continue
+            lines = [line for line in part["block"].splitlines() if line.startswith("$ ")]
+            yield (
+                part[0],
+                "```console\n" + "".join(f"{text}\n" for line in lines for text in (line, *run(line, folder))) + "```",
+            )
+
+
+def alike(block: str) -> list[list[str]]:
+    """Words, without what differs from run to run and from machine to machine."""
+    return [_NUMBER.sub("0", _DIGEST.sub("x", line)).split() for line in block.splitlines()]
+
+
+def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    found = list(pages(tmp_path))
+    assert len(found) >= 10
+    for written, now in found:
+        assert alike(written) == alike(now)
+
+
+def test_every_command_and_key_is_on_the_page():
+    from tests.cli.test_output import CHECKPOINT, JOB, KEYS
+
+    text = PAGE.read_text()
+    names: list[Any] = [name for keys in KEYS.values() for name in keys]
+    assert all(f"`{name}`" in text for name in {*names, *CHECKPOINT, *JOB})
+    assert all(f"| `{command}` |" in text for command in KEYS)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as shm:
+        os.environ["FASTCKPT_SHM_DIR"] = shm
+        os.chdir(folder)
+        text = PAGE.read_text()
+        for written, now in pages(Path(folder)):
+            text = text.replace(written, now, 1)
+        PAGE.write_text(text)
+        sys.exit()
