@@ -86,4 +86,4 @@ def _set_aside(storage: Store, bad: Any, why: str) -> None:
     try:
         logger.warning("set aside as %s: %s", storage.quarantine(bad, why), why)
     except PersistError as error:  # say, read-only storage: it is found bad again at the next resume
-        logger.warning("a bad checkpoint stays where it is: %s", error)
+        logger.warning("%s; it stays where it is: %s", why, error)

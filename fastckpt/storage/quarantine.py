@@ -1,10 +1,12 @@
 """Sets bad checkpoints aside for a person to look at: nothing of ours loads them, nor deletes them."""
 
+import errno
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
-from fastckpt.format.manifest import Manifest
+from fastckpt.format.manifest import NAME, Manifest
 from fastckpt.storage.durable import move, sync_directory, write_text
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.stored import Stored, read_manifest
@@ -21,8 +23,12 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
     """Move a place out of the way, with what is wrong with it; returns where it is now.
 
     The reason is durable before the place moves: a crash leaves it where it was, or aside with its reason. A file
-    that a user named stays where they put it. Raises OSError if storage refuses.
+    that a user named stays where they put it. Raises OSError if storage refuses, and for a place without a manifest.
     """
+    if not os.path.lexists(place / NAME) and not place.is_symlink():
+        raise FileNotFoundError(
+            errno.ENOENT, "without a manifest it may be another tool's, and is not moved", str(place)
+        )
     manifest = _manifest(place)
     name = f"{manifest.id.history}-{manifest.id.step}" if manifest else place.name
     if place.is_dir() and not place.is_symlink():

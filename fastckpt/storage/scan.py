@@ -65,6 +65,8 @@ class Reader:
                 if stored:
                     stored.check_sizes()
                     found.append(stored)
+                elif self._layout.looks_like_ours(place):
+                    damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
             except BadCheckpoint as error:
                 if place.exists():  # else another process removed it just now
                     damaged.append((place, str(error)))

@@ -142,9 +142,19 @@ def test_a_damaged_manifest_is_reported(directory, harm):
     assert ids(directory) == [(0, 7), OLD]
 
 
-def test_a_checkpoint_without_its_manifest_is_not_ours(directory):
-    (directory.checkpoints()[0].place / "manifest.json").unlink()
-    assert ids(directory) == [OLD] and directory.damaged() == []
+def test_a_checkpoint_without_its_manifest_does_not_count(directory):
+    """It is reported where it looks like one of ours, but it is not moved: it may be another tool's."""
+    newest = directory.checkpoints()[0]
+    (newest.place / "manifest.json").unlink()
+    assert ids(directory) == [OLD]
+    if newest.target:
+        assert directory.damaged() == []
+        return
+    [(place, why)] = directory.damaged()
+    assert place == newest.place and "has no manifest" in why
+    with pytest.raises(PersistError, match="may be another tool's, and is not moved"):
+        directory.quarantine(place, why)
+    assert place.is_dir()
 
 
 def test_a_manifest_in_another_steps_directory_is_reported(fast_path):

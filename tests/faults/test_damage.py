@@ -1,0 +1,251 @@
+"""Checkpoints of a real job, damaged in each way that a disk or a person can, and resumed by real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt.memory import slots
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.faults.resumer import digest
+from tests.faults.test_launches import arena_of, newest_on_storage
+
+HERE = Path(__file__).parent
+
+
+class Resumers:
+    """Two ranks that resume from directories."""
+
+    def __init__(self, folder: Path, shm: Path) -> None:
+        # Root may read all files; these may read what their modes let them, so that some cannot be read.
+        as_others = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        alone = ["unshare", "--mount", "--propagation", "private", *as_others]
+        environment = {
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(os.getpid()),
+        }
+        environment |= {"FASTCKPT_SHM_DIR": str(shm), "OMP_NUM_THREADS": "1"}
+        self._ranks = [
+            subprocess.Popen(
+                [*alone, sys.executable, str(HERE / "resumer.py"), str(folder / "store")],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=os.environ | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+
+    def __call__(
+        self, directory: Path, verify: str = "resume", over: dict[Path, Path] | None = None
+    ) -> list[dict[str, Any]]:
+        """What each rank says of its resume; rank 1 sees other files in the place of some."""
+        for rank, process in enumerate(self._ranks):
+            others = {str(path): str(other) for path, other in (over or {}).items()} if rank == 1 else {}
+            assert process.stdin
+            process.stdin.write(json.dumps({"directory": str(directory), "verify": verify, "over": others}) + "\n")
+            process.stdin.flush()
+        return [json.loads(process.stdout.readline()) for process in self._ranks if process.stdout]
+
+    def end(self) -> None:
+        for process in self._ranks:
+            process.communicate(timeout=60)
+            assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def resumers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Resumers]:
+    if subprocess.run(["unshare", "--mount", "setpriv", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to have mounts of its own")
+    shm = Path(tempfile.mkdtemp(prefix="fastckpt-resumers-", dir="/dev/shm"))
+    started = Resumers(tmp_path_factory.mktemp("resumers"), shm)
+    yield started
+    started.end()
+    left = list(shm.iterdir())
+    shutil.rmtree(shm)
+    assert not left
+
+
+class Expected:
+    """What a step holds, as a plain torch.load of the undamaged checkpoint tells.
+
+    Attributes:
+        steps: Those that are on storage, newest first: a job on a busy machine skips some.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.steps = sorted((int(path.name[11:]) for path in directory.glob("checkpoint-*")), reverse=True)
+        assert len(self.steps) >= 2
+
+    def __call__(self, step: int) -> list[tuple[int, str, str]]:
+        place = self.directory / f"checkpoint-{step}"
+        state = digest(torch.load(place / "model.pt"))
+        return [(step, state, digest(torch.load(place / f"rank_{rank}.pt")["state"])) for rank in (0, 1)]
+
+
+@pytest.fixture
+def expected(uninterrupted: Callable[..., Job]) -> Expected:
+    return Expected(uninterrupted().checkpoint_dir)
+
+
+@pytest.fixture
+def directory(uninterrupted: Callable[..., Job], tmp_path: Path) -> Path:
+    """The checkpoints of a job of 60 steps, to be damaged."""
+    return shutil.copytree(uninterrupted().checkpoint_dir, tmp_path / "checkpoints", symlinks=True)
+
+
+def found(answers: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
+    return [(answer["step"], answer["state"], answer["own"]) for answer in answers]
+
+
+def flip(path: Path, where: float = 0.5) -> None:
+    """One bit, as a disk does it: size and times stay."""
+    times = path.stat()
+    with path.open("r+b") as file:
+        file.seek(int((times.st_size - 1) * where))
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x20]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def replace_by_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "flipped at its beginning": lambda path: flip(path, 0),
+    "flipped in its middle": flip,
+    "flipped at its end": lambda path: flip(path, 1),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "zero length": lambda path: os.truncate(path, 0),
+    "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "missing": Path.unlink,
+    "a directory": replace_by_directory,
+    "unreadable": lambda path: path.chmod(0),
+}
+FILES = ("model.pt", "rank_0.pt", "rank_1.pt", "manifest.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_of_a_file_all_fall_back_to_the_step_before(resumers, expected, directory, name, damage):
+    newest, last = expected.steps[:2]
+    place = directory / f"checkpoint-{newest}"
+    before = {path.name: path.stat().st_ino for path in place.iterdir()}
+    DAMAGE[damage](place / name)
+    answers = resumers(directory)
+    assert found(answers) == expected(last)
+    assert str(place) in answers[0]["log"]
+    if (damage, name) == ("missing", "manifest.json"):  # then it may be somebody else's: it is not moved
+        assert place.exists() and "has no manifest" in answers[0]["log"]
+        return
+    [(aside, why)] = CheckpointDirectory(directory).scan().quarantined
+    assert not place.exists() and name in why
+    left = {path.name: path.stat().st_ino for path in aside.iterdir() if path.name != "why.txt"}
+    assert {n: inode for n, inode in before.items() if n != name}.items() <= left.items()
+    assert found(resumers(directory)) == expected(last)  # the next launch, too
+
+
+@pytest.mark.parametrize("damage", ["flipped in its middle", "zero length", "missing", "a directory", "unreadable"])
+def test_of_the_tracker_nothing_is_lost(resumers, expected, directory, damage):
+    DAMAGE[damage](directory / "latest_checkpointed_iteration.txt")
+    answers = resumers(directory)
+    assert found(answers) == expected(expected.steps[0])
+    assert [answer["bad"] for answer in answers] == [0, 0]
+
+
+def test_of_all_is_an_error_at_every_launch(resumers, directory):
+    harms = list(DAMAGE.values())
+    for i, place in enumerate(sorted(directory.glob("checkpoint-*"))):
+        harms[i % len(harms)](place / FILES[i % len(FILES)])
+    steps = {place.name for place in directory.glob("checkpoint-*")}
+    for _ in range(2):
+        for answer in resumers(directory):
+            assert answer["error"].startswith("NoLoadableCheckpoint: ")
+            assert all(step in answer["error"] or f"step {step[11:]} " in answer["error"] for step in steps)
+    assert not any(directory.glob("checkpoint-*"))
+    assert len(CheckpointDirectory(directory).scan().quarantined) == len(steps)
+
+
+def test_without_any_manifest_is_no_fresh_start(resumers, directory):
+    for manifest in directory.glob("checkpoint-*/manifest.json"):
+        manifest.unlink()
+    for answer in resumers(directory):
+        assert answer["error"].startswith("NoLoadableCheckpoint: ") and "has no manifest" in answer["error"]
+
+
+@pytest.mark.parametrize("damage", ["flipped in its middle", "truncated", "unreadable"])
+def test_that_one_rank_alone_sees(resumers, expected, directory, tmp_path, damage):
+    """Its mount shows it another file: nobody applies the checkpoint, and nobody moves it."""
+    newest, last = expected.steps[:2]
+    path = directory / f"checkpoint-{newest}" / "rank_1.pt"
+    shutil.copy(path, tmp_path / "other")
+    DAMAGE[damage](tmp_path / "other")
+    answers = resumers(directory, over={path: tmp_path / "other"})
+    assert found(answers) == expected(last)
+    assert path.exists() and CheckpointDirectory(directory).scan().quarantined == []
+    assert found(resumers(directory)) == expected(newest)  # when that is mended
+
+
+def test_is_not_looked_for_if_the_user_says_so(resumers, expected, directory):
+    newest, last = expected.steps[:2]
+    place = directory / f"checkpoint-{newest}"
+    flip(place / "model.pt", 0.5)
+    assert {answer["step"] for answer in resumers(directory, verify="never")} == {newest}
+    assert place.exists()
+    os.truncate(place / "model.pt", 1000)
+    assert found(resumers(directory, verify="never")) == expected(last)
+
+
+class Exploit:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_1.pt"])
+def test_by_code_in_a_pickle_runs_none_of_it(resumers, expected, directory, tmp_path, name):
+    """Its digests are right, as whoever can write there can make them: torch refuses it, in one rank or in both."""
+    newest = CheckpointDirectory(directory).checkpoints()[0]
+    files = {file: newest.path_of(file) for file in ("model.pt", "rank_0.pt", "rank_1.pt")}
+    torch.save({"state": Exploit(tmp_path / "harm"), "rng": {}}, tmp_path / name)
+    CheckpointDirectory(directory).publish(newest.id._replace(step=70), files | {name: tmp_path / name}, world_size=2)
+    for verify in ("resume", "never"):
+        answers = resumers(directory, verify=verify)
+        assert found(answers) == expected(newest.id.step)
+        assert "not resumed from step 70" in answers[0]["log"] and "rank 1: UnpicklingError" in answers[0]["log"]
+    assert not (tmp_path / "harm").exists() and (directory / "checkpoint-70").exists()
+    torch.load(tmp_path / name, weights_only=False)
+    assert (tmp_path / "harm").exists()  # it would have run
+
+
+@pytest.mark.parametrize("name", ["model.pt", "rank_1.pt"])
+def test_of_memory_that_was_digested_is_found_after_the_agents_death(new_job, uninterrupted, name):
+    job = new_job().start("--stop-at", "37", "--memory", "12", "--disk", "12")
+    for rank in (0, 1):
+        job.wait_for("waiting", 37, rank)
+    job.until(lambda: newest_on_storage(job) == 36, "step 36 on storage")
+    slot = next(path for path in arena_of(job).glob("slot-*") if (slots.read(path).committed or (0, 0))[1] == 36)
+    job.until(lambda: set(slots.read(slot).digests) == {"model.pt", "rank_0.pt", "rank_1.pt"}, "its digests")
+    job.process.send_signal(signal.SIGKILL)
+    job.wait()
+    flip(slot / name)
+    job.run("--memory", "12", "--disk", "12")
+    assert job.resumes(0) == job.resumes(1) == [(0, ""), (36, "storage")]
+    assert "not resumed from step 36" in job.text() and f"{name} is damaged" in job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=12)
