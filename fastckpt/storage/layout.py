@@ -78,10 +78,6 @@ class Layout:
         """Whether files of a checkpoint of ours lie there, be it that its manifest was lost or not copied along."""
         return place.parent == self.root and (place / MODEL).is_file()
 
-    def looks_like_ours(self, place: Path) -> bool:
-        """Whether files of a checkpoint of ours lie there, be it that its manifest was lost or not copied along."""
-        return place.parent == self.root and (place / MODEL).is_file()
-
     def target_of(self, manifest: Manifest) -> Path:
         """The file that the user named for `MODEL`."""
         return self.root / manifest.target
