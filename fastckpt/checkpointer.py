@@ -15,7 +15,7 @@ import torch
 from fastckpt.config import Place, Settings
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
-from fastckpt.engine.link import Link
+from fastckpt.engine.link import Link, Wishes
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
@@ -68,6 +68,8 @@ class Writer:
         *,
         weights_only: bool = True,
         verify: str = "resume",
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self.verify = level(verify)
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
@@ -79,9 +81,8 @@ class Writer:
         self.resumed_from: SaveId | None = None
         self.skipped = 0
         self._strategy = deletion_strategy
-        policy = policy_of(deletion_strategy)
-        address = saver_address(self.place, self.settings)
-        self.link = Link(self.directory, self.place, address, retention.to_json(policy) if policy else {}, self.verify)
+        wishes = _wishes(self.directory, deletion_strategy, self.verify, remote, remote_deletion_strategy)
+        self.link = Link(wishes, self.place, saver_address(self.place, self.settings))
         self._snapshots = Snapshotter(self.link, self.threads, weights_only=weights_only)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
@@ -255,3 +256,26 @@ class Writer:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
+
+
+def _wishes(
+    directory: str,
+    strategy: CheckpointDeletionStrategy | None,
+    verify: str,
+    remote: str | os.PathLike[str],
+    remote_strategy: CheckpointDeletionStrategy | None,
+) -> Wishes:
+    """What to ask of the saver; raises ConfigError for a second level that cannot be."""
+    policy, remote_policy = (retention.to_json(p) if p else {} for p in map(policy_of, (strategy, remote_strategy)))
+    location = normalised(remote) if os.fspath(remote) else ""
+    if location and (is_url(directory) or location == directory):
+        raise ConfigError(
+            f"remote is {remote} and the checkpoint directory {directory}: a copy is made of what lies in a directory "
+            "on a disk, elsewhere. Give such a directory, or no remote."
+        )
+    if remote_strategy is not None and not (location and remote_policy):
+        raise ConfigError(
+            f"{type(remote_strategy).__name__} cannot delete what is in remote={remote!r}: give a remote store, and a "
+            "strategy that fastckpt has: those of users do not run where uploads are made"
+        )
+    return Wishes(directory, policy, verify, location, remote_policy)

@@ -52,21 +52,27 @@ class DdpCheckpointer:
     ranks: the first rank of each node copies it. What differs per rank goes into ``rank_state``.
 
     Args:
-        checkpoint_dir: The checkpoint directory, shared by all nodes.
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens, such as
+            ``s3://bucket/run1``.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
         weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
         verify: How much is compared with what was saved. "never": files must be there in their sizes. "resume":
             their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
             read back from storage before it counts there. All ranks give the same.
 
+        remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
+            directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
+            the time that the one before has arrived is passed over. The end of the job waits for the newest.
+        remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
+
     Raises:
-        ConfigError: ``verify`` is none of these.
+        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says.
         ArenaInUse: Another live job on this host uses the directory.
 
     Attributes:
         rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
         loaded_step: The step that was loaded; -1 before that, or if there was none.
-        loaded_from: "memory", "storage", or "" if nothing was loaded.
+        loaded_from: "memory", "storage", "remote", or "" if nothing was loaded.
     """
 
     def __init__(
@@ -76,8 +82,17 @@ class DdpCheckpointer:
         *,
         weights_only: bool = True,
         verify: str = "resume",
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
-        self._writer = Writer(checkpoint_dir, deletion_strategy, weights_only=weights_only, verify=verify)
+        self._writer = Writer(
+            checkpoint_dir,
+            deletion_strategy,
+            weights_only=weights_only,
+            verify=verify,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+        )
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}
         self.loaded_step = -1
@@ -118,7 +133,8 @@ class DdpCheckpointer:
         Args:
             step: The step, not below the last one saved.
             state_dict: What all ranks have in common. Only the first rank of each node reads it.
-            path: Where the file lies once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``.
+            path: Where the file lies once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If
+                the checkpoint directory is a URL: where a copy lies, as such a URL or relative to that directory.
             storage_type: MEMORY, or DISK to have it persisted in the background as well.
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
                 generators (CPU and current device) is added, and restored by `load_checkpoint`.
@@ -164,7 +180,7 @@ class DdpCheckpointer:
         return self._apply(resumed, time.perf_counter() - start)
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
-        """Wait until all that was saved with DISK is durable.
+        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
 
         Args:
             timeout: Seconds.

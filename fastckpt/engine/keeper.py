@@ -6,7 +6,8 @@ import logging
 from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.digester import Digester
-from fastckpt.engine.persister import PIN, Persister
+from fastckpt.engine.levels import Levels
+from fastckpt.engine.persister import PIN
 from fastckpt.engine.progress import Progress
 from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
@@ -18,9 +19,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Bad, BeginSave, Committed, Granted, Hello, Skipped, Status
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.presence import forget_the_dead
-from fastckpt.policy.retention import from_json
 from fastckpt.policy.slots import Skip, choose_slot
-from fastckpt.policy.verify import level
 from fastckpt.storage.copier import Copier
 
 logger = logging.getLogger("fastckpt")
@@ -37,7 +36,8 @@ class Keeper:
     def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
         """Make or adopt the arena; raises ArenaInUse."""
         self._settings = settings
-        self.persister = Persister(hello.directory, hello.group_rank, self.newest, copier)
+        self.levels = Levels(hello, self.newest, copier)
+        self.persister = self.levels.persister
         path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
         self.slots: list[Slot] = []
@@ -63,10 +63,8 @@ class Keeper:
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
             slot.recover()
-        durable = await self.persister.open()
-        self.writers.newest_history = max(
-            [slot.id.history for slot in self.slots if slot.id] + [durable.history if durable else 0]
-        )
+        in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
+        self.writers.newest_history = await self.levels.open(in_memory)
         self.digester.look()
 
     def newest(self) -> Slot | None:
@@ -76,9 +74,7 @@ class Keeper:
     def join(self, hello: Hello, pid: int) -> int:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         history = self.writers.join(hello.local_rank, pid)
-        if hello.local_rank == 0 and hello.policy:
-            self.persister.policy = from_json(hello.policy)
-        self.persister.storage.read_back |= level(hello.verify) == "always"
+        self.levels.join(hello)
         self.digester.enabled = hello.verify != "never"
         return history
 
@@ -115,7 +111,7 @@ class Keeper:
         save = SaveId(message.history, message.step)
         self.writers.begin(writer, save)
         decision = self._decisions.get(save) or self._decide(save)
-        persisted, trouble = self.news(writer), self.persister.trouble
+        persisted, trouble = self.news(writer), self.levels.trouble
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
@@ -182,7 +178,7 @@ class Keeper:
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
         self.readers.give_up(message.memory)
-        self.persister.look_again(self.flush) if message.storage else self.flush()
+        self.levels.look_again(self.flush) if message.storage else self.flush()
 
     def news(self, writer: int) -> list[list[int]]:
         """The ids made durable since the last news; they are for the first local rank, which a strategy runs in."""
@@ -206,7 +202,7 @@ class Keeper:
             slot.read()  # a writer may have died before it told of its last save
             self._persist_wanted(slot)
         self.flush()
-        drained = await self.persister.drain(self._settings.flush_timeout)
+        drained = await self.levels.finish(self._settings.flush_timeout)
         self._end(wait=drained)
         newest = self.newest()
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
@@ -230,6 +226,6 @@ class Keeper:
     def _end(self, *, wait: bool) -> None:
         self.readers.close()
         self.digester.close()
-        self.persister.close(wait=wait)
+        self.levels.close(wait=wait)
         self._room.close()
         self.progress.close()

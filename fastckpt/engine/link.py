@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,27 +27,51 @@ RESERVE_TIMEOUT = 600.0
 """Seconds for an answer that may wait for memory to be reserved."""
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What a checkpointer asks of the saver.
+
+    Attributes:
+        directory: The checkpoint directory: a real path, or a URL.
+        policy: What of it to keep, as `policy.retention` writes it; empty to keep all.
+        verify: How much is compared with what was saved.
+        remote: Where durable checkpoints are copied to, in the background; empty for nowhere.
+        remote_policy: What of that to keep.
+    """
+
+    directory: str
+    policy: dict[str, Any] = field(default_factory=dict)
+    verify: str = "resume"
+    remote: str = ""
+    remote_policy: dict[str, Any] = field(default_factory=dict)
+
+
 class Link:
     """One writer's link to the saver of its node.
 
     Attributes:
+        durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
-    def __init__(self, directory: str, place: Place, address: str, policy: dict[str, Any], verify: str) -> None:
+    def __init__(self, wishes: Wishes, place: Place, address: str) -> None:
         """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
+        self.wishes = wishes
         self.news: deque[SaveId] = deque()
+        self.durable: tuple[int, ...] = ()
         self._channel = Channel(address, CONNECT_TIMEOUT)
         hello = m.Hello(
-            directory,
+            wishes.directory,
             place.local_rank,
             place.local_world_size,
             place.world_size,
             place.group_rank,
             place.restart_count,
-            policy,
-            verify,
+            wishes.policy,
+            wishes.verify,
+            wishes.remote,
+            wishes.remote_policy,
         )
         try:
             welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
@@ -89,7 +114,9 @@ class Link:
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
-        return [Path(slot) for slot in self._ask(m.Pin(), m.Pinned).slots]
+        pinned = self._ask(m.Pin(), m.Pinned)
+        self.durable = tuple(pinned.durable)
+        return [Path(slot) for slot in pinned.slots]
 
     def release(self) -> None:
         """Let go of what `pin` pinned."""

@@ -1,5 +1,6 @@
 """What a rank could load: from memory, from storage, from a path that the user names."""
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -11,13 +12,15 @@ from typing import Any, NamedTuple
 
 from fastckpt.engine.link import Link
 from fastckpt.engine.staging import make_staging, remove_staging, staging_path
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
 from fastckpt.storage.store import Kept, Store, is_url, normalised, open_store
 from fastckpt.storage.stored import digest
+
+logger = logging.getLogger("fastckpt")
 
 Files = dict[str, Path]
 _STEP = re.compile("/checkpoint-[0-9]+(/|$)")
@@ -64,17 +67,27 @@ class Offers:
         self.damaged: list[tuple[Store, Path | str, str]] = []
         self.quarantined: list[tuple[Path | str, str]] = []
         self.directory = location
+        self._levels = {"storage": location} | ({"remote": link.wishes.remote} if link.wishes.remote else {})
         self._link = link
         self._own = own
         self._digests = digests
         self._staging = staging_path(link.arena)
         self._stores = ExitStack()
 
+    @property
+    def has_far(self) -> bool:
+        """Whether it takes a network and a client to see all that is durable."""
+        return any(is_url(location) for location in self._levels.values())
+
     def find(self) -> dict[Candidate, Offer]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
+        return self.near()[0] | self._on_storage()
+
+    def near(self) -> tuple[dict[Candidate, Offer], tuple[int, ...]]:
+        """Those of them in memory, and history and step of the newest durable checkpoint, if there is one."""
         if self._link.place.group_world_size > 1:
-            return self._on_storage()  # nodes do not agree on what is in memory yet
-        return self._in_memory() | self._on_storage()
+            return {}, ()  # nodes do not agree on what is in memory yet
+        return self._in_memory(), self._link.durable
 
     def at(self, path: str) -> tuple[SaveId | None, Offer]:
         """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
@@ -118,11 +131,23 @@ class Offers:
 
     def _on_storage(self) -> dict[Candidate, Offer]:
         offers = {}
-        for save, parts in self._parts(self.directory).items():
-            offer = self._offer(parts)
-            if self._suffices(offer.files, parts[0].stored.manifest.world_size):
-                offers[Candidate(*save, "storage")] = offer
+        for tier, location in self._levels.items():
+            for save, parts in self._parts_if_reachable(tier, location).items():
+                offer = self._offer(parts)
+                if self._suffices(offer.files, parts[0].stored.manifest.world_size):
+                    offers[Candidate(*save, tier)] = offer
         return offers
+
+    def _parts_if_reachable(self, tier: str, location: str) -> dict[SaveId, list[Part]]:
+        """The parts; a second level that does not answer is something that exists, and holds up nobody."""
+        try:
+            return self._parts(location)
+        except PersistError as error:
+            if tier == "storage":
+                raise
+            logger.warning("%s is passed over: %s", location, error)
+            self.quarantined.append((location, str(error)))
+            return {}
 
     def _parts(self, location: str) -> dict[SaveId, list[Part]]:
         """The parts of all nodes, by what was saved; the first node's, with the model, comes first."""

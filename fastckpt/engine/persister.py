@@ -54,6 +54,10 @@ class Persister:
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
     what cannot have a slot meanwhile is skipped, and its caller told so. While storage is in trouble nothing is
     pinned, so that memory stays new, and only the newest checkpoint is tried again.
+
+    Attributes:
+        after: Called when a checkpoint has become durable.
+        in_use: A durable checkpoint that must not be retired now.
     """
 
     def __init__(self, location: str, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier) -> None:
@@ -64,6 +68,8 @@ class Persister:
         self.tally = Tally(location)
         self.news: list[SaveId] = []
         self.trouble = ""
+        self.after: Callable[[], None] = lambda: None
+        self.in_use: Callable[[], SaveId | None] = lambda: None
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
@@ -185,6 +191,7 @@ class Persister:
         ours = {entry.name: entry.digest for entry in manifest.files if self._whole or entry.name != MODEL}
         job.slot.attest(job.id, ours)
         self.trouble = ""
+        self.after()
         size = manifest.size
         self.tally.made_durable(job.id, size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
@@ -242,7 +249,7 @@ class Persister:
 
     async def _retire(self) -> None:
         def retire() -> None:
-            for old in obsolete(self.policy, self.storage.checkpoints()):
+            for old in sorted({*obsolete(self.policy, self.storage.checkpoints())} - {self.in_use()}):
                 self.storage.delete(old)
 
         if self.policy == KeepAll():

@@ -128,21 +128,41 @@ class Resume:
 
     def _newest(self, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> tuple[Resumed | None, list[str]]:
         """The newest checkpoint with these details that all ranks can load; else None, and all that there is."""
-        offers, has, there = self._look(agreement, details)
-        verdicts, excluded = Verdicts(self._link, self._threads), set[Candidate]()
+        verdicts, excluded, there = Verdicts(self._link, self._threads), set[Candidate](), list[str]()
         resumed = None
-        while resumed is None and (choice := choose(has, excluded)) is not None:
-            attempt = self._attempt(offers[choice], load, agreement)
-            if attempt.objections:
-                excluded.add(choice)
-                there.append(self._tell(choice, attempt.objections))
-                self._met.append(there[-1])
-                verdicts.add(choice, offers[choice], attempt.bad)
-            else:
-                resumed = Resumed(SaveId(*choice.id), choice.tier, attempt.state, offers[choice].details)
+        for look in [self._look_near, self._look] if self._offers.has_far else [self._look]:
+            offers, has, others = look(agreement, details)
+            there += others
+            while resumed is None and (choice := choose(has, excluded)) is not None:
+                attempt = self._attempt(offers[choice], load, agreement)
+                if attempt.objections:
+                    excluded.add(choice)
+                    there.append(self._tell(choice, attempt.objections))
+                    self._met.append(there[-1])
+                    verdicts.add(choice, offers[choice], attempt.bad)
+                else:
+                    resumed = Resumed(SaveId(*choice.id), choice.tier, attempt.state, offers[choice].details)
+            if resumed is not None:
+                break
         self._met += [f"{path}: {why}" for _, path, why in self._offers.damaged]
         verdicts.carry_out(self._offers.damaged)
         return resumed, there
+
+    def _look_near(
+        self, agreement: Agreement, details: Mapping[str, Any]
+    ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
+        """As `_look`, but what memory holds alone, if that is as new as all that is durable: no network is needed."""
+        offers, durable = dict[Candidate, Offer](), tuple[int, ...]()
+        try:
+            offers, durable = self._offers.near()
+        except (FastckptError, OSError) as failure:
+            logger.debug("what is in memory is looked for again: %s", failure)
+        reports = agreement.gather({"has": _with_details(offers, details), "durable": durable})
+        has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
+        newest = choose(has, ())
+        if newest is None or newest.id < max(tuple(report["durable"]) for report in reports):
+            return {}, [], []
+        return offers, has, []
 
     def _look(
         self, agreement: Agreement, details: Mapping[str, Any]
@@ -153,10 +173,9 @@ class Resume:
             offers = self._offers.find()
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
             error = f"{type(failure).__name__}: {failure}"
-        wanted = [c for c, offer in offers.items() if all(offer.details.get(key) == details[key] for key in details)]
         bad = [f"{path}: {why}" for _, path, why in self._offers.damaged]
         bad += [f"{path}, set aside before: {why}" for path, why in self._offers.quarantined]
-        reports = agreement.gather({"has": wanted, "bad": bad, "error": error})
+        reports = agreement.gather({"has": _with_details(offers, details), "bad": bad, "error": error})
         if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
             raise NoLoadableCheckpoint(
                 f"{self._offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
@@ -205,6 +224,10 @@ class Resume:
             logger.warning("not resumed from %s", text)
             metrics.event("bad_checkpoint", **choice._asdict(), reason="; ".join(objections))
         return text
+
+
+def _with_details(offers: Mapping[Candidate, Offer], details: Mapping[str, Any]) -> list[Candidate]:
+    return [c for c, offer in offers.items() if all(offer.details.get(key) == details[key] for key in details)]
 
 
 def _not_for_all(has: list[set[Candidate]]) -> list[str]:

@@ -190,7 +190,7 @@ class _Connection:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
             case m.Pin():
-                return m.Pinned(keeper.readers.pin(self._pid))
+                return m.Pinned(keeper.readers.pin(self._pid), list(keeper.levels.newest or ()))
             case m.NextHistory():
                 return _welcome(keeper, keeper.writers.next_history(self._rank))
             case m.Ask():

@@ -28,6 +28,8 @@ class Hello:
     restart_count: int
     policy: dict[str, Any] = field(default_factory=dict)
     verify: str = "resume"
+    remote: str = ""
+    remote_policy: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,10 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Slots that hold a whole checkpoint."""
+    """Slots that hold a whole checkpoint, and history and step of the newest durable one; empty for none."""
 
     slots: list[str]
+    durable: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

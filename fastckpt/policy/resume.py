@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-TIERS = ("memory", "storage")
+TIERS = ("memory", "storage", "remote")
 """Nearest first."""
 
 

@@ -1,0 +1,186 @@
+"""Copies what is durable in the checkpoint directory to a second, remote store, in the background."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fastckpt import metrics
+from fastckpt.engine.deletion import obsolete
+from fastckpt.errors import FastckptError, PersistError
+from fastckpt.format.ids import SaveId
+from fastckpt.policy.retention import KeepAll, Policy
+from fastckpt.storage.copier import Copier
+from fastckpt.storage.source import Source
+from fastckpt.storage.store import Kept, Store, open_store
+
+logger = logging.getLogger("fastckpt")
+
+FIRST_PAUSE = 1.0
+"""Seconds before the first retry; each further one waits twice as long."""
+LONGEST_PAUSE = 60.0
+ATTEMPTS_AT_THE_END = 6
+"""How often the end of a job tries anew."""
+UNSEEN = 1000
+"""Histories that a remote store which cannot be read may hold beyond those that are known."""
+
+
+class Upload:
+    """The way from one store, which is fast, to another.
+
+    One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
+    store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
+    way, `busy` names it, so that retention leaves it. Trouble is told and retried for as long as the job lasts; the
+    fast store goes on without regard to it. Without a location all this does nothing.
+
+    Attributes:
+        policy: What the remote store keeps.
+        newest: The newest checkpoint that it holds, as far as is known.
+        trouble: Why the last upload failed; empty if it did not.
+    """
+
+    def __init__(self, fast: Store, location: str, copier: Copier) -> None:
+        self.policy: Policy = KeepAll()
+        self.newest: SaveId | None = None
+        self.trouble = ""
+        self.busy: SaveId | None = None
+        self._fast = fast
+        self._remote = open_store(location, copier) if location else None
+        self._failures = 0
+        self._news = False
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "fastckpt-upload")
+
+    async def open(self, known: SaveId | None) -> int:
+        """Clear away what dead uploads left, and begin with what the remote store lacks.
+
+        Args:
+            known: The newest checkpoint that is held nearer.
+
+        Returns the newest history that the remote store may hold. Raises PersistError if it does not answer and
+        nothing is held nearer: to start afresh then might be to start beside checkpoints that exist.
+        """
+        if self._remote is None:
+            return 0
+        try:
+            await self._in_thread(self._look)
+        except (FastckptError, OSError) as error:
+            if known is None:
+                raise
+            logger.warning("the job goes on without its remote store for now: %s", error)
+            self.trouble = str(error)
+        self.look()
+        if self.trouble and known is not None:
+            return known.history + UNSEEN
+        return self.newest.history if self.newest else 0
+
+    def look(self) -> None:
+        """Something may have become durable in the fast store."""
+        self._news = True
+        if self._remote is not None and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run())
+
+    def forget(self) -> None:
+        """Some of what the remote store held was found bad: find out anew what it holds."""
+        self.newest = None
+        self.look()
+
+    async def finish(self, seconds: float) -> bool:
+        """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
+        if self._remote is None:
+            return True
+        self._failures = 0
+        self._hurry.set()
+        self.look()
+        assert self._task is not None
+        done, _ = await asyncio.wait([self._task], timeout=seconds)
+        if self.trouble or not done:
+            why = self.trouble or f"it takes longer than {seconds:.0f} s"
+            logger.error("the newest checkpoint is not in %s: %s. The next job uploads it.", self._remote.path, why)
+        return bool(done)
+
+    def close(self, *, wait: bool) -> None:
+        """End the thread; with ``wait``, after what it does now."""
+        if self._task is not None:
+            self._task.cancel()
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+        if wait and self._remote is not None:
+            self._remote.close()
+
+    async def _run(self) -> None:
+        """Until the remote store holds the newest checkpoint, whatever goes wrong: no error may end this loop."""
+        while self._news:
+            self._news = False
+            work = asyncio.ensure_future(self._in_thread(self._upload_newest))
+            await asyncio.wait([work])
+            self.busy = None
+            if error := work.exception():
+                await self._failed(error)
+            else:
+                self._failures, self.trouble = 0, ""
+
+    async def _failed(self, error: BaseException) -> None:
+        self._failures += 1
+        metrics.counts["upload_failures"] += 1
+        self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
+        metrics.event("upload_failed", attempt=self._failures, error=str(error))
+        logger.warning("%s", self.trouble)
+        if self._hurry.is_set() and self._failures >= ATTEMPTS_AT_THE_END:
+            return
+        self._news = True
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
+        if self._hurry.is_set():
+            await asyncio.sleep(pause)
+        else:
+            await asyncio.wait([asyncio.ensure_future(self._hurry.wait())], timeout=pause)
+
+    def _in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _look(self) -> None:
+        assert self._remote is not None
+        try:
+            self._remote.sweep()
+        except PersistError as error:
+            logger.warning("%s", error)  # say, for want of the right to delete: it can be read all the same
+        self.newest = max((stored.id for stored in self._remote.checkpoints()), default=None)
+
+    def _upload_newest(self) -> None:
+        """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
+        if self.newest is None:
+            self._look()
+        found: Sequence[Kept] = self._fast.checkpoints()
+        if not found or (self.newest is not None and found[0].id <= self.newest):
+            return
+        newest = found[0]
+        self.busy = newest.id
+        start = time.perf_counter()
+        with metrics.phase("upload", step=newest.id.step):
+            self._publish(newest)
+        self.newest = newest.id
+        size, seconds = newest.manifest.size, time.perf_counter() - start
+        metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
+        logger.info("uploaded %s: %.2f GB in %.2f s", newest.id, size / 1e9, seconds)
+        self._retire()
+
+    def _publish(self, stored: Kept) -> None:
+        """Publish the very bytes that the manifest names: others are BadSource, and do not count."""
+        assert self._remote is not None
+        kept = stored.manifest
+        files = {
+            entry.name: Source(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
+            for entry in kept.files
+        }
+        self._remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)
+
+    def _retire(self) -> None:
+        assert self._remote is not None
+        try:
+            for old in obsolete(self.policy, self._remote.checkpoints()):
+                self._remote.delete(old)
+        except (FastckptError, OSError) as error:
+            logger.warning("old checkpoints in the remote store could not be deleted: %s", error)
