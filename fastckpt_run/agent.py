@@ -1,6 +1,7 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed.run as torchrun
@@ -114,13 +115,18 @@ class FastckptAgent(LocalElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
         metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])
+        self._have_saved(self._saver.breakpoint)
+
+    def _have_saved(self, how: Callable[[], None]) -> None:
         try:
-            self._saver.breakpoint()
-        except (FastckptError, OSError):
+            how()
+        except (FastckptError, OSError, TimeoutError):
             metrics.counts["breakpoint.failed"] += 1
             logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        if args:  # a signal: workers may take long to end, and whoever sent it may not wait
+            self._have_saved(self._saver.flush)
         super()._shutdown(*args, **kwargs)
         self._watch.close()
         if self._pcontext and self._worker_group.state != WorkerState.SUCCEEDED:

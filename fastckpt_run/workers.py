@@ -43,6 +43,12 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+def wake(leader: int) -> None:
+    """Let all processes of a child's group run: stopped ones (SIGSTOP) would not hear that they are to end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGCONT)
+
+
 def kill_orphans(leader: int) -> None:
     """Kill what a reaped worker left in its process group.
 
@@ -99,6 +105,9 @@ class ScriptWorkers(SubprocessContext):
         """As torch's; without a signal, which is how torch stops the others after a failure, SIGKILL."""
         if death_sig is None:
             self.stopped |= {r for r, handler in self.subprocess_handlers.items() if handler.proc.poll() is None}
+        for handler in self.subprocess_handlers.values():
+            if death_sig is not None and handler.proc.poll() is None:
+                wake(handler.proc.pid)
         super().close(death_sig or signal.SIGKILL, timeout)
 
     def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
@@ -121,6 +130,9 @@ class FunctionWorkers(MultiprocessContext):
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """As torch's; without a signal SIGKILL."""
+        for process in self._pc.processes if death_sig is not None and self._pc is not None else ():
+            if process.is_alive():
+                wake(process.pid)
         super().close(death_sig or signal.SIGKILL, timeout)
 
     def _poll(self) -> RunProcsResult | None:

@@ -63,6 +63,15 @@ class Saver:
 
         self._call(restart()).result(START_TIMEOUT)
 
+    def flush(self) -> None:
+        """Begin to flush the newest checkpoint in memory; call when workers are told to end: that may take them long."""
+
+        async def flush() -> None:
+            for keeper in self._keepers.values():
+                keeper.flush()
+
+        self._call(flush()).result(START_TIMEOUT)
+
     @property
     def deserted(self) -> bool:
         """Whether all writers of all checkpoint directories have taken leave."""

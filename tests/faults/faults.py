@@ -74,6 +74,16 @@ class Kill(Fault):
 
 
 @dataclass(frozen=True)
+class Stop(Fault):
+    """SIGSTOP of the worker ``rank``."""
+
+    rank: int
+
+    def strike(self, out: Path) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@dataclass(frozen=True)
 class Delay(Fault):
     """The phase begins so many seconds late."""
 
@@ -122,6 +132,10 @@ def kill_all(at: str, step: int = 0, seen_by: int = 0) -> Fault:
     return Kill(at, step, seen_by, "agent and workers")
 
 
+def stop(rank: int, at: str, step: int = 0) -> Fault:
+    return Stop(at, step, rank)
+
+
 def delay(seconds: float, at: str, step: int = 0) -> Fault:
     return Delay(at, step, seconds)
 
@@ -136,7 +150,7 @@ def to_text(faults: list[Fault]) -> str:
 
 
 def from_text(text: str) -> list[Fault]:
-    names = {"Kill": Kill, "Delay": Delay, "Refusal": Refusal}
+    names = {"Kill": Kill, "Stop": Stop, "Delay": Delay, "Refusal": Refusal}
     return [eval(line, names) for line in text.splitlines()]  # the test wrote it
 
 

@@ -12,10 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from fastckpt.memory.arena import arena_path
+from fastckpt.storage.directory import CheckpointDirectory
 from tests.faults.faults import Fault, to_text
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
 
 
 class Job:
@@ -71,6 +76,18 @@ class Job:
         code = self.start(*script, **options).wait()
         assert code == 0, f"exit code {code}:\n{self.text()}"
         return self
+
+    def is_stopped(self, rank: int) -> bool:
+        return psutil.Process(self.pid(rank)).status() == psutil.STATUS_STOPPED
+
+    def go_on(self, step: int) -> None:
+        """Let those that wait at a step go on."""
+        (self.folder / f"go.{step}").touch()
+
+    def wait_for_all(self, step: int) -> None:
+        """Wait until every rank waits at a step."""
+        for rank in (0, 1):
+            self.wait_for("waiting", step, rank)
 
     def run_to_the_end(self, *script: str, **options: Any) -> "Job":
         """Launch it anew whenever its agent is killed, and see its good end."""
@@ -158,6 +175,19 @@ class Job:
             skipped = {line["skipped"] for line in lines if line.get("skipped", 0) > loaded}
             found.append((max(0, done - loaded), len(skipped)))
         return found
+
+    def arena(self) -> Path:
+        return arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(self.checkpoint_dir), 0)
+
+    def stored(self) -> list[int]:
+        """The steps on storage, each read and found whole; newest first."""
+        found = CheckpointDirectory(self.checkpoint_dir).checkpoints()
+        for checkpoint in found:
+            checkpoint.verify()
+        return [checkpoint.id.step for checkpoint in found]
+
+    def troubles(self) -> list[str]:
+        return [line["trouble"] for rank in self.ranks() for line in self.log(rank) if "trouble" in line]
 
     def skips(self) -> set[int]:
         return {line["skipped"] for rank in self.ranks() for line in self.log(rank) if "skipped" in line}

@@ -3,9 +3,7 @@
 import socket
 
 from tests.faults.faults import kill
-from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+from tests.faults.jobs import HERE, TORCHRUN, assert_as_if_nothing_had_happened
 
 
 def test_plain_torchrun(new_job, uninterrupted):

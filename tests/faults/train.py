@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--named", action="store_true", help="give each file that is persisted a name of its own")
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
+    parser.add_argument("--wait-at", type=int, nargs="*", default=[], help="wait here until a file go.<step> appears")
+    parser.add_argument("--apart", action="store_true", help="no rank waits for another's gradients")
+    parser.add_argument("--ballast", type=int, nargs="*", default=[], metavar="MB", help="add to the state; more later")
+    parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
+    parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--own-store", action="store_true", help="meet elsewhere than in torchrun's store")
     return parser.parse_args()
@@ -96,6 +102,8 @@ def start_process_group(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = parse_arguments()
+    if args.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_process_group(args)
     rank, world = dist.get_rank(), dist.get_world_size()
     draft = args.out / f"draft.{rank}"
@@ -104,7 +112,7 @@ def main() -> None:
     log, data = Log(args.out, rank), Data(rank, world)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 4))
-    ddp = DistributedDataParallel(model)
+    ddp = model if args.apart else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(11 + rank)
 
@@ -135,11 +143,19 @@ def main() -> None:
         log(step=step, loss=loss.item().hex())
         if step % args.memory == 0 or step % args.disk == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            if args.ballast:
+                state["ballast"] = torch.ones(args.ballast[-1 if step >= args.grow_at else 0] << 18)
             place = StorageType.MEMORY if step % args.disk else StorageType.DISK
             own = {"epoch": data.epoch, "taken": data.taken}
             path = str(args.out / f"named-{step}.pt") if args.named and not step % args.disk else ""
             result = checkpointer.save_checkpoint(step, state, path, storage_type=place, rank_state=own)
             log(saved=step) if result.saved else log(skipped=step, reason=result.reason)
+            if result.trouble:
+                log(trouble=result.trouble)
+        if step in args.wait_at:
+            log(waiting=step)
+            while not (args.out / f"go.{step}").exists():
+                time.sleep(0.01)
         if 0 < args.stop_at <= step:
             log(waiting=step)
             time.sleep(600)

@@ -118,6 +118,9 @@ class Saver:
             note("breakpoint, all reaped")
         if "broken" in sys.argv:
             raise OSError("no memory")
+    def flush(self):
+        note("flush")
+        raise TimeoutError
     def close(self):
         note("close")
         if "slow" in sys.argv:
@@ -160,7 +163,7 @@ def test_a_third_signal_gives_up_the_last_flush(jobs: Jobs, tmp_path: Path, coun
         job.terminate()
     job.communicate(timeout=60)
     assert job.returncode == 1
-    assert noted(tmp_path) == ["start", *ends]
+    assert noted(tmp_path) == ["start", "flush", *ends], "flushed while the workers end, and to the end"
 
 
 def test_a_group_beyond_repair_is_a_failure(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

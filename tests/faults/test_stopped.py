@@ -1,0 +1,61 @@
+"""A worker that stops answering in the middle of a save (SIGSTOP): the others, and the agent, go on."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from fastckpt.config import AGENT_VARIABLE
+from fastckpt.ipc.channel import Channel
+from fastckpt.ipc.messages import Ask, Failed
+from tests.faults.faults import stop
+from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+
+
+def assert_agent_answers(job: Job) -> None:
+    channel = Channel(psutil.Process(job.pid(0)).environ()[AGENT_VARIABLE], 5)
+    start = time.monotonic()
+    answer = channel.ask(Ask())
+    channel.close()
+    assert isinstance(answer, Failed) and "before Hello" in answer.text
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("phase", ["snapshot.skeleton", "snapshot.commit"])
+def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, phase):
+    job = new_job().befalls(stop(rank=1, at=phase, step=2)).start("--apart", "--disk", "1000")
+    job.wait_for("skipped", 60)
+    job.until(lambda: job.is_stopped(1), "rank 1 stopped")
+    assert_agent_answers(job)
+    reasons = {line["skipped"]: line["reason"] for line in job.log(0) if "skipped" in line}
+    assert set(reasons) == set(range(8, 61, 2)), "three slots are taken"
+    assert all("step 6 waits for local rank 1, which must save it too" in reason for reason in reasons.values())
+    os.kill(job.pid(1), signal.SIGCONT)
+    assert job.wait() == 0, job.text()
+    assert {line["skipped"] for line in job.log(1) if "skipped" in line} == set(reasons), "alike for both"
+    assert_as_if_nothing_had_happened(job, uninterrupted("--apart"))
+    assert job.stored() == [6]
+
+
+def test_a_job_that_is_continued_knows_nothing_of_it(new_job, uninterrupted):
+    """And one whose stopped worker is not continued recovers once another dies: SIGKILL reaches the stopped."""
+    job = new_job().befalls(
+        stop(rank=1, at="snapshot.skeleton", step=12),
+        stop(rank=0, at="snapshot.commit", step=24),
+        stop(rank=1, at="snapshot.commit", step=36),
+    )
+    job.start()
+    for strikes, rank in enumerate((1, 0, 1), 1):
+        job.until(lambda n=strikes: job.struck() >= n, f"stop {strikes}")
+        job.until(lambda rank=rank: job.is_stopped(rank), f"rank {rank} stopped")
+        time.sleep(0.3)
+        assert_agent_answers(job)
+        if strikes < 3:
+            os.kill(job.pid(rank), signal.SIGCONT)
+    job.strike(0)
+    assert job.wait() == 0, job.text()
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+    assert job.resumes()[1:] == [(34, "memory")]
