@@ -194,8 +194,10 @@ def child(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
 
 def make_image(path: Path, size: int) -> None:
     """A file in shared memory that is reserved and filled, as a slot's is."""
-    with path.open("wb", buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, size)
+    from fastckpt.memory.pages import allocate
+
+    with path.open("w+b", buffering=0) as file:
+        allocate(file.fileno(), size)
         block = os.urandom(BLOCK)
         for _ in range(size // BLOCK):
             file.write(block)

@@ -15,6 +15,7 @@ from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory import presence
 from fastckpt.memory.headroom import headroom
 from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
+from fastckpt.memory.pages import allocate
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
 
@@ -145,7 +146,7 @@ class Arena:
             remove_any(old)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size)
+            allocate(fd, size)
         except OSError as error:
             temporary.unlink()
             raise ArenaTooSmall(too_small(self.path, size, 1, str(headroom(self.path)))) from error

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import xxhash
 
+from fastckpt.mapping import window
 from fastckpt.storage.unbuffered import SECTOR, Writer, create, pass_page_cache, read_some
 
 BLOCK = 32 * 2**20
@@ -113,10 +114,10 @@ def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
         for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):
             _digest_hole(digest, offset - end)
             pace.wait_for(length)
-            with _window(reader, offset, length) as window:
-                digested = thread.submit(digest.update, window)
+            with window(reader, offset, length) as source, source.view() as view:
+                digested = thread.submit(digest.update, view)
                 try:
-                    target.write(window, offset)
+                    target.write(view, offset)
                 finally:
                     digested.result()
             end = offset + length
@@ -156,13 +157,3 @@ def _digest_hole(digest: xxhash.xxh3_128, count: int) -> None:
     zeros = memoryview(bytes(min(count, READ)))
     for offset in range(0, count, READ):
         digest.update(zeros[: count - offset])
-
-
-@contextlib.contextmanager
-def _window(reader: int, offset: int, length: int) -> Iterator[memoryview]:
-    # Small windows, since unmapping holds the GIL for as long as the mapping is large.
-    with (
-        mmap.mmap(reader, length, mmap.MAP_SHARED, mmap.PROT_READ, offset=offset) as window,
-        memoryview(window) as view,
-    ):
-        yield view

@@ -1,0 +1,61 @@
+"""Maps parts of files so that the processor's large pages can serve them, and asks for such pages."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+HUGE = 2 * 2**20
+"""Bytes of a large page; where the processor has another size, small pages serve."""
+MADV_COLLAPSE = 25
+"""Since Linux 6.1. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
+FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+PROT_NONE, MAP_FIXED = 0, 0x10
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a file in memory, for reading, for as long as `window` lasts."""
+
+    address: int
+    length: int
+
+    def view(self) -> memoryview:
+        """Its bytes; release it, and what was cut from it, before the window ends."""
+        return memoryview((ctypes.c_char * self.length).from_address(self.address)).cast("B").toreadonly()
+
+    def collapse(self) -> bool:
+        """Move it into large pages, as far as it fills them; returns whether that went well."""
+        return not _libc.madvise(self.address, self.length, MADV_COLLAPSE)
+
+
+@contextlib.contextmanager
+def window(descriptor: int, offset: int, length: int) -> Iterator[Window]:
+    """Map part of a file, from a multiple of the page size on; raises OSError if that fails.
+
+    The kernel serves it by large pages only if address and offset agree modulo their size, which Python's mmap
+    leaves to chance. The file must not shrink meanwhile, else the process dies of SIGBUS.
+    """
+    room = length + HUGE
+    base = _map(None, room, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    try:
+        address = base + (offset - base) % HUGE
+        yield Window(_map(address, length, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, descriptor, offset), length)
+    finally:
+        _libc.munmap(base, room)
+
+
+def _map(*arguments: int | None) -> int:
+    address = _libc.mmap(*arguments)
+    if address == FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(address)
