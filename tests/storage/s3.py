@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -50,13 +50,23 @@ def s3(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator["S3"]:
     """An empty bucket behind a proxy; credentials and address are in the environment."""
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+    _ask(s3_server, "POST", "/moto-api/reset")
+    _ask(s3_server, "PUT", f"/{BUCKET}")
     with Proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         service = S3(proxy)
-        service.fs.mkdir(BUCKET)
         yield service
         proxy.faults.clear()
-        service.empty()
+        service.close()
+
+
+def _ask(server: str, verb: str, path: str) -> None:
+    connection = http.client.HTTPConnection(server, timeout=60)
+    try:
+        connection.request(verb, path)
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 @dataclass
@@ -197,15 +207,19 @@ class _Server(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
 
-@dataclass
 class S3:
-    """What a test sees of the server: past the proxy's faults, what lies in the bucket."""
+    """What a test sees of the server, and what befalls requests to it."""
 
-    proxy: Proxy
-    fs: Any = field(init=False)
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self._fs: Any = None
 
-    def __post_init__(self) -> None:
-        self.fs = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True)
+    @property
+    def fs(self) -> Any:
+        """A client of the test's own."""
+        if self._fs is None:
+            self._fs = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True)
+        return self._fs
 
     def befalls(self, *faults: Fault) -> Fault:
         return self.proxy.befalls(*faults)
@@ -218,9 +232,6 @@ class S3:
         """The keys of uploads under way."""
         return [upload["Key"] for upload in self.fs.list_multipart_uploads(BUCKET)]
 
-    def empty(self) -> None:
-        for key in self.keys():
-            self.fs.rm_file(key)
-        self.fs.clear_multipart_uploads(BUCKET)
-        self.fs.rmdir(BUCKET)
-        fsspec.asyn.sync(self.fs.loop, self.fs._s3.close)
+    def close(self) -> None:
+        if self._fs is not None and self._fs._s3 is not None:
+            fsspec.asyn.sync(self._fs.loop, self._fs._s3.close)

@@ -50,6 +50,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, s3_server: str) -> Ite
 
 
 @pytest.fixture
+def near(tmp_path: Path) -> Iterator[RemoteStore]:
+    """A store that answers at once, for what is decided by names and sizes alone."""
+    with opened(f"memory://{tmp_path.name}/run1") as made:
+        yield made
+
+
+@pytest.fixture
 def on_s3(s3: S3) -> Iterator[RemoteStore]:  # noqa: F811
     with opened("s3://bucket/run1") as made:
         yield made
@@ -88,12 +95,11 @@ def assert_sound(store: RemoteStore, tmp_path: Path) -> list[SaveId]:
     scan = store.scan()
     assert scan.damaged == []
     for stored in scan.places:
-        store.verify(stored)
         into = tmp_path / f"fetched-{stored.id.history}-{stored.id.step}"
-        files = store.fetch(stored, [entry.name for entry in stored.manifest.files], into)
-        if files["model.pt"].stat().st_size < MIB:
-            assert files["model.pt"].read_bytes().startswith(b"%d.%d model." % stored.id)
-            assert files["rank_0.pt"].read_bytes() == b"%d.%d rank" % stored.id
+        store.fetch(stored, [entry.name for entry in stored.manifest.files], into)
+        if store.file(stored, "model.pt", into).stat().st_size < MIB:
+            assert (into / "model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
+            assert (into / "rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
     return [stored.id for stored in scan.whole]
 
 
@@ -119,8 +125,9 @@ def test_what_is_published_is_found_and_fetched(store, tmp_path):
 def test_a_large_file_travels_in_parts(store, large, tmp_path):
     store.publish(SaveId(0, 1), large)
     stored = store.checkpoints()[0]
-    fetched = store.fetch(stored, ["model.pt"], tmp_path / "into")
-    assert fetched["model.pt"].read_bytes() == large["model.pt"].read_bytes()
+    store.fetch(stored, ["model.pt"], tmp_path / "into")
+    store.verify(stored)
+    assert (tmp_path / "into/model.pt").read_bytes() == large["model.pt"].read_bytes()
     assert list((tmp_path / "into").iterdir()) == [tmp_path / "into/model.pt"]
 
 
@@ -154,18 +161,18 @@ def test_a_path_of_the_user_is_a_copy_of_the_model(store, tmp_path):
     assert assert_sound(store, tmp_path) == [(0, 20)]
 
 
-def test_a_step_saved_to_two_paths_is_at_both(store, tmp_path):
+def test_a_step_saved_to_two_paths_is_at_both(near, tmp_path):
     for path in ("a.pt", "b.pt", "b.pt"):
-        publish(store, tmp_path, SaveId(0, 10), target=path)
-    assert sorted(stored.path for stored in store.scan().places) == [f"{store.path}/a.pt", f"{store.path}/b.pt"]
-    assert len(store.checkpoints()) == 1
+        publish(near, tmp_path, SaveId(0, 10), target=path)
+    assert sorted(stored.path for stored in near.scan().places) == [f"{near.path}/a.pt", f"{near.path}/b.pt"]
+    assert len(near.checkpoints()) == 1
 
 
 @pytest.mark.parametrize("target", ["checkpoint-1/0-00000000-000000000000/model.pt", ".fastckpt/x", "a/../../x", ""])
-def test_paths_that_would_tear_something_are_refused(store, tmp_path, target):
+def test_paths_that_would_tear_something_are_refused(near, tmp_path, target):
     with pytest.raises((ConfigError, BadCheckpoint)):
-        publish(store, tmp_path, SaveId(0, 1), target=target or "latest_checkpointed_iteration.txt")
-    assert store.checkpoints() == []
+        publish(near, tmp_path, SaveId(0, 1), target=target or "latest_checkpointed_iteration.txt")
+    assert near.checkpoints() == []
 
 
 def test_identity_lasts_as_long_as_the_place(store):
@@ -198,57 +205,67 @@ def spoil(store: RemoteStore, step: int, name: str, how: str) -> str:
 
 @pytest.mark.parametrize("how", ["short", "empty", "missing"])
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt", "manifest.json"])
-def test_what_is_damaged_does_not_count(store, tmp_path, name, how):
-    publish(store, tmp_path, SaveId(0, 10))
-    publish(store, tmp_path, SaveId(0, 20))
-    spoiled = spoil(store, 20, name, how)
-    with opened(store.path) as fresh:
+def test_what_is_damaged_does_not_count(near, tmp_path, name, how):
+    publish(near, tmp_path, SaveId(0, 10))
+    publish(near, tmp_path, SaveId(0, 20))
+    spoiled = spoil(near, 20, name, how)
+    with opened(near.path) as fresh:
         assert ids(fresh) == [(0, 10)]
         damaged = fresh.scan().damaged
     if (name, how) != ("manifest.json", "missing"):
-        assert [where for where, _ in damaged] == [store._objects.url(spoiled.rpartition("/")[0])]
+        assert [where for where, _ in damaged] == [near._objects.url(spoiled.rpartition("/")[0])]
         assert name in damaged[0][1]
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
-def test_a_flipped_byte_is_found_by_whoever_reads(store, tmp_path, name):
-    publish(store, tmp_path, SaveId(0, 10))
-    spoil(store, 10, name, "flipped")
-    stored = store.checkpoints()[0]
+def test_a_flipped_byte_is_found_by_whoever_reads(near, tmp_path, name):
+    publish(near, tmp_path, SaveId(0, 10))
+    spoil(near, 10, name, "flipped")
+    stored = near.checkpoints()[0]
     with pytest.raises(BadCheckpoint, match=f"{name} is damaged: its xxh3-128 is"):
-        store.verify(stored)
+        near.verify(stored)
     with pytest.raises(BadCheckpoint, match=f"{name} is damaged"):
-        store.fetch(stored, [name], tmp_path / "into")
+        near.fetch(stored, [name], tmp_path / "into")
     assert list((tmp_path / "into").iterdir()) == []
-    store.verify(stored, ["empty"])
+    near.verify(stored, ["empty"])
 
 
-def test_a_flipped_byte_in_the_manifest(store, tmp_path):
-    publish(store, tmp_path, SaveId(0, 10))
-    spoil(store, 10, "manifest.json", "flipped")
-    with opened(store.path) as fresh:
+def test_what_is_empty_on_s3(on_s3, tmp_path):
+    """No range of no bytes can be asked for."""
+    publish(on_s3, tmp_path, SaveId(0, 10))
+    publish(on_s3, tmp_path, SaveId(0, 20))
+    spoil(on_s3, 20, "manifest.json", "empty")
+    with opened(on_s3.path) as fresh:
+        assert ids(fresh) == [(0, 10)]
+        assert "is no JSON" in fresh.scan().damaged[0][1]
+
+
+def test_a_flipped_byte_in_the_manifest(near, tmp_path):
+    publish(near, tmp_path, SaveId(0, 10))
+    spoil(near, 10, "manifest.json", "flipped")
+    with opened(near.path) as fresh:
         assert fresh.checkpoints() == []
         assert len(fresh.scan().damaged) == 1
 
 
-def test_a_manifest_in_another_place_does_not_count(store, tmp_path):
-    publish(store, tmp_path, SaveId(0, 10))
-    folder, sizes = objects_of(store, 10)
+def test_a_manifest_in_another_place_does_not_count(near, tmp_path):
+    publish(near, tmp_path, SaveId(0, 10))
+    folder, sizes = objects_of(near, 10)
     for inner in sizes:
-        store._objects.copy(f"{folder}/{inner}", f"checkpoint-11/{inner}")
-    assert ids(store) == [(0, 10)]
-    assert "belongs elsewhere" in store.scan().damaged[0][1]
+        near._objects.copy(f"{folder}/{inner}", f"checkpoint-11/{inner}")
+    assert ids(near) == [(0, 10)]
+    assert "belongs elsewhere" in near.scan().damaged[0][1]
 
 
-def test_other_things_in_the_store_are_left_alone(store, tmp_path):
-    publish(store, tmp_path, SaveId(0, 10))
+def test_other_things_in_the_store_are_left_alone(near, tmp_path):
+    publish(near, tmp_path, SaveId(0, 10))
     others = ["notes.txt", "checkpoint-10/README", "checkpoint-7/model.pt", "checkpoint-x/0-00000000-000000000000/a"]
     for name in others:
-        store._objects.put(name, b"mine")
-    publish(store, tmp_path, SaveId(1, 10))
-    assert store.sweep() == []
-    assert assert_sound(store, tmp_path) == [(1, 10)]
-    assert set(others) <= set(store._objects.sizes(""))
+        near._objects.put(name, b"mine")
+    publish(near, tmp_path, SaveId(1, 10))
+    assert near.sweep() == []
+    assert assert_sound(near, tmp_path) == [(1, 10)]
+    assert set(others) <= set(near._objects.sizes(""))
 
 
 def test_quarantine_sets_aside_and_nothing_of_ours_deletes_it(store, tmp_path):
@@ -289,9 +306,9 @@ def die_at(monkeypatch: pytest.MonkeyPatch, store: RemoteStore, method: str, cal
 
 
 @pytest.mark.parametrize(("method", "call"), [("upload", 1), ("upload", 3), ("copy", 1), ("put", 4), ("put", 5)])
-def test_a_writer_that_dies_leaves_the_old_or_the_new_one(store, tmp_path, monkeypatch, method, call):
-    publish(store, tmp_path, SaveId(1, 10))
-    writer = RemoteStore(store.path)
+def test_a_writer_that_dies_leaves_the_old_or_the_new_one(near, tmp_path, monkeypatch, method, call):
+    publish(near, tmp_path, SaveId(1, 10))
+    writer = RemoteStore(near.path)
     die_at(monkeypatch, writer, method, call)
     try:
         publish(writer, tmp_path, SaveId(2, 10), target="copy.pt")
@@ -300,10 +317,10 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_one(store, tmp_path, monke
         committed = False
         assert "the process is dead" in str(error)
     assert committed == ((method, call) == ("put", 5)), "three images, the manifest, the tracker"
-    assert assert_sound(store, tmp_path) == ([(2, 10), (1, 10)] if committed else [(1, 10)])
-    store.sweep()
-    assert assert_sound(store, tmp_path) == ([(2, 10), (1, 10)] if committed else [(1, 10)])
-    assert len({name.split("/")[1] for name in objects_of(store, 10)[1] for name in [f"x/{name}"]}) == 1 + committed
+    assert assert_sound(near, tmp_path) == ([(2, 10), (1, 10)] if committed else [(1, 10)])
+    near.sweep()
+    assert assert_sound(near, tmp_path) == ([(2, 10), (1, 10)] if committed else [(1, 10)])
+    assert len({name.split("/")[1] for name in objects_of(near, 10)[1] for name in [f"x/{name}"]}) == 1 + committed
     writer.close()
 
 
@@ -341,58 +358,60 @@ def test_a_deletion_that_is_cut_off_counts_no_more_and_is_swept(store, tmp_path,
 # --- S3 with a bad network
 
 
+REQUESTS = {
+    "begin": ("POST", r"model.pt\?uploads"),
+    "part": ("PUT", "partNumber=2"),
+    "complete": ("POST", "uploadId"),
+    "small": ("PUT", "rank_0.pt"),
+    "list": ("GET", "prefix="),
+    "manifest": ("PUT", "manifest.json"),
+}
+
+
 @pytest.mark.parametrize("how", ["drop", "lose", 500, 503, "stall"])
-@pytest.mark.parametrize(
-    ("verb", "path"),
-    [
-        ("POST", r"model.pt\?uploads"),
-        ("PUT", "partNumber=2"),
-        ("POST", "uploadId"),
-        ("PUT", "rank_0.pt"),
-        ("GET", "prefix="),
-        ("PUT", "manifest.json"),
-    ],
-)
-def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how, verb, path):  # noqa: F811
-    fault = s3.befalls(Fault(how, verb, path))
+def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how):  # noqa: F811
+    """Each kind of request of a publication meets it once."""
+    faults = [Fault(how, *request) for request in REQUESTS.values()]
+    s3.befalls(*faults)
     on_s3.publish(SaveId(0, 1), large)
-    assert fault.struck == 1
+    assert [fault.struck for fault in faults] == [1] * len(REQUESTS)
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     assert (tmp_path / "fetched-0-1/model.pt").read_bytes() == large["model.pt"].read_bytes()
-    assert s3.uploads() == [] or how == "lose", "a lost answer to the first request leaves an upload that nobody knows"
+    assert len(s3.uploads()) == (how == "lose"), "a lost answer to the first request leaves one that nobody knows of"
+    assert len(on_s3.sweep()) == (how == "lose")
+    assert s3.uploads() == []
 
 
-@pytest.mark.parametrize("how", ["drop", 500, 503, "cut", "flip"])
-def test_passing_trouble_while_reading(on_s3, s3, large, tmp_path, how):  # noqa: F811
+def test_passing_trouble_while_reading(on_s3, s3, large, tmp_path):  # noqa: F811
     on_s3.publish(SaveId(0, 1), large)
-    fault = s3.befalls(Fault(how, "GET", "model.pt", after=1))
-    fetched = on_s3.fetch(on_s3.checkpoints()[0], ["model.pt"], tmp_path / "into")
-    assert fault.struck == 1
-    assert fetched["model.pt"].read_bytes() == large["model.pt"].read_bytes()
+    for how in ("drop", 500, 503, "cut", "flip"):
+        fault = s3.befalls(Fault(how, "GET", "model.pt", after=1))
+        on_s3.fetch(on_s3.checkpoints()[0], ["model.pt"], tmp_path / "into")
+        assert fault.struck == 1
+    assert (tmp_path / "into/model.pt").read_bytes() == large["model.pt"].read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("verb", "path"), [("PUT", "partNumber=2"), ("POST", "uploadId"), ("PUT", "rank_0"), ("PUT", "manifest")]
-)
-def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_path, verb, path):  # noqa: F811
+def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_path):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
     before = s3.keys()
-    fault = s3.befalls(Fault(403, verb, path, times=1000))
-    with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credentials"):
-        on_s3.publish(SaveId(1, 1), large)
-    assert fault.struck
-    assert s3.keys() == before
-    assert s3.uploads() == []
+    for verb, path in REQUESTS.values():
+        if path != "prefix=":  # without lists nothing can be cleaned up
+            fault = s3.befalls(Fault(403, verb, path, times=1000))
+            with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credent"):
+                on_s3.publish(SaveId(1, 1), large)
+            assert fault.struck
+            s3.proxy.faults.clear()
+            assert s3.keys() == before
+            assert s3.uploads() == []
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
-    s3.proxy.faults.clear()
     on_s3.publish(SaveId(1, 1), large)
     assert ids(on_s3) == [(1, 1)]
 
 
 def test_a_store_that_is_gone_for_long_ends_in_an_error(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
-    monkeypatch.setattr(on_s3._objects, "_deadline", {"timeout": 2.0})
-    monkeypatch.setattr(on_s3._objects, "_long_deadline", {"timeout": 2.0})
+    monkeypatch.setattr(on_s3._objects, "_deadline", {"timeout": 1.0})
+    monkeypatch.setattr(on_s3._objects, "_long_deadline", {"timeout": 1.0})
     s3.befalls(Fault("drop", times=10**6))
     for deed in (lambda: publish(on_s3, tmp_path, SaveId(0, 2)), on_s3.scan, lambda: on_s3.delete(SaveId(0, 0))):
         with pytest.raises(PersistError, match="See whether the store can be reached"):
@@ -436,11 +455,11 @@ def test_readers_see_the_old_or_the_new_one_at_every_moment(on_s3, tmp_path):
 
 
 def test_an_upload_holds_few_parts_in_memory(on_s3, s3, tmp_path):  # noqa: F811
-    """A file of 400 MB; the whole process may take 200 MB more."""
+    """A file of 256 MB; the whole process may take 150 MB more."""
     big = tmp_path / "big"
     big.mkdir()
     (big / "model.pt").touch()
-    os.truncate(big / "model.pt", 400 * 10**6)
+    os.truncate(big / "model.pt", 256 * 10**6)
     program = f"""
 import resource, pathlib
 from fastckpt.format.ids import SaveId
@@ -454,7 +473,7 @@ store.close()
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 200_000, f"{int(done.stdout) / 1000:.0f} MB more"
+    assert int(done.stdout) < 150_000, f"{int(done.stdout) / 1000:.0f} MB more"
 
 
 # --- locations
