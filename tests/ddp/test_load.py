@@ -25,6 +25,7 @@ from fastckpt.format import manifest
 from fastckpt.memory import slots
 from fastckpt.memory.arena import arena_path
 from fastckpt.storage import publish
+from fastckpt.storage import stored as stored_module
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.ddp.conftest import Ranks, state, until
 
@@ -468,18 +469,17 @@ class TestWhatIsBadIsSetAside:
 
     def test_what_another_rank_alone_cannot_read_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
         """It may be that rank's mount, or its memory; but nobody resumes from it."""
-        reader = CheckpointDirectory.verify
+        real, seen = stored_module.digest_file, []
 
-        def rank_1_sees_other_bytes(self: Any, stored: Any, names: Any) -> None:
-            if stored.id.step == 3 and names == ["rank_1.pt"] and seen == []:
-                seen.append(names)
-                raise BadCheckpoint("rank_1.pt is damaged, seen from here")
-            reader(self, stored, names)
+        def rank_1_reads_other_bytes(path: Path) -> str:
+            if path == three.directory / "checkpoint-3" / "rank_1.pt" and not seen:
+                seen.append(path)
+                return "0" * 32
+            return real(path)
 
-        seen: list[Any] = []
-        monkeypatch.setattr(CheckpointDirectory, "verify", rank_1_sees_other_bytes)
+        monkeypatch.setattr(stored_module, "digest_file", rank_1_reads_other_bytes)
         assert self.load(three) == [2, 2]
-        assert "seen from here" in said.text and "rank 0 finds nothing wrong with it" in said.text
+        assert f"its xxh3-128 is {'0' * 32}" in said.text and "rank 0 finds nothing wrong with it" in said.text
         assert quarantined(three) == []
 
     def test_storage_that_refuses_does_not_hinder_the_resume(self, three: Ranks, said):
