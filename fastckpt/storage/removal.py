@@ -9,7 +9,7 @@ from fastckpt.storage.claims import Claims, draft_of
 from fastckpt.storage.durable import move, remove, sync_directory
 from fastckpt.storage.layout import FILES, Layout
 from fastckpt.storage.scan import Reader, Scan
-from fastckpt.storage.stored import Stored
+from fastckpt.storage.stored import Stored, read_manifest
 
 
 def drop(layout: Layout, place: Path) -> None:
@@ -20,9 +20,20 @@ def drop(layout: Layout, place: Path) -> None:
 
 
 def delete(layout: Layout, stored: Stored) -> None:
-    """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes what is left of it."""
-    deleted = layout.draft("deleted")
-    move(stored.place, deleted)
+    """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes what is left of it.
+
+    What another process publishes to its place meanwhile stays.
+    """
+    aside, deleted = layout.draft("retired"), layout.draft("deleted")
+    try:
+        stored.place.rename(aside)  # where it counts still, whichever it is
+    except FileNotFoundError:
+        return  # another process has deleted it
+    if read_manifest(aside) != stored.manifest:
+        if not os.path.lexists(stored.place):
+            move(aside, stored.place)
+        return
+    move(aside, deleted)
     if stored.place.parent != layout.private:
         sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
     if stored.target:

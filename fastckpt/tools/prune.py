@@ -41,6 +41,8 @@ def divide(inventory: Inventory, policies: Sequence[Policy]) -> tuple[list[Item]
 def delete(inventory: Inventory, items: Sequence[Item]) -> None:
     """Remove checkpoints, oldest first; each is gone as a whole or not at all, whenever this is interrupted.
 
+    What a running job publishes meanwhile, or deletes by itself, is no trouble.
+
     Raises:
         PersistError: Storage refused.
     """

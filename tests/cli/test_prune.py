@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastckpt import DdpCheckpointer
 from fastckpt.format.ids import SaveId
+from fastckpt.storage import removal
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.stored import Stored
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -102,3 +106,32 @@ def test_beside_a_running_job(fastckpt: Fastckpt, three: Path):
         assert [job["arena"] for job in document["jobs"]] and steps(three)[-1] == 30
         assert "in use by process" in fastckpt("prune", three, "--keep-last", "1").out
     assert steps(three) == [40, 30]  # the last flush
+
+
+def test_what_is_published_to_the_place_meanwhile_stays(fastckpt: Fastckpt, three: Path, monkeypatch):
+    """A job that was rolled back saves step 20 again, just when the old step 20 is about to be deleted."""
+    delete = removal.delete
+
+    def delete_too_late(layout: Layout, stored: Stored) -> None:
+        publish(three, stored.id.step, history=2, state={"w": torch.ones(3)})
+        delete(layout, stored)
+
+    monkeypatch.setattr(removal, "delete", delete_too_late)
+    assert fastckpt("prune", three, "--keep-every", "15", "--yes").code == 0
+    stored = CheckpointDirectory(three).checkpoints()
+    assert [one.id for one in stored] == [(2, 20), (2, 10), (1, 30)]
+    assert fastckpt("verify", three, "--all").code == 0
+    assert [path.name for path in three.glob(".fastckpt/*") if path.name.startswith(("retired", "deleted"))] == []
+
+
+def test_what_its_job_deletes_meanwhile_is_no_trouble(fastckpt: Fastckpt, three: Path, monkeypatch):
+    delete = removal.delete
+
+    def delete_twice(layout: Layout, stored: Stored) -> None:
+        delete(layout, stored)
+        delete(layout, stored)
+
+    monkeypatch.setattr(removal, "delete", delete_twice)
+    said = fastckpt("prune", three, "--keep-last", "1", "--yes")
+    assert said.code == 0, said.err
+    assert steps(three) == [30]

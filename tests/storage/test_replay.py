@@ -116,8 +116,8 @@ NEEDED = {
     "dir: tmp-* -> latest_checkpointed_iteration.txt": "default",
     ".fastckpt: retired-* -> dropped-*": "another_history",
     ".fastckpt: checkpoint-N-N -> dropped-*": "target_overwritten",
-    "dir: checkpoint-N -> deleted-*": "delete",
-    ".fastckpt: checkpoint-N-N -> deleted-*": "delete_with_target",
+    "dir: checkpoint-N -> retired-*": "delete",
+    ".fastckpt: retired-* -> deleted-*": "delete_with_target",
     "user: - ckpt.pt": "delete_with_target",
 }
 """Each sync, by its file or by its directory and the change that it makes durable: a deed that fails without it."""
@@ -143,7 +143,6 @@ def test_every_sync_is_known(fast_path):
         "tmp-*/empty",  # has no bytes
         ".fastckpt: checkpoint-N -> retired-*",  # its old name's absence is durable when the new one's presence is
         "dir: .fastckpt-* -> ckpt.pt",  # the tracker's sync comes before anything is removed
-        ".fastckpt: checkpoint-N -> deleted-*",  # the sync of the old name's directory suffices
     }
 
 
