@@ -3,24 +3,24 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import MODEL, NAME
 from fastckpt.memory import slots
 from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
+from fastckpt.policy.resume import TIERS
+from fastckpt.storage.layout import Layout
 from fastckpt.storage.reading import read_text
 from fastckpt.storage.store import Kept, is_url, normalised, open_store
 from fastckpt.storage.stored import Stored, read_manifest
 
 IDENTITY = ".fastckpt/identity"
 """Tells a checkpoint directory from another that had its name before; arenas have a copy."""
-WHOLE, WRITING, INCOMPLETE, DAMAGED = "whole", "writing", "incomplete", "damaged"
-QUARANTINED, FOREIGN = "quarantined", "foreign"
+WHOLE, WRITING, DAMAGED, QUARANTINED, FOREIGN = "whole", "writing", "damaged", "quarantined", "foreign"
 _NUMBERS = re.compile(r"(?:quarantine-)?(?:checkpoint-)?(?:(?P<history>\d{1,19})-)?(?P<step>\d{1,19})(?:-[0-9a-f]+)?")
 _URL = re.compile(r"checkpoint-(?P<step>\d{1,19})/(?P<history>\d{1,19})-[^/]*$")
 _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
@@ -40,8 +40,8 @@ class Item:
     """A checkpoint, or what is left of one, in one tier.
 
     Attributes:
-        tier: "memory" or "storage".
-        state: WHOLE; WRITING: not yet whole; INCOMPLETE: no manifest; DAMAGED: seen to be bad; QUARANTINED: set aside
+        tier: One of `TIERS`.
+        state: WHOLE; WRITING: not yet whole; DAMAGED: seen to be bad; QUARANTINED: set aside
             since it was bad; FOREIGN: memory of a directory that was removed since.
         why: Why it is not whole.
         path: Where it lies: a path or URL.
@@ -78,9 +78,9 @@ class Item:
 
     @property
     def age_order(self) -> tuple[int, int, int]:
-        """The newest id first, in memory before on storage; unknown ones last."""
+        """The newest id first, and of it the nearest tier; unknown ones last."""
         known = (-1, -1) if self.step is None else (-1 if self.history is None else self.history, self.step)
-        return (-known[0], -known[1], 0 if self.tier == "memory" else 1)
+        return (-known[0], -known[1], TIERS.index(self.tier))
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,13 @@ class Inventory:
         return [arena for arena in self.arenas if arena.state is State.IN_USE]
 
 
-def take(location: str, shm_dir: str) -> Inventory:
+def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
     """Look at a checkpoint directory in all tiers; reads no tensors, takes no locks, changes nothing.
 
     Args:
         location: The checkpoint directory: a path or URL.
         shm_dir: The tmpfs under which arenas lie.
+        remote: Where its job copies durable checkpoints to; empty for nowhere.
 
     Raises:
         ConfigError: There is no such directory.
@@ -118,7 +119,9 @@ def take(location: str, shm_dir: str) -> Inventory:
     location = normalised(location)
     arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
     mark = (read_text(place_of(location), IDENTITY) or "") if arenas else ""
-    items = [*_in_memory(arenas, mark), *_on_storage(location)]
+    items = [*_in_memory(arenas, mark), *_durable(location, "storage")]
+    if remote:
+        items += _durable(normalised(remote), "remote")
     return Inventory(location, sorted(items, key=lambda item: item.age_order), arenas)
 
 
@@ -130,14 +133,15 @@ def place_of(location: str) -> Path | str:
 # --- storage
 
 
-def _on_storage(location: str) -> Iterator[Item]:
+def _durable(location: str, tier: str) -> list[Item]:
     with closing(open_store(location)) as store:
         scan = store.scan()
-    yield from map(_stored, scan.whole)
-    yield from (_bad(DAMAGED, path, why) for path, why in scan.damaged)
-    yield from (_bad(QUARANTINED, path, why) for path, why in scan.quarantined)
+    items = [_stored(stored) for stored in scan.whole]
+    items += [_bad(DAMAGED, path, why) for path, why in scan.damaged]
+    items += [_bad(QUARANTINED, path, why) for path, why in scan.quarantined]
     if not is_url(location):
-        yield from _without_manifest(Path(location))
+        items += _being_gathered(Path(location))
+    return [replace(item, tier=tier) for item in items]
 
 
 def _stored(stored: Kept) -> Item:
@@ -178,13 +182,14 @@ def _bad(state: str, path: Path | str, why: str) -> Item:
     return Item("storage", state, why, path, step, history)
 
 
-def _without_manifest(directory: Path) -> Iterator[Item]:
-    """Directories that look like checkpoints of ours whose manifest is gone; those of other tools do not."""
-    for path in sorted(directory.glob("checkpoint-*")):
-        step = path.name.removeprefix("checkpoint-")
-        ours = (path / MODEL).exists() or any(path.glob("rank_*.pt"))
-        if step.isdecimal() and ours and not (path / NAME).exists():
-            yield Item("storage", INCOMPLETE, f"{path / NAME} is not there, so it does not count", path, int(step))
+def _being_gathered(directory: Path) -> Iterator[Item]:
+    """What nodes have written of checkpoints of which others have not written theirs yet."""
+    for id, path in Layout(directory).parts():
+        nodes = sorted(part.stem.removeprefix("part-") for part in path.glob("part-*.json"))
+        why = (
+            f"other nodes than {', '.join(nodes)} have not written their parts yet" if nodes else "no node is done yet"
+        )
+        yield Item("storage", WRITING, why, path, id.step, id.history)
 
 
 # --- memory

@@ -64,7 +64,7 @@ def _bad_files(item: Item) -> str:
 def _rank(item: Item, chosen: Item | None) -> str:
     if chosen is None:
         return ""
-    return "memory is nearer than storage" if item.id == chosen.id else "older"
+    return f"{chosen.tier} is nearer than {item.tier}" if item.id == chosen.id else "older"
 
 
 def _candidate(item: Item) -> Candidate:

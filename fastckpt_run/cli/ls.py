@@ -12,10 +12,11 @@ from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, kn
 
 @click.command()
 @click.argument("directory", metavar="DIR")
+@click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")
 @answering
-def ls(directory: str) -> Answer:
+def ls(directory: str, remote: str) -> Answer:
     """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""
-    inventory = take(directory, Settings.from_environment().shm_dir)
+    inventory = take(directory, Settings.from_environment().shm_dir, remote)
     document: dict[str, Any] = {
         "directory": inventory.location,
         "jobs": jobs(inventory),

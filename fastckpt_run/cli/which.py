@@ -13,15 +13,16 @@ from fastckpt_run.cli.ls import in_words, jobs
 
 @click.command()
 @click.argument("directory", metavar="DIR")
+@click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")
 @click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
 @answering
-def which(directory: str, verifies: bool) -> Answer:
+def which(directory: str, remote: str, verifies: bool) -> Answer:
     """Tell which checkpoint of DIR a launch on this node would resume, and why none of the others.
 
     The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
     can be loaded.
     """
-    inventory = take(directory, Settings.from_environment().shm_dir)
+    inventory = take(directory, Settings.from_environment().shm_dir, remote)
     decision = decide(inventory, verifies=verifies)
     document: dict[str, Any] = {
         "directory": inventory.location,

@@ -61,10 +61,10 @@ def test_what_does_not_count_and_why(fastckpt: Fastckpt, three: Path, tmp_path: 
     store.quarantine(next(stored for stored in store.checkpoints() if stored.id == SaveId(1, 20)), "bits flipped")
     items = {item["step"]: item for item in fastckpt("ls", three, "--json").document["checkpoints"]}
     assert {step: (item["state"], item["history"]) for step, item in items.items()} == {
-        40: ("damaged", 1), 30: ("incomplete", None), 20: ("quarantined", 1), 10: ("damaged", None),
+        40: ("damaged", 1), 30: ("damaged", None), 20: ("quarantined", 1), 10: ("damaged", None),
     }  # fmt: skip
     assert items[40]["path"] == str(target) and "bytes" in items[40]["why"]
-    assert items[30]["why"] == f"{three}/checkpoint-30/manifest.json is not there, so it does not count"
+    assert str(three / "checkpoint-30") in items[30]["why"] and "manifest" in items[30]["why"]
     assert items[20]["why"] == "bits flipped" and items[20]["size"] > 0
     assert not any(item["whole"] for item in items.values())
 
