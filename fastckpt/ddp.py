@@ -138,14 +138,15 @@ class DdpCheckpointer:
             storage_type: MEMORY, or DISK to have it persisted in the background as well.
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
                 generators (CPU and current device) is added, and restored by `load_checkpoint`.
-            metrics: What was measured of this state, for `KeepBestStrategy`: finite numbers by name, of which those
-                of the first rank count. Saving a step again that is in memory adds them, until it is persisted.
+            metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
+                first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds them, until it is persisted.
 
         Raises:
             StepError: The step is older than one saved since the last load.
-            ConfigError: A metric is no finite number.
+            ConfigError: A metric is no number.
             NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
-            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size.
+            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save. One that
+                comes to be too large later is skipped.
         """
         return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path), metrics)
 

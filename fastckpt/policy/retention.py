@@ -158,19 +158,20 @@ def measured(metrics: object) -> dict[str, float]:
 
 
 def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a user measured, as floats; raises ConfigError with name and value for what is no finite number."""
+    """What a user measured, as floats; what is NaN or infinite, say a loss that overflowed, counts as not measured.
+
+    Raises ConfigError with name and value for what is no number.
+    """
     found = {}
     for name, value in metrics.items():
         try:
-            number = math.nan if isinstance(value, str | bytes) else float(value)
+            number = None if isinstance(value, str | bytes) else float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):  # say, of a tensor with several elements
-            number = math.nan
-        if not (isinstance(name, str) and math.isfinite(number)):
-            raise ConfigError(
-                f"the metric {name!r} is {str(value)[:80]}; metrics are finite numbers by name. Leave it out of the "
-                f"save if there is none: the checkpoint is kept like one that was not measured."
-            )
-        found[name] = number
+            number = None
+        if not isinstance(name, str) or number is None:
+            raise ConfigError(f"the metric {name!r} is {str(value)[:80]}; metrics are numbers by name")
+        if math.isfinite(number):
+            found[name] = number
     return found
 
 
