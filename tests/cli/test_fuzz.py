@@ -1,0 +1,72 @@
+"""Files that are damaged anywhere are read as far as they are sound, or refused; nothing else happens."""
+
+import io
+from typing import Any
+
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fastckpt.errors import BadCheckpoint
+from fastckpt.tools.archive import Archive
+from fastckpt.tools.pickled import describe
+from fastckpt.tools.tree import read_tree, stored_bytes, tree_of
+
+
+def saved(protocol: int = 2) -> bytes:
+    with io.BytesIO() as buffer:
+        weights = torch.arange(6.0)
+        state = {"w": weights, "v": weights.view(2, 3).t(), "f8": weights.to(torch.float8_e5m2), "p": {1: (2.5, None)}}
+        torch.save({**state, "d": torch.float16, "s": {1, 2}, "b": b"ab"}, buffer, pickle_protocol=protocol)
+        return buffer.getvalue()
+
+
+FILE = saved()
+PICKLES = [bytes(Archive(io.BytesIO(saved(protocol)), "file").pickled()) for protocol in (2, 4)]
+edits = st.lists(
+    st.tuples(st.integers(0, 10**6), st.sampled_from(["set", "cut", "add"]), st.binary(min_size=1, max_size=5))
+)
+
+
+def edited(data: bytes, changes: list[tuple[int, str, bytes]]) -> bytes:
+    made = bytearray(data)
+    for where, how, what in changes:
+        at = where % (len(made) + 1)
+        made[at : at + (0 if how == "add" else len(what))] = b"" if how == "cut" else what
+    return bytes(made)
+
+
+def look(tree: Any) -> None:
+    for entry in tree:
+        assert isinstance(entry.name, str) and isinstance(entry.type, str) and repr(entry.value) is not None
+    assert stored_bytes(tree) >= 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(pickled=st.sampled_from(PICKLES), changes=edits)
+@example(pickled=b"\x80\x02}r\xff\xff\xff\xff.", changes=[])  # a memo of 4 billion
+@example(pickled=b"\x80\x05\x96" + (2**62).to_bytes(8, "little") + b".", changes=[])  # an endless bytearray
+def test_pickles(pickled: bytes, changes: list[tuple[int, str, bytes]]):
+    try:
+        look(tree_of(describe(edited(pickled, changes), "file"), "file"))
+    except BadCheckpoint:
+        pass
+
+
+@settings(max_examples=400, deadline=None)
+@given(changes=edits)
+def test_archives(changes: list[tuple[int, str, bytes]]):
+    try:
+        look(read_tree(io.BytesIO(edited(FILE, changes)), "file"))
+    except BadCheckpoint:
+        pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300))
+def test_anything(data: bytes):
+    for attempt in (lambda: tree_of(describe(data, "file"), "file"), lambda: read_tree(io.BytesIO(data), "file")):
+        try:
+            look(attempt())
+        except BadCheckpoint:
+            continue
