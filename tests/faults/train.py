@@ -48,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
     parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
     parser.add_argument("--resume-path", default="")
+    parser.add_argument("--remote", default="", help="a second level")
     parser.add_argument("--own-store", action="store_true", help="meet elsewhere than in torchrun's store")
     return parser.parse_args()
 
@@ -121,7 +122,7 @@ def main() -> None:
 
     faults = args.out / "faults"
     strike_in_worker(from_text(faults.read_text()) if faults.exists() else [], rank, args.out)
-    checkpointer = DdpCheckpointer(args.checkpoint_dir)
+    checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote)
     if args.settle:
         settle(ddp, lambda: loss_of(data.inputs[:BATCH], data.targets[:BATCH]).backward())
     step = 0

@@ -77,7 +77,7 @@ class Fault:
         how: "drop" before the request is passed on, "lose" its answer, a status to answer with, "cut" the answer's
             body in half, "flip" a byte of it, "stall" for 0.5 s.
         after: Requests that match and pass first.
-        times: How many are befallen.
+        times: How many are befallen; with ``every``, every so manieth is.
     """
 
     how: str | int
@@ -85,6 +85,7 @@ class Fault:
     path: str = ".*"
     after: int = 0
     times: int = 1
+    every: int = 0
     struck: int = 0
     seen: int = 0
 
@@ -92,7 +93,7 @@ class Fault:
         if not (re.fullmatch(self.verb, verb) and re.search(self.path, path)):
             return False
         self.seen += 1
-        strikes = self.after < self.seen <= self.after + self.times
+        strikes = self.seen % self.every == 0 if self.every else self.after < self.seen <= self.after + self.times
         self.struck += strikes
         return strikes
 
@@ -224,7 +225,7 @@ class S3:
     def befalls(self, *faults: Fault) -> Fault:
         return self.proxy.befalls(*faults)
 
-    def keys(self) -> dict[str, int]:
+    def objects(self) -> dict[str, int]:
         """All objects and their sizes."""
         return {key: info["size"] for key, info in self.fs.find(BUCKET, detail=True).items()}
 

@@ -330,7 +330,7 @@ def test_a_sweep_leaves_to_other_hosts_what_may_still_be_written(on_s3, s3, monk
     assert on_s3.sweep() == []
     monkeypatch.setattr("fastckpt.storage.remote.ABANDONED", -60.0)
     assert on_s3.sweep() == [f"s3://bucket/run1/{theirs}"]
-    assert s3.keys() == {}
+    assert s3.objects() == {}
 
 
 def test_a_sweep_aborts_uploads_to_places_alone(on_s3, s3):  # noqa: F811
@@ -393,7 +393,7 @@ def test_passing_trouble_while_reading(on_s3, s3, large, tmp_path):  # noqa: F81
 
 def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_path):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
-    before = s3.keys()
+    before = s3.objects()
     for verb, path in REQUESTS.values():
         if path != "prefix=":  # without lists nothing can be cleaned up
             fault = s3.befalls(Fault(403, verb, path, times=1000))
@@ -401,7 +401,7 @@ def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_pa
                 on_s3.publish(SaveId(1, 1), large)
             assert fault.struck
             s3.proxy.faults.clear()
-            assert s3.keys() == before
+            assert s3.objects() == before
             assert s3.uploads() == []
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     on_s3.publish(SaveId(1, 1), large)

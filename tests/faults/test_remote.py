@@ -1,0 +1,73 @@
+"""A job whose checkpoints lie in a store over the network, and one that has a copy of them there."""
+
+import os
+import shutil
+from pathlib import Path
+
+from fastckpt.memory.arena import arena_path
+from fastckpt.storage.store import open_store
+from tests.faults.faults import kill
+from tests.faults.jobs import assert_as_if_nothing_had_happened
+from tests.storage.s3 import Fault, s3, s3_server  # noqa: F401 (fixtures)
+
+URL = "s3://bucket/run"
+
+
+def newest_at_url() -> int:
+    store = open_store(URL)
+    try:
+        return max((stored.id for stored in store.checkpoints()), default=(0, 0))[1]
+    finally:
+        store.close()
+
+
+def end_node(job, location: str) -> None:
+    """The agent dies, and the host with all its memory."""
+    job.process.kill()
+    job.wait()
+    shutil.rmtree(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
+
+
+def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+    """A worker is killed, and the job goes on from memory; the whole node is, and it goes on from S3."""
+    job = new_job(checkpoint_dir=URL).befalls(kill(rank=1, at="train.step", step=25))
+    job.start("--stop-at", "37")
+    for rank in (0, 1):
+        job.wait_for("waiting", 37, rank)
+    newest = max({0, 10, 20, 30} - job.skips())
+    job.until(lambda: newest_at_url() == newest, f"step {newest} on S3")
+    end_node(job, URL)
+    job.run()
+    assert job.struck() == 1
+    assert job.resumes(0) == job.resumes(1)
+    assert [tier for _, tier in job.resumes()] == ["", "memory", "storage"]
+    assert job.resumes()[-1] == (newest, "storage")
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
+    assert newest_at_url() == job.newest_saved()
+    assert not list(Path(job.folder).glob("*-staging"))
+
+
+def test_a_copy_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+    """The node is lost with its disk: the copy is as new as the newest that was durable."""
+    job = new_job()
+    job.start("--stop-at", "37", "--remote", URL)
+    for rank in (0, 1):
+        job.wait_for("waiting", 37, rank)
+    newest = max({0, 10, 20, 30} - job.skips())
+    job.until(lambda: newest_at_url() == newest, f"step {newest} on S3")
+    end_node(job, os.path.realpath(job.checkpoint_dir))
+    shutil.rmtree(job.checkpoint_dir)
+    job.run("--remote", URL)
+    assert job.resumes(0) == job.resumes(1) == [(0, ""), (newest, "remote")]
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
+    assert newest_at_url() == job.newest_saved()
+
+
+def test_a_store_that_is_in_trouble_now_and_then(new_job, uninterrupted, s3):  # noqa: F811
+    job = new_job(checkpoint_dir=URL).befalls(kill(rank=0, at="persist.write", step=20))
+    fault = s3.befalls(Fault(500, every=7))
+    job.run()
+    assert fault.struck > 3
+    s3.proxy.faults.clear()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
+    assert newest_at_url() == job.newest_saved()
