@@ -285,7 +285,7 @@ DONE = [json.dumps({"id": [1, 5], "files": {f"r{w}.pt": 3}, "details": {"world_s
 DIGEST = json.dumps({"id": [1, 5], "digests": {"r0.pt": "0" * 32}}).encode()
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(begin=mutated(BEGIN), first=mutated(DONE[0]), second=mutated(DONE[1]), digest=mutated(DIGEST))
 def test_any_bytes_in_any_record_are_no_error_and_commit_only_what_is_whole(
     slot: Path, begin: bytes, first: bytes, second: bytes, digest: bytes
