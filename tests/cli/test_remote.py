@@ -35,11 +35,11 @@ def remote(s3: S3, tmp_path: Path) -> S3:  # noqa: F811
 
 
 def model_of(s3: S3, step: int) -> str:  # noqa: F811
-    return next(key for key in sorted(s3.keys()) if f"/checkpoint-{step}/" in key and key.endswith("model.pt"))
+    return next(key for key in s3.objects() if f"/checkpoint-{step}/" in key and key.endswith("model.pt"))
 
 
 def test_looking(fastckpt: Fastckpt, remote: S3):
-    before = remote.keys()
+    before = remote.objects()
     items = fastckpt("ls", URL, "--json").document["checkpoints"]
     assert [(item["step"], item["state"]) for item in items] == [(30, "whole"), (20, "whole"), (10, "whole")]
     assert all(item["path"].startswith(f"{URL}/checkpoint-") for item in items)
@@ -48,7 +48,7 @@ def test_looking(fastckpt: Fastckpt, remote: S3):
     assert fastckpt("which", URL, "--verify", "--json").document["choice"]["step"] == 30
     said = fastckpt("verify", URL, "--all", "--json")
     assert said.code == 0 and said.document["good"] == 7
-    assert remote.keys() == before
+    assert remote.objects() == before
 
 
 def test_a_large_state_is_not_downloaded_to_be_shown(fastckpt: Fastckpt, s3: S3, tmp_path: Path, monkeypatch):  # noqa: F811
@@ -99,7 +99,7 @@ def test_prune(fastckpt: Fastckpt, remote: S3):
     assert fastckpt("prune", URL, "--keep-last", "1", "--yes").code == 0
     items = fastckpt("ls", URL, "--json").document["checkpoints"]
     assert [item["step"] for item in items] == [30]
-    assert not any("/checkpoint-10/" in key for key in sorted(remote.keys()))
+    assert not any("/checkpoint-10/" in key for key in remote.objects())
 
 
 def test_a_store_that_fails_is_trouble(fastckpt: Fastckpt, remote: S3):
