@@ -1,7 +1,11 @@
-"""Digests the newest checkpoint in memory behind everybody's back, so that bytes that change later are found."""
+"""Digests the newest checkpoint in memory behind everybody's back, so that bytes that change later are found.
+
+When the workers have died it does so again, and compares: they need not, while all wait for them to train on.
+"""
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -57,15 +61,15 @@ class Digester:
 
     async def _digest(self, slot: Slot, save: SaveId) -> None:
         records = slots.read(slot.path)
-        lacking = records.files.keys() - records.digests.keys() if records.committed == save else set()
-        if not lacking or slots.damage(slot.path, records.files):
+        if slot.verified or records.committed != save or slots.damage(slot.path, records.files):
             return
+        since = time.perf_counter()
         pace = _Pace(lambda: self._closed or slot.id != save)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, lacking, pace)
+        work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, records.files, pace)
         await asyncio.wait([work])
         error = work.exception()
         if error is None:
-            slot.attest(save, work.result())
+            _judge(slot, save, work.result(), since)
         elif not isinstance(error, Stopped):
             logger.warning("%s in memory could not be digested: %s", save, error)
 
@@ -77,6 +81,18 @@ class Digester:
         if self._task is not None:
             self._task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _judge(slot: Slot, save: SaveId, found: dict[str, str], since: float) -> None:
+    """Keep the digests of a checkpoint that had none; one that is not what it was when it had is bad."""
+    before = slots.read(slot.path).digests
+    changed = [name for name in before if found.get(name) != before[name]]
+    if slot.id == save and changed:
+        slot.give_up(
+            f"{slot.path / changed[0]} is damaged: its xxh3-128 is {found.get(changed[0])}, not {before[changed[0]]}"
+        )
+    else:
+        slot.attest(save, found, since)
 
 
 class _Pace:

@@ -60,6 +60,7 @@ class Link:
         self.wishes = wishes
         self.news: deque[SaveId] = deque()
         self.durable: tuple[int, ...] = ()
+        self.verified: set[Path] = set()
         self._channel = Channel(address, CONNECT_TIMEOUT)
         hello = m.Hello(
             wishes.directory,
@@ -116,6 +117,7 @@ class Link:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
         pinned = self._ask(m.Pin(), m.Pinned)
         self.durable = tuple(pinned.durable)
+        self.verified = {Path(slot) for slot in pinned.verified}
         return [Path(slot) for slot in pinned.slots]
 
     def release(self) -> None:

@@ -189,7 +189,7 @@ class Persister:
         self._done.append((job.id, job.target))
         self.news.append(job.id)
         ours = {entry.name: entry.digest for entry in manifest.files if self._whole or entry.name != MODEL}
-        job.slot.attest(job.id, ours)
+        job.slot.attest(job.id, ours, time.perf_counter() - seconds)
         self.trouble = ""
         self.after()
         size = manifest.size

@@ -25,6 +25,10 @@ class Readers:
             slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
         return [str(slot.path) for slot in whole]
 
+    def verified(self) -> list[str]:
+        """Slots that were read and compared with their digests since their writers died."""
+        return [str(slot.path) for slot in self._slots if slot.committed and slot.verified]
+
     def release(self, pid: int) -> None:
         """The process reads no more."""
         for slot in self._slots:

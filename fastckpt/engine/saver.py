@@ -199,7 +199,8 @@ class _Connection:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
             case m.Pin():
-                return m.Pinned(keeper.readers.pin(self._pid), list(keeper.levels.newest or ()))
+                verified = [] if keeper.writers.latest else keeper.readers.verified()
+                return m.Pinned(keeper.readers.pin(self._pid), list(keeper.levels.newest or ()), verified)
             case m.NextHistory():
                 return _welcome(keeper, keeper.writers.next_history(self._rank))
             case m.Ask():

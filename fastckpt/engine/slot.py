@@ -1,9 +1,11 @@
 """A slot as its owner sees it: the records in it, and who reads from it now."""
 
 import logging
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fastckpt import metrics
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.policy.slots import SlotView
@@ -18,6 +20,7 @@ class Slot:
     Attributes:
         wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
+        verified: Whether its images were read since its writers died, and are what their digests say.
     """
 
     path: Path
@@ -27,6 +30,8 @@ class Slot:
     committed: bool = False
     wanted: list[str] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
+    verified: bool = False
+    _recovered: float = 0.0
 
     def read(self) -> None:
         """Take the state from the records."""
@@ -41,19 +46,24 @@ class Slot:
         self.read()
         self.pins.clear()
         self.wanted.clear()
+        self.verified, self._recovered = False, time.perf_counter()
         damage = slots.damage(self.path, slots.read(self.path).files) if self.committed else ""
         if damage:
             logger.warning("%s in memory is given up: %s", self.id, damage)
         if damage or not self.committed:
             self.clear()
 
-    def attest(self, save: SaveId, digests: dict[str, str]) -> None:
-        """Write digests of images beside them, if they are those of the save that is whole here."""
+    def attest(self, save: SaveId, digests: dict[str, str], since: float) -> None:
+        """Write digests of images beside them, if they are those of the save that is whole here.
+
+        They were read from the instant ``since`` on (time.perf_counter).
+        """
         records = slots.read(self.path)
         if self.id == save == records.committed:
             ours = {name: digest for name, digest in digests.items() if name in records.files}
             try:
                 slots.write_digests(self.path, save, records.digests | ours)
+                self.verified = ours.keys() == records.files.keys() and since >= self._recovered
             except OSError as error:
                 logger.warning("%s in memory has no digests: %s", save, error)
 
@@ -61,7 +71,16 @@ class Slot:
         """Start a new save in this slot."""
         slots.begin(self.path, slots.Begin(save, writers))
         self.id, self.writers, self.done, self.committed = save, writers, set(), False
+        self.verified = False
         self.wanted.clear()
+
+    def give_up(self, why: str) -> None:
+        """Its images are not what was saved: nobody may have them."""
+        assert self.id is not None
+        metrics.counts["bad_checkpoints"] += 1
+        metrics.event("bad_checkpoint", **self.id._asdict(), tier="memory", reason=why)
+        logger.warning("%s in memory is bad, and given up: %s", self.id, why)
+        self.clear()
 
     def clear(self) -> None:
         """Hold nothing."""

@@ -98,10 +98,17 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Slots that hold a whole checkpoint, and history and step of the newest durable one; empty for none."""
+    """What is in memory.
+
+    Attributes:
+        slots: Slots that hold a whole checkpoint.
+        durable: History and step of the newest durable one; empty for none.
+        verified: Slots of which nobody need compare the digests: the saver has, and nobody has saved since.
+    """
 
     slots: list[str]
     durable: list[int] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

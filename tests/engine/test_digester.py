@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt.ddp import StorageType
-from fastckpt.engine import digester
+from fastckpt.engine import digester, offers
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.storage.direct import digest_file
@@ -144,3 +144,78 @@ def test_without_verifying_there_are_none(ranks: Ranks, soon: None):
     one.save_checkpoint(1, state(1))
     time.sleep(0.5)
     assert digests(slot_of(ranks, 1)) == {}
+
+
+class TestWhenWorkersHaveDied:
+    """What was digested before is read again, so that those who come need not."""
+
+    def saved(self, ranks: Ranks) -> Path:
+        for member in ranks.start(2):
+            member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+        slot = slot_of(ranks, 1)
+        until(lambda: len(digests(slot)) == 3, "digests")
+        return slot
+
+    def verified(self, ranks: Ranks) -> bool:
+        assert ranks.saver is not None
+        (keeper,) = ranks.saver._keepers.values()
+        return keeper.readers.verified() != []
+
+    def test_workers_do_not_read_twice_what_the_saver_has_compared(self, ranks: Ranks, soon, monkeypatch):
+        self.saved(ranks)
+        ranks.workers_die()
+        until(lambda: self.verified(ranks), "verification")
+        ranks.start_workers(2)
+        monkeypatch.setattr(offers, "digest", None)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+        assert {member.loaded_from for member in ranks.members} == {"memory"}
+
+    def test_nor_what_was_flushed_since(self, ranks: Ranks, monkeypatch):
+        for member in ranks.start(2):
+            member.save_checkpoint(1, state(1))
+        ranks.workers_die()
+        until(lambda: self.verified(ranks), "flush")
+        ranks.start_workers(2)
+        monkeypatch.setattr(offers, "digest", None)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
+    def test_but_what_was_only_persisted_before_they_do(self, ranks: Ranks, monkeypatch):
+        monkeypatch.setattr(digester, "SETTLED", 60)
+        slot = self.saved(ranks)
+        ranks.workers_die()
+        ranks.start_workers(2)
+        flip(slot / "model.pt")
+        ranks.load()
+        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
+
+    def test_and_after_a_save_they_do_again(self, ranks: Ranks, soon):
+        slot = self.saved(ranks)
+        ranks.workers_die()
+        until(lambda: self.verified(ranks), "verification")
+        ranks.start_workers(2)
+        ranks.load()
+        for member in ranks.members:
+            member.save_checkpoint(2, state(2))
+        flip(slot / "model.pt")
+        flip(slot_of(ranks, 2) / "model.pt")
+        until(lambda: len(digests(slot_of(ranks, 2))) == 3, "digests")
+        flip(slot_of(ranks, 2) / "model.pt")
+        ranks.load()
+        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
+
+    def test_what_has_changed_is_given_up(self, ranks: Ranks, soon, said, monkeypatch):
+        slot = self.saved(ranks)
+        flip(slot / "rank_1.pt")
+        ranks.workers_die()
+        until(lambda: slots.read(slot).committed is None, "the end of a bad slot")
+        assert "step 1 of history 1 in memory is bad, and given up" in said.text
+        ranks.start_workers(2)
+        ranks.load()
+        assert {(member.loaded_step, member.loaded_from) for member in ranks.members} == {(1, "storage")}
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)

@@ -27,6 +27,7 @@ OF_NAME = {
     "newest": st.lists(numbers, max_size=2),
     "durable": st.lists(numbers, max_size=2),
     "slots": st.lists(texts, max_size=3),
+    "verified": st.lists(texts, max_size=3),
     "persist": st.booleans(),
     "memory": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
     "bad": st.lists(texts, max_size=3),
