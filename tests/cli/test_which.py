@@ -12,7 +12,7 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.errors import NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.directory import CheckpointDirectory, Share
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -170,3 +170,27 @@ def test_memory_of_a_directory_that_was_removed_since(fastckpt: Fastckpt, direct
         document = fastckpt("which", directory, "--json").document
         assert document["outcome"] == "fresh start" and document["choice"] is None
         assert document["others"][0]["why"].startswith("foreign: ")
+
+
+def test_a_second_store_is_the_farthest(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    far = tmp_path / "far"
+    for step in (30, 40):
+        publish(far, step)
+    document = fastckpt("which", three, "--remote", far, "--json").document
+    assert (document["choice"]["step"], document["choice"]["tier"]) == (40, "remote")
+    harm.lose(far / "checkpoint-40")
+    document = fastckpt("which", three, "--remote", far, "--json").document
+    assert (document["choice"]["step"], document["choice"]["tier"]) == (30, "storage")
+    assert document["others"][0]["why"] == "storage is nearer than remote"
+    tiers = [item["tier"] for item in fastckpt("ls", three, "--remote", far, "--json").document["checkpoints"]]
+    assert tiers == ["storage", "remote", "storage", "storage"]
+
+
+def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path):
+    images = {"rank_1.pt": three.parent / "images-1-30/rank_0.pt"}
+    CheckpointDirectory(three).contribute(SaveId(1, 40), images, Share(1, 2), world_size=2)
+    document = fastckpt("which", three, "--json").document
+    assert document["choice"]["step"] == 30
+    why = "writing: other nodes than 1 have not written their parts yet"
+    assert (document["others"][0]["step"], document["others"][0]["why"]) == (40, why)
+    assert fastckpt("verify", three, "--all").code == 0
