@@ -52,6 +52,7 @@ class Snapshotter:
         self._images: dict[Path, Image] = {}
         self._mapping = threading.Lock()
         self._last: tuple[Path, slots.Done] | None = None
+        self._outgrown = False
         self._filler = Filler(threads)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
@@ -69,7 +70,8 @@ class Snapshotter:
     def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
         """Copy the states into a slot. Once this returns, they may be changed.
 
-        A saver that is gone or in trouble skips the save: that is no reason to end training.
+        A saver that is gone or in trouble skips the save, and so does a state that has outgrown memory since it was
+        saved first, or found its memory taken by others: that is no reason to end training.
 
         Raises:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
@@ -81,6 +83,13 @@ class Snapshotter:
         except TROUBLE as error:
             logger.warning("step %d was not saved: %s", step, error)
             return Outcome(str(error), str(error))
+        except ArenaTooSmall as error:
+            if self._last is None:
+                raise
+            if not self._outgrown:
+                logger.warning("saves are skipped from step %d on: %s", step, error)
+            self._outgrown = True
+            return Outcome(str(error), "")
         if isinstance(answer, Skipped):
             return Outcome(answer.reason, answer.trouble)
         self._capacities |= sizes
@@ -101,7 +110,7 @@ class Snapshotter:
 
     def _commit(self, slot: Path, done: slots.Done) -> None:
         slots.commit(slot, self._link.place.local_rank, done)
-        self._last = slot, done
+        self._last, self._outgrown = (slot, done), False
 
     def add_details(self, details: dict[str, Any]) -> None:
         """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""

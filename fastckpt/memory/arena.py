@@ -60,10 +60,20 @@ class Arena:
 
         Raises:
             ArenaInUse: Its owner is alive, or it does not belong to this user.
+            ArenaTooSmall: There is not even room for its owner's name.
         """
         lock = _own(path, checkpoint_dir)
         former = Process.from_record(_owner(lock))
-        _sign(lock, checkpoint_dir)
+        try:
+            _sign(lock, checkpoint_dir)
+        except OSError as error:
+            if not slots_of(path):
+                shutil.rmtree(path, ignore_errors=True)
+            close_lock(lock)
+            raise ArenaTooSmall(
+                f"nothing can be written under {path.parent}: {error}; {headroom(path)}. Free some of it, enlarge it "
+                f"(docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
+            ) from error
         _remove_strays(path)
         arena = cls(path, checkpoint_dir, lock)
         if former is not None and former.boot != boot_id():
@@ -71,18 +81,26 @@ class Arena:
         return arena
 
     def restore(self) -> None:
-        """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid."""
+        """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid.
+
+        Raises OSError or ArenaInUse, and leaves nothing of it: half an arena would pass for one.
+        """
         _make_private(self.path)
         lock = open_lock(self.path / OWNER)
         if not try_exclusive(lock):
             close_lock(lock)
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
-        _sign(lock, self._checkpoint_dir)
-        (self.path / IDENTITY).write_text(self._claim)
+        try:
+            _sign(lock, self._checkpoint_dir)
+            (self.path / IDENTITY).write_text(self._claim)
+            for slot in self.slots:
+                slot.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            close_lock(lock)
+            raise
         close_lock(self._lock)
         self._lock = lock
-        for slot in self.slots:
-            slot.mkdir(mode=0o700, exist_ok=True)
 
     def drop(self, slot: Path) -> None:
         """Give up a slot; what it holds is lost."""

@@ -1,5 +1,6 @@
 """Who may write to an arena: each writer signs there and shares a lock, which an adopter must have for itself."""
 
+import errno
 import logging
 import time
 from pathlib import Path
@@ -22,9 +23,20 @@ class Presence:
     """Says that this process may write to the arena, until `close` or its end."""
 
     def __init__(self, arena: Path) -> None:
-        """Sign, then share the lock; raises ArenaInUse if somebody keeps it."""
+        """Sign, then share the lock; raises ArenaInUse if somebody keeps it.
+
+        Where that cannot be, since memory is full or the arena was removed, `renew` will do it before anything is
+        written: reading needs no signature.
+        """
         self._arena = arena
-        self._enter()
+        self._lock = -1
+        self._signature = arena / _SIGNATURE
+        try:
+            self._enter()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOENT):
+                raise
+            logger.warning("nothing can be written to %s at the moment: %s", arena, error)
 
     def _enter(self) -> None:
         self._lock = open_lock(self._arena / LOCK)
@@ -48,7 +60,7 @@ class Presence:
 
     def renew(self) -> None:
         """Be present in an arena that its owner has made anew since; raises OSError or ArenaInUse."""
-        if not is_named(self._lock, self._arena / LOCK):
+        if self._lock < 0 or not is_named(self._lock, self._arena / LOCK):
             self.close()
             self._enter()
 

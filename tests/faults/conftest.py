@@ -10,17 +10,27 @@ import pytest
 from tests.faults.jobs import Job
 
 
+class Jobs:
+    """Makes the jobs of a test, and ends those that still run when it has failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: list[Job] = []
+
+    def __call__(self, name: str = "job", checkpoint_dir: Path | None = None) -> Job:
+        self._made.append(Job(self._folder / name, checkpoint_dir))
+        return self._made[-1]
+
+    def end(self) -> None:
+        for job in self._made:
+            job.end()
+
+
 @pytest.fixture
-def new_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    jobs: list[Job] = []
-
-    def new(name: str = "job", checkpoint_dir: Path | None = None) -> Job:
-        jobs.append(Job(tmp_path / name, checkpoint_dir))
-        return jobs[-1]
-
-    yield new
-    for job in jobs:
-        job.end()
+def new_job(tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path)
+    yield jobs
+    jobs.end()
 
 
 @pytest.fixture

@@ -1,0 +1,94 @@
+"""Shared memory that is too small, is filled up by others, or is removed under a running job."""
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import kill
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+from tests.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
+
+
+@pytest.fixture
+def tmpfs(small_tmpfs, new_job):  # noqa: F811
+    """64 MiB, as docker gives by default; jobs end before it is unmounted."""
+    path = small_tmpfs(64)
+    yield path
+    new_job.end()
+
+
+@contextlib.contextmanager
+def filled(path: Path):
+    """Filled up to the last byte by another process's file."""
+    ballast = path / f"ballast-{time.monotonic_ns()}"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+    yield
+    ballast.unlink()
+
+
+def reasons(job: Job) -> dict[int, str]:
+    return {line["skipped"]: line["reason"] for line in job.log(0) if "skipped" in line}
+
+
+def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job):
+    job = new_job().start("--ballast", "40", restarts=0)
+    assert job.wait() == 1
+    assert f"ArenaTooSmall: shared memory cannot hold 2 x 0.04 GiB under {tmpfs}: {tmpfs}" in job.text()
+    assert "0.06 GiB free" in job.text()
+    assert "docker: --shm-size" in job.text() and "--fast-shm-dir" in job.text()
+    with filled(tmpfs):
+        job = new_job("full").start(restarts=0)
+        assert job.wait() == 1
+    assert job.text().count(f"ArenaTooSmall: nothing can be written under {tmpfs}: [Errno 28] No space left") == 2
+
+
+def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new_job, uninterrupted):
+    job = new_job().run("--ballast", "10", "40", "--grow-at", "40")
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+    told = {step: reason for step, reason in reasons(job).items() if "is being persisted" not in reason}
+    assert set(range(40, 61, 2)) == set(told)
+    assert "cannot hold 2 x 0.04 GiB" in told[40]
+    assert all("cannot hold" in reason or "waits for local rank 0" in reason for reason in told.values())
+    assert 0 < job.stored()[0] < 40
+
+
+def test_memory_that_another_process_fills_up(tmpfs, new_job, uninterrupted):
+    """Saves are skipped while not a page is left, even over a restart, and when the job's own memory is gone."""
+    job = new_job().befalls(kill(rank=0, at="train.step", step=16), kill(rank=1, at="snapshot.fill", step=50))
+    job.start("--ballast", "8", "--wait-at", "10", "20", "30", "--disk", "14")
+    job.wait_for_all(10)
+    with filled(tmpfs):
+        job.go_on(10)
+        job.wait_for_all(20)
+        shutil.rmtree(job.arena())
+        with filled(tmpfs):
+            job.go_on(20)
+            job.wait_for_all(30)
+    job.go_on(30)
+    assert job.wait() == 0, job.text()
+    told = reasons(job)
+    assert set(range(22, 31, 2)) <= set(told) <= set(range(12, 31, 2))
+    assert all("No space left" in reason or "cannot hold" in reason for reason in told.values()), told
+    assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
+    assert job.resumes()[2] == (48, "memory")
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_an_arena_that_is_removed_under_a_running_job(new_job, uninterrupted):
+    """Twice: when nothing else happens, and right before a worker dies. Then storage is what is left."""
+    job = new_job().befalls(kill(rank=1, at="snapshot.fill", step=16), kill(rank=0, at="train.step", step=31))
+    job.start("--wait-at", "10", "30")
+    for step in (10, 30):
+        job.wait_for_all(step)
+        job.until(lambda step=step: job.stored()[:1] == [step], f"step {step} on storage")
+        shutil.rmtree(job.arena())
+        job.go_on(step)
+    assert job.wait() == 0, job.text()
+    assert job.resumes()[1:] == [(14, "memory"), (30, "storage")]
+    assert "was removed: what was in memory is lost" in job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
