@@ -71,7 +71,7 @@ class Arena:
                 shutil.rmtree(path, ignore_errors=True)
             close_lock(lock)
             raise ArenaTooSmall(
-                f"nothing can be written under {path.parent}: {error}; {headroom(path)}. Free some of it, enlarge it "
+                f"nothing can be written under {path.parent}: {error}; {headroom(path.parent)}. Free some of it, enlarge it "
                 f"(docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
             ) from error
         _remove_strays(path)
