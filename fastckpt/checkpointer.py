@@ -89,6 +89,7 @@ class Writer:
         self._loads = 0
         self._store: Store | None = None
         self._rollback: dict[str, Any] = {}
+        self._attempt = ""
         self._pid = os.getpid()
         self._closed = False
         observe(self._beat)
@@ -179,7 +180,7 @@ class Writer:
         for name, wish in zip(("resume_path", "verify"), wishes, strict=True):
             if len(set(wish)) > 1:
                 raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {list(wish)[:8]}")
-        self.link.history = max(histories)
+        self.link.history, self._attempt = max(histories), launch
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self._loads += 1
         return self._rollback if self._loads == 1 else {}
@@ -209,12 +210,14 @@ class Writer:
         return SaveId(self.link.history, step)
 
     def _details(self, path: str) -> dict[str, Any]:
+        nodes = self.place.group_world_size
         return {
             "world_size": self.place.world_size,
             "num_threads": torch.get_num_threads(),
             "path": path,
             "parent": list(self.resumed_from) if self.resumed_from else None,
             **self._rollback,
+            **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
         }
 
     def _clean_up(self) -> None:

@@ -127,6 +127,12 @@ def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
     return sorted(manifests.keys() - policy(entries))
 
 
+def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
+    """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError."""
+    for id in sorted({*obsolete(policy, store.checkpoints())} - {in_use()}):
+        store.delete(id)
+
+
 def delete_function(store: Store) -> DeleteFunction:
     """What users' own strategies delete with: a function of a path or URL.
 

@@ -27,7 +27,8 @@ class Levels:
         """Find out what is durable; the newest history there may be. Raises PersistError if that is unknown."""
         durable = await self.persister.open()
         known = max((save for save in (in_memory, durable) if save is not None), default=None)
-        return max(await self.upload.open(known), known.history if known else 0)
+        histories = [self.persister.newest_history, known.history if known else 0]
+        return max(await self.upload.open(known), *histories)
 
     def join(self, hello: Hello) -> None:
         """Heed what a writer wishes."""

@@ -151,16 +151,12 @@ class Offers:
             return {}
 
     def _parts(self, location: str) -> dict[SaveId, list[Part]]:
-        """The parts of all nodes, by what was saved; the first node's, with the model, comes first."""
-        parts: dict[SaveId, list[Part]] = {}
-        first = self._open(open_store(location))
-        for storage in [first, *map(self._open, first.parts())]:
-            scan = storage.scan()
-            self.damaged += [(storage, where, why) for where, why in scan.damaged]
-            self.quarantined += scan.quarantined
-            for stored in scan.whole:
-                parts.setdefault(stored.id, []).append(Part(storage, stored))
-        return parts
+        """What is whole there, by what was saved."""
+        storage = self._open(open_store(location))
+        scan = storage.scan()
+        self.damaged += [(storage, where, why) for where, why in scan.damaged]
+        self.quarantined += scan.quarantined
+        return {stored.id: [Part(storage, stored)] for stored in scan.whole}
 
     def _open(self, storage: Store) -> Store:
         self._stores.callback(storage.close)

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from fastckpt import metrics
-from fastckpt.engine.deletion import obsolete
+from fastckpt.engine.deletion import retire
+from fastckpt.engine.handover import hand_over
+from fastckpt.engine.peers import Peers
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, PersistError
@@ -20,7 +22,7 @@ from fastckpt.format.manifest import MODEL, Manifest
 from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.copier import Copier
-from fastckpt.storage.source import BadSource, Source
+from fastckpt.storage.source import BadSource
 from fastckpt.storage.store import Store, open_store
 
 logger = logging.getLogger("fastckpt")
@@ -42,10 +44,13 @@ class _Job:
     flush: bool
     attempts: int = 0
 
-    @property
-    def pin(self) -> str:
-        """The name of this job's pin on its slot."""
-        return f"{PIN} {self.target}"
+    def pin(self) -> None:
+        """Keep the slot as it is."""
+        self.slot.pins[f"{PIN} {self.target}"] = f"step {self.id.step} is being persisted"
+
+    def unpin(self) -> None:
+        """Need the slot no more."""
+        self.slot.pins.pop(f"{PIN} {self.target}", None)
 
 
 class Persister:
@@ -58,36 +63,31 @@ class Persister:
     Attributes:
         after: Called when a checkpoint has become durable.
         in_use: A durable checkpoint that must not be retired now.
+        newest_history: The newest one of which some nodes had written a part when this was opened.
     """
 
     def __init__(self, location: str, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier) -> None:
-        self._whole = group_rank == 0
-        # The first node persists the model. The others persist what is theirs alone, each for itself.
-        self.storage = open_store(location if self._whole else f"{location}/.fastckpt/node-{group_rank}", copier)
+        self._first = group_rank == 0
+        self.storage = open_store(location, copier)
         self.policy: Policy = KeepAll()
         self.tally = Tally(location)
         self.news: list[SaveId] = []
         self.trouble = ""
         self.after: Callable[[], None] = lambda: None
         self.in_use: Callable[[], SaveId | None] = lambda: None
+        self.newest_history = 0
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
+        self._peers = Peers(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
         """Clear away what dead persists left; returns the newest durable id, if there is one."""
-
-        def look() -> SaveId | None:
-            try:
-                self.storage.sweep()
-            except PersistError as error:
-                logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
-            return max((stored.id for stored in self.storage.checkpoints()), default=None)
-
-        self.tally.durable = await asyncio.get_running_loop().run_in_executor(self._pool, look)
+        look = asyncio.get_running_loop().run_in_executor(self._pool, _look, self.storage)
+        self.tally.durable, self.newest_history = await look
         return self.durable
 
     def look_again(self, then: Callable[[], None]) -> None:
@@ -112,8 +112,8 @@ class Persister:
 
     @property
     def waiting(self) -> int:
-        """How many persists wait or run."""
-        return len(self._jobs)
+        """How many persists wait, run, or need the other nodes."""
+        return len(self._jobs) + self._peers.waiting
 
     def submit(self, slot: Slot, target: str = "") -> None:
         """Persist the checkpoint in ``slot`` with its model at ``target``, unless it is or will be there already.
@@ -129,36 +129,38 @@ class Persister:
         if slot.id is None:
             return
         self.tally.want(slot.id)
-        newest = max([job.id for job in self._jobs] + ([self.durable] if self.durable else []), default=None)
-        if newest is None or slot.id > newest:
+        on_their_way = [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
+        if all(slot.id > id for id in on_their_way + ([self.durable] if self.durable else [])):
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
 
     def _submit(self, slot: Slot, target: str, *, flush: bool) -> None:
         assert slot.id is not None
         job = _Job(slot, slot.id, target or slots.read(slot.path).details.get("path", ""), flush)
-        if (job.id, job.target) in self._done or any((j.id, j.target) == (job.id, job.target) for j in self._jobs):
+        known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
+        if (job.id, job.target) in known:
             return
         if self._jobs and self._jobs[0].attempts:
             self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
             self._jobs[0].flush |= flush
             return
-        self._pin(job)
+        job.pin()
         self._jobs.append(job)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
-        if self._task is None:
-            return True
-        done, _ = await asyncio.wait([self._task], timeout=seconds)
+        end = time.monotonic() + seconds
+        done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
+        await self._peers.drain(end - time.monotonic())
         return bool(done)
 
     def close(self, *, wait: bool) -> None:
         """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
         if self._task is not None:
             self._task.cancel()
+        self._peers.close()
         self._pool.shutdown(wait=wait, cancel_futures=True)
         if wait:
             self.storage.close()
@@ -173,22 +175,27 @@ class Persister:
                 await self._failed(job, error)
             else:
                 self._finish(job)
-                await self._retire()
 
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
         start = time.perf_counter()
-        publish = partial(_publish, self.storage, job, model=self._whole)
-        work = asyncio.get_running_loop().run_in_executor(self._pool, publish)
+        work = asyncio.get_running_loop().run_in_executor(
+            self._pool, hand_over, self.storage, job.slot.path, job.id, job.target
+        )
         await asyncio.wait([work])
-        if work.exception() is None:
-            self._persisted(job, work.result(), time.perf_counter() - start)
-        return work.exception()
+        if error := work.exception():
+            return error
+        if isinstance(result := work.result(), Manifest):
+            await self._persisted(job, start, result)
+        else:
+            self._peers.wait_for(result, job.target, partial(self._persisted, job, start), asked=not job.flush)
+        return None
 
-    def _persisted(self, job: _Job, manifest: Manifest, seconds: float) -> None:
+    async def _persisted(self, job: _Job, start: float, manifest: Manifest) -> None:
+        seconds = time.perf_counter() - start
         self._done.append((job.id, job.target))
         self.news.append(job.id)
-        ours = {entry.name: entry.digest for entry in manifest.files if self._whole or entry.name != MODEL}
+        ours = {entry.name: entry.digest for entry in manifest.files if self._first or entry.name != MODEL}
         job.slot.attest(job.id, ours, time.perf_counter() - seconds)
         self.trouble = ""
         self.after()
@@ -196,14 +203,20 @@ class Persister:
         self.tally.made_durable(job.id, size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
+        if self._first:
+            await self._retire()
+
+    def _complain(self, trouble: str, step: int, **more: Any) -> None:
+        self.trouble = trouble
+        metrics.counts["persist_failures"] += 1
+        metrics.event("persist_failed", step=step, error=trouble, **more)
+        self.tally.fail(trouble)
+        logger.warning("%s", trouble)
 
     async def _failed(self, job: _Job, error: BaseException) -> None:
         job.attempts += 1
-        metrics.counts["persist_failures"] += 1
-        self.trouble = f"{job.id} could not be persisted (attempt {job.attempts}): {error}"
-        self.tally.fail(self.trouble)
-        metrics.event("persist_failed", step=job.id.step, attempt=job.attempts, error=str(error))
-        logger.warning("%s", self.trouble)
+        attempt = job.attempts
+        self._complain(f"{job.id} could not be persisted (attempt {attempt}): {error}", job.id.step, attempt=attempt)
         while self._jobs:
             self._finish(self._jobs[0])
         if job.attempts < ATTEMPTS:
@@ -235,49 +248,27 @@ class Persister:
             logger.warning("%s is given up for %s", job.id, newest.id)
             job.target = slots.read(newest.path).details.get("path", "")
         job.slot, job.id = newest, newest.id
-        self._pin(job)
+        job.pin()
 
     def _finish(self, job: _Job) -> None:
-        self._unpin(job)
+        job.unpin()
         self._jobs.remove(job)
 
-    def _pin(self, job: _Job) -> None:
-        job.slot.pins[job.pin] = f"step {job.id.step} is being persisted"
-
-    def _unpin(self, job: _Job) -> None:
-        job.slot.pins.pop(job.pin, None)
-
     async def _retire(self) -> None:
-        def retire() -> None:
-            for old in sorted({*obsolete(self.policy, self.storage.checkpoints())} - {self.in_use()}):
-                self.storage.delete(old)
-
         if self.policy == KeepAll():
             return
+        work = partial(retire, self.storage, self.policy, self.in_use)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, retire)
+            await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except (FastckptError, OSError) as error:
             logger.warning("old checkpoints could not be deleted: %s", error)
 
 
-def _publish(storage: Store, job: _Job, *, model: bool) -> Manifest:
-    """Publish what is in a job's slot, if it is still what was committed there; with the model or without."""
-    records = slots.read(job.slot.path)
-    if records.committed != job.id:
-        raise BadSource(f"{job.slot.path} does not hold {job.id} any more")
-    sources = {
-        name: Source(job.slot.path / name, size, records.digests.get(name, ""))
-        for name, size in records.files.items()
-        if model or name != MODEL
-    }
-    details: dict[str, Any] = dict(records.details)
-    details.pop("path", None)
-    parent = details.pop("parent", None)
-    return storage.publish(
-        job.id,
-        sources,
-        target=job.target if model else "",
-        parent=SaveId(*parent) if parent else None,
-        world_size=details.pop("world_size", 1),
-        details=details,
-    )
+def _look(storage: Store) -> tuple[SaveId | None, int]:
+    """Sweep; then the newest durable id, and the newest history of which some nodes have written a part."""
+    try:
+        storage.sweep()
+    except PersistError as error:
+        logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
+    durable = max((stored.id for stored in storage.checkpoints()), default=None)
+    return durable, max((id.history for id in storage.gathered()), default=0)

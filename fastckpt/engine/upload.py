@@ -1,6 +1,7 @@
 """Copies what is durable in the checkpoint directory to a second, remote store, in the background."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
-from fastckpt.engine.deletion import obsolete
+from fastckpt.engine.deletion import retire
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.retention import KeepAll, Policy
@@ -51,12 +52,13 @@ class Upload:
         self._remote = open_store(location, copier) if location else None
         self._failures = 0
         self._news = False
+        self._swept = False
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
     async def open(self, known: SaveId | None) -> int:
-        """Clear away what dead uploads left, and begin with what the remote store lacks.
+        """See what the remote store holds, and begin with what it lacks.
 
         Args:
             known: The newest checkpoint that is held nearer.
@@ -135,22 +137,31 @@ class Upload:
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
         if self._hurry.is_set():
             await asyncio.sleep(pause)
-        else:
-            await asyncio.wait([asyncio.ensure_future(self._hurry.wait())], timeout=pause)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), pause)
 
     def _in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _look(self) -> None:
         assert self._remote is not None
-        try:
-            self._remote.sweep()
-        except PersistError as error:
-            logger.warning("%s", error)  # say, for want of the right to delete: it can be read all the same
         self.newest = max((stored.id for stored in self._remote.checkpoints()), default=None)
+
+    def _sweep(self) -> None:
+        """Clear away what dead uploads left, once."""
+        assert self._remote is not None
+        if not self._swept:
+            self._swept = True
+            try:
+                self._remote.sweep()
+            except PersistError as error:
+                logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
 
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
+        assert self._remote is not None
+        self._sweep()
         if self.newest is None:
             self._look()
         found: Sequence[Kept] = self._fast.checkpoints()
@@ -165,7 +176,7 @@ class Upload:
         size, seconds = newest.manifest.size, time.perf_counter() - start
         metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
         logger.info("uploaded %s: %.2f GB in %.2f s", newest.id, size / 1e9, seconds)
-        self._retire()
+        retire(self._remote, self.policy, lambda: None)
 
     def _publish(self, stored: Kept) -> None:
         """Publish the very bytes that the manifest names: others are BadSource, and do not count."""
@@ -176,11 +187,3 @@ class Upload:
             for entry in kept.files
         }
         self._remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)
-
-    def _retire(self) -> None:
-        assert self._remote is not None
-        try:
-            for old in obsolete(self.policy, self._remote.checkpoints()):
-                self._remote.delete(old)
-        except (FastckptError, OSError) as error:
-            logger.warning("old checkpoints in the remote store could not be deleted: %s", error)

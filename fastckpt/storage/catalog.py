@@ -21,6 +21,8 @@ LOOKS = 3
 """How often a place that seems damaged is looked at: a listing of many objects is no snapshot."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STEP = re.compile("checkpoint-([0-9]{1,19})")
+_SHARED = "00000000"
+"""Stands for the host in a place of several."""
 _PLACE = re.compile("checkpoint-([0-9]{1,19})/([0-9]{1,19})-([0-9a-f]{8})-[0-9a-f]{12}")
 
 
@@ -75,6 +77,20 @@ class RemoteScan:
     def whole(self) -> list[RemoteCheckpoint]:
         """One place for each id, newest first."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
+
+    @property
+    def gathered(self) -> list[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+        return [id for place, _ in self.unfinished if is_shared(place) and (id := id_of(place))]
+
+    def replaced(self, manifest: Manifest, name: str) -> list[str]:
+        """The names of the places of a step that count no more beside the checkpoint of that name."""
+        return [
+            old.name
+            for old in self.places
+            if old.name != name
+            and (old.id < manifest.id or (old.id, old.manifest.target) == (manifest.id, manifest.target))
+        ]
 
 
 class Catalog:
@@ -177,6 +193,17 @@ class Catalog:
 def new_place(id: SaveId) -> str:
     """A name under which nothing was ever written, for the objects of one attempt to publish a checkpoint."""
     return f"checkpoint-{id.step}/{id.history}-{_host()}-{secrets.token_hex(6)}"
+
+
+def shared_place(id: SaveId, key: str) -> str:
+    """The name of the place in which several nodes gather one checkpoint; the key is 12 hexadecimal digits."""
+    return f"checkpoint-{id.step}/{id.history}-{_SHARED}-{key}"
+
+
+def is_shared(place: str) -> bool:
+    """Whether several nodes write there."""
+    match = _PLACE.match(place)
+    return match is not None and match[3] == _SHARED
 
 
 def is_place(name: str) -> bool:

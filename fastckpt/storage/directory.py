@@ -12,11 +12,12 @@ from fastckpt.storage import parts, removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.identity import identity
-from fastckpt.storage.layout import PRIVATE, Layout
-from fastckpt.storage.parts import Contribution, Parts, Share
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.parts import Contribution, Parts
 from fastckpt.storage.publish import Publication, Request
 from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
+from fastckpt.storage.share import Share
 from fastckpt.storage.source import Source
 from fastckpt.storage.stored import Stored, check_size
 
@@ -118,6 +119,11 @@ class CheckpointDirectory:
                 own.contribute(request, self._copier)
         return Contribution(self._layout, own)
 
+    def gathered(self) -> list[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+        with explained("look for parts", self.path):
+            return [id for id, _ in self._layout.parts()]
+
     def scan(self) -> Scan:
         """All checkpoints, and what is damaged, in one reading."""
         with explained("read checkpoints", self.path):
@@ -156,10 +162,6 @@ class CheckpointDirectory:
         Returns "" for one that cannot be written to.
         """
         return identity(self.path)
-
-    def parts(self) -> list["CheckpointDirectory"]:
-        """The directories in it where the other nodes of a job keep what is theirs alone."""
-        return [CheckpointDirectory(path) for path in sorted(self.path.glob(f"{PRIVATE}/node-*"))]
 
     def close(self) -> None:
         """Do nothing: nothing is held between two calls."""

@@ -1,12 +1,8 @@
 """Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
 
-import hashlib
-import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fastckpt import metrics
@@ -21,35 +17,11 @@ from fastckpt.storage.layout import FILES, Layout
 from fastckpt.storage.publish import Request, announce, draft_for, write_images
 from fastckpt.storage.removal import drop
 from fastckpt.storage.scan import Scan
+from fastckpt.storage.share import Share, assemble, name_of, share_of
 from fastckpt.storage.stored import check_size, read_manifest
 
 ABANDONED = 3600.0
 """Seconds without a change after which a sweep takes what was gathered for abandoned."""
-_SHARE = "share"
-"""The detail in which the manifest of a part tells which one it is."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of a checkpoint a node has.
-
-    Attributes:
-        node: Its number, from 0 on; the first one has the model.
-        nodes: How many there are.
-        attempt: Tells a run of the job from others that happen to give their histories the same number.
-        target: The file that the user named, as a manifest has it.
-    """
-
-    node: int
-    nodes: int
-    attempt: str = ""
-    target: str = ""
-
-    @property
-    def key(self) -> str:
-        """The same for all parts that belong together, and for no others of the same id."""
-        text = json.dumps([self.nodes, self.attempt, self.target])
-        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 
 class Parts:
@@ -65,6 +37,8 @@ class Parts:
         self._share = share
         self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
         self._files = self._place / FILES
+        self._home = layout.record(id) if share.target else layout.default(id.step)
+        self._target = layout.root / share.target if share.target else self._home
         self._draft = draft_for(layout, share.target, f"{id.history}-{id.step}-{share.key}")
 
     def contribute(self, request: Request, copier: Copier) -> None:
@@ -80,8 +54,7 @@ class Parts:
                 announce(self._layout, self._files, draft)
             part = request.manifest(write_images(request, self._files, draft, copier))
             with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
-                marked = replace(part, details={**part.details, _SHARE: asdict(self._share)})
-                self._put(marked, self._place / _name(self._share.node))
+                self._put(self._share.mark(part), self._place / name_of(self._share.node))
             on_failure.pop_all()
 
     def missing(self) -> list[int]:
@@ -99,9 +72,13 @@ class Parts:
             manifest = self._at_home()
             if mine and (manifest is None or self._is_drafted):
                 manifest = self._publish(manifest or self._assemble())
-            if mine and manifest and self._place.exists():
+            if manifest is None or self._is_drafted:
+                return None
+            for directory in {self._home.parent, self._target.parent}:
+                sync_directory(directory)  # who published it may have died before that
+            if mine and self._place.exists():
                 drop(self._layout, self._place)
-            return None if self._is_drafted else manifest
+        return manifest
 
     @property
     def _is_drafted(self) -> bool:
@@ -123,32 +100,24 @@ class Parts:
         parts = [part for part in map(self._part, range(self._share.nodes)) if part]
         if len(parts) < self._share.nodes:
             return None
-        if len({(part.world_size, part.parent) for part in parts}) > 1:
-            raise BadCheckpoint(f"the parts in {self._place} are of jobs with different numbers of ranks, or parents")
         with metrics.phase("persist.manifest", step=self.id.step):
-            manifest = replace(
-                parts[0],
-                files=tuple(entry for part in parts for entry in part.files),
-                time=time.time(),
-                details={name: value for name, value in parts[0].details.items() if name != _SHARE},
-                target=self._share.target,
-            )
+            manifest = assemble(parts, self._share.target)
             self._put(manifest, self._files / NAME)
             sync_tree(self._files)
         return manifest
 
     def _at_home(self) -> Manifest | None:
         """The manifest in the place where this checkpoint belongs, if it is of this one."""
-        target = self._share.target
-        manifest = ours(self._layout.record(self.id) if target else self._layout.default(self.id.step))
-        same = manifest and manifest.id == self.id and manifest.target == target
-        return manifest if same and manifest and manifest.details.get("attempt", "") == self._share.attempt else None
+        manifest = ours(self._home)
+        if manifest is None or (manifest.id, manifest.target) != (self.id, self._share.target):
+            return None
+        return manifest if manifest.details.get("attempt", "") == self._share.attempt else None
 
     def _part(self, node: int) -> Manifest | None:
         """What a node has written, if it is there, and its files as it left them."""
         try:
-            part = read_manifest(self._place, _name(node))
-            if part is None or part.id != self.id or _share(part) != replace(self._share, node=node):
+            part = read_manifest(self._place, name_of(node))
+            if part is None or part.id != self.id or not self._share.owns(part, node):
                 return None
             for entry in part.files:
                 check_size(entry, self._path(entry))
@@ -170,7 +139,7 @@ class Parts:
 
     def _withdraw(self, request: Request) -> None:
         """Remove this node's part, its record first."""
-        remove(self._place / _name(self._share.node))
+        remove(self._place / name_of(self._share.node))
         for name in request.images:
             remove(self._files / name)
         if self._draft and self._is_drafted and MODEL in request.images:
@@ -210,7 +179,7 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
     newest = max((stored.id for stored in scan.places), default=None)
     for id, place in layout.parts():
         if newest is None or id > newest:
-            shares = [share for path in place.glob("part-*.json") if (share := _share(_read(path)))]
+            shares = [share for path in place.glob("part-*.json") if (share := share_of(_read(path)))]
             if any(Parts(layout, id, share).publish() for share in shares if place.name.endswith(share.key)):
                 yield place
                 continue
@@ -219,22 +188,11 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
             yield place
 
 
-def _name(node: int) -> str:
-    return f"part-{node}.json"
-
-
 def _read(path: Path) -> Manifest | None:
     try:
         return read_manifest(path.parent, path.name)
     except BadCheckpoint:
         return None
-
-
-def _share(part: Manifest | None) -> Share | None:
-    match part.details.get(_SHARE) if part else None:
-        case {"node": int(node), "nodes": int(nodes), "attempt": str(attempt), "target": str(target)}:
-            return Share(node, nodes, attempt, target)
-    return None
 
 
 def _idle(layout: Layout, place: Path) -> float:

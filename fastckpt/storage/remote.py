@@ -5,22 +5,33 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.errors import ConfigError, PersistError
+from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
-from fastckpt.storage.catalog import Catalog, RemoteCheckpoint, RemoteScan, is_ours, is_place, new_place
-from fastckpt.storage.copier import Copier, Copy
+from fastckpt.storage.catalog import (
+    Catalog,
+    RemoteCheckpoint,
+    RemoteScan,
+    is_ours,
+    is_place,
+    new_place,
+)
+from fastckpt.storage.copier import Copier
 from fastckpt.storage.download import download
+from fastckpt.storage.gather import Gathering, RemoteContribution
 from fastckpt.storage.layout import PRIVATE, TRACKER
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
+from fastckpt.storage.share import Share
 from fastckpt.storage.source import Source
 from fastckpt.storage.trouble import Explained, Logged
+from fastckpt.storage.uploading import check_complete, upload_images
 
 logger = logging.getLogger("fastckpt")
 
@@ -34,7 +45,8 @@ class RemoteStore:
 
     In the store::
 
-        checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json
+        checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json; of several nodes, also
+                                                        the part-<node>.json that it was made of
         latest_checkpointed_iteration.txt               the step published last, for other tools
         .fastckpt/identity                              tells this store from one that later takes its URL
 
@@ -91,12 +103,13 @@ class RemoteStore:
         """
         with Explained(f"persist {id}", self.path):
             sources = {name: Source.of(image) for name, image in images.items()}
-            request = Request(id, sources, _own(self._objects, target), parent, world_size, details or {})
+            own = _own(self._objects, target)
+            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
             place = new_place(id)
             with ExitStack() as on_failure:
                 on_failure.callback(self._give_up, place)
-                manifest = request.manifest(self._upload(request, place))
-                _check_complete(self._objects, manifest, place)
+                manifest = request.manifest(upload_images(self._objects, self._copier, request, place))
+                check_complete(self._objects, manifest, place)
                 if request.target:
                     self._objects.copy(f"{place}/{MODEL}", request.target)
                 with metrics.phase("persist.manifest", step=id.step):
@@ -105,19 +118,24 @@ class RemoteStore:
             self._finish(manifest, place)
         return manifest
 
-    def _upload(self, request: Request, place: str) -> list[FileEntry]:
-        def upload(copy: Copy, image: tuple[str, Source]) -> FileEntry:
-            name, source = image
-            object = f"{place}/{name}"
-            with metrics.phase("persist.write", step=request.id.step, file=name):
-                entry = FileEntry(name, *self._objects.upload(source.path, object, copy))
-                source.compare(entry.size, entry.digest)
-            if self.read_back:
-                with metrics.phase("persist.read_back", step=request.id.step, file=name):
-                    download(self._objects, object, entry, None)
-            return entry
-
-        return self._copier.each(upload, list(request.images.items()))
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> RemoteContribution:
+        """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
+        with Explained(f"persist {id}", self.path):
+            sources = {name: Source.of(image) for name, image in images.items()}
+            share = replace(share, target=_own(self._objects, share.target))
+            gathering = Gathering(self._objects, self._catalog, id, share)
+            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
+            gathering.contribute(request, self._copier)
+        return RemoteContribution(self.path, gathering, self._finish)
 
     def _give_up(self, place: str) -> None:
         with Logged(f"remove what is left of {self._objects.url(place)}; the next sweep will"):
@@ -128,10 +146,12 @@ class RemoteStore:
         with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
             self._objects.put(TRACKER, str(manifest.id.step).encode())
         with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
-            for old in self._catalog.of_step(manifest.id.step).places:
-                again = old.id == manifest.id and old.manifest.target == manifest.target
-                if old.name != place and (old.id < manifest.id or again):
-                    self._remove(old.name)
+            for old in self._catalog.of_step(manifest.id.step).replaced(manifest, place):
+                self._remove(old)
+
+    def gathered(self) -> list[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+        return self.scan().gathered
 
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
@@ -186,16 +206,14 @@ class RemoteStore:
                     f"cannot delete {id} in {self.path}: it is the newest of {len({p.id for p in places})} whole "
                     "checkpoints, which is always kept. Save a newer one first."
                 )
-            for stored in places:
-                if stored.id == id:
-                    self._remove_copy(stored, places)
-                    self._remove(stored.name)
+            for stored in [stored for stored in places if stored.id == id]:
+                self._remove_copy(stored, places)
+                self._remove(stored.name)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
         """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
         target = stored.manifest.target
-        owner = next((other for other in among if other.manifest.target == target), None)
-        if target and owner and owner.id == stored.id:
+        if target and next(other for other in among if other.manifest.target == target).id == stored.id:
             self._objects.remove(target)
 
     def _remove(self, place: str) -> None:
@@ -241,12 +259,6 @@ class RemoteStore:
                 mark = self._objects.read(_IDENTITY, 64) or b""  # of several who mark it, the last has marked it
             return mark.decode(errors="replace")
 
-    def parts(self) -> list["RemoteStore"]:
-        """The places in it where the other nodes of a job keep what is theirs alone."""
-        with Explained("read checkpoints", self.path):
-            names = self._objects.folders(PRIVATE)
-        return [RemoteStore(f"{self.path}/{PRIVATE}/{name}") for name in names if name.startswith("node-")]
-
     def close(self) -> None:
         """End the threads and the connections."""
         self._objects.close()
@@ -276,13 +288,3 @@ def _own(objects: Objects, target: str) -> str:
     if is_place(name) or name == TRACKER or name.split("/")[0] == PRIVATE:
         raise ConfigError(f"cannot save to {target}: it is part of a checkpoint. Choose another path.")
     return name
-
-
-def _check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
-    found = objects.sizes(place)
-    for entry in manifest.files:
-        if found.get(entry.name) != entry.size:
-            raise PersistError(
-                f"{objects.url(place)}/{entry.name} was uploaded with {entry.size} bytes, but the store has "
-                f"{found.get(entry.name, 'none')}. Save again; see whether somebody deletes objects there."
-            )

@@ -11,6 +11,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.share import Share
 from fastckpt.storage.source import Source
 
 _SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
@@ -57,6 +58,20 @@ class Found(Protocol):
         """Paths or URLs of what was set aside because it was found bad, and why."""
 
 
+class Pending(Protocol):
+    """A node's part of a checkpoint of several nodes: it is there, but the others' may not be."""
+
+    @property
+    def id(self) -> SaveId:
+        """What was saved."""
+
+    def complete(self) -> Manifest | None:
+        """Publish the checkpoint if all parts are there; its manifest once that is done, by whichever node."""
+
+    def missing(self) -> list[int]:
+        """The nodes that have not written their part."""
+
+
 class Store(Protocol):
     """A durable place for the checkpoints of one job; see `CheckpointDirectory` and `RemoteStore`.
 
@@ -82,6 +97,21 @@ class Store(Protocol):
         details: Mapping[str, JSON] | None = None,
     ) -> Manifest:
         """Make one checkpoint of images; it is durable when this returns."""
+
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Pending:
+        """Make one node's part of a checkpoint of several nodes durable; it counts when all of them have done so."""
+
+    def gathered(self) -> Sequence[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
 
     def scan(self) -> Found:
         """All checkpoints, and what is damaged, in one reading."""
@@ -112,9 +142,6 @@ class Store(Protocol):
 
     def identity(self) -> str:
         """What this place was marked with when it was first used; it is gone when the place is."""
-
-    def parts(self) -> Sequence["Store"]:
-        """The places in it where the other nodes of a job keep what is theirs alone."""
 
     def close(self) -> None:
         """Let go of threads and connections."""

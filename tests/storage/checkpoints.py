@@ -6,7 +6,8 @@ from pathlib import Path
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON
 from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.parts import Contribution, Share
+from fastckpt.storage.parts import Contribution
+from fastckpt.storage.share import Share
 
 
 def images(path: Path, id: SaveId) -> dict[str, Path]:

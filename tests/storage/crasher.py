@@ -15,7 +15,7 @@ from checkpoints import contribute, publish
 from fastckpt import metrics
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.parts import Share
+from fastckpt.storage.share import Share
 
 OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
 

@@ -15,7 +15,7 @@ from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.storage import layout, parts
 from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.parts import Share
+from fastckpt.storage.share import Share
 from tests.storage.checkpoints import assert_clean, assert_sound, contribute, ids, publish
 from tests.storage.conftest import ROOT
 

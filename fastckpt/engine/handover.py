@@ -1,0 +1,37 @@
+"""Gives what is in a slot to a durable store: whole, or as one node's part."""
+
+from pathlib import Path
+from typing import Any
+
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MODEL, Manifest
+from fastckpt.memory import slots
+from fastckpt.storage.share import Share
+from fastckpt.storage.source import BadSource, Source
+from fastckpt.storage.store import Pending, Store
+
+
+def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
+    """Make what is in a slot durable, with its model at ``target``.
+
+    Returns the checkpoint's manifest; or, where nodes write parts of it, this node's while others are not there.
+    Raises BadSource if the slot does not hold any more what was committed there.
+    """
+    records = slots.read(slot)
+    if records.committed != id:
+        raise BadSource(f"{slot} does not hold {id} any more")
+    details: dict[str, Any] = dict(records.details)
+    details.pop("path", None)
+    parent, world_size = details.pop("parent", None), details.pop("world_size", 1)
+    node, nodes = details.pop("node", 0), details.pop("nodes", 1)
+    sources = {
+        name: Source(slot / name, size, records.digests.get(name, ""))
+        for name, size in records.files.items()
+        if node == 0 or name != MODEL  # the first node's will do
+    }
+    since = SaveId(*parent) if parent else None
+    if nodes == 1:
+        return storage.publish(id, sources, target=target, parent=since, world_size=world_size, details=details)
+    share = Share(node, nodes, details.get("attempt", ""), target)
+    part = storage.contribute(id, sources, share, parent=since, world_size=world_size, details=details)
+    return part.complete() or part

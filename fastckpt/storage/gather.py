@@ -1,0 +1,113 @@
+"""Gathers what several nodes have of one checkpoint at a URL; whoever finds all of it there writes the manifest."""
+
+from collections.abc import Callable, Mapping
+
+from fastckpt import metrics
+from fastckpt.errors import BadCheckpoint, PersistError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MAX_TEXT, MODEL, NAME, Manifest
+from fastckpt.storage.catalog import Catalog, id_of, is_shared, shared_place
+from fastckpt.storage.copier import Copier
+from fastckpt.storage.objects import Objects
+from fastckpt.storage.publish import Request
+from fastckpt.storage.quarantine import WHY
+from fastckpt.storage.share import Share, assemble, name_of
+from fastckpt.storage.trouble import Explained, Logged
+from fastckpt.storage.uploading import upload_images
+
+
+class Gathering:
+    """The parts of one checkpoint, in a place that all its nodes know: images, and a manifest of each node's own.
+
+    Nothing need be locked: the manifests that two nodes make of the same parts are the same.
+    """
+
+    def __init__(self, objects: Objects, catalog: Catalog, id: SaveId, share: Share) -> None:
+        self.id = id
+        self._catalog = catalog
+        self.place = shared_place(id, share.key)
+        self._objects = objects
+        self._share = share
+
+    def contribute(self, request: Request, copier: Copier) -> None:
+        """Write this node's part, unless it is there."""
+        sizes = self._sizes()
+        if NAME in sizes or self._part(self._share.node, sizes):
+            return
+        part = request.manifest(upload_images(self._objects, copier, request, self.place))
+        with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
+            self._objects.put(f"{self.place}/{name_of(self._share.node)}", self._share.mark(part).to_json().encode())
+
+    def missing(self) -> list[int]:
+        """The nodes whose parts are not there."""
+        sizes = self._sizes()
+        return [] if NAME in sizes else [n for n in range(self._share.nodes) if self._part(n, sizes) is None]
+
+    def complete(self) -> tuple[Manifest | None, bool]:
+        """The manifest once it is there, and whether this call wrote it."""
+        sizes = self._sizes()
+        if NAME in sizes:
+            return self._read(NAME, sizes), False
+        parts = [part for node in range(self._share.nodes) if (part := self._part(node, sizes))]
+        if len(parts) < self._share.nodes:
+            return None, False
+        manifest = assemble(parts, self._share.target)
+        if manifest.target:
+            self._objects.copy(f"{self.place}/{MODEL}", manifest.target)
+        with metrics.phase("persist.manifest", step=self.id.step):
+            self._objects.put(f"{self.place}/{NAME}", manifest.to_json().encode())
+        return manifest, True
+
+    def remove_older(self) -> None:
+        """Remove what was gathered of older checkpoints and never became whole."""
+        with Logged("remove the parts of older checkpoints"):
+            for place, _ in self._catalog.scan().unfinished:
+                id = id_of(place)
+                if is_shared(place) and id and id < self.id:
+                    self._objects.remove_all(place)
+
+    def _sizes(self) -> Mapping[str, int]:
+        sizes = self._objects.sizes(self.place)
+        if WHY in sizes:
+            raise PersistError(f"{self._objects.url(self.place)} was set aside as bad; {self.id} is not saved again")
+        return sizes
+
+    def _part(self, node: int, sizes: Mapping[str, int]) -> Manifest | None:
+        part = self._read(name_of(node), sizes) if name_of(node) in sizes else None
+        if part is None or part.id != self.id or not self._share.owns(part, node):
+            return None
+        return part if all(sizes.get(entry.name) == entry.size for entry in part.files) else None
+
+    def _read(self, name: str, sizes: Mapping[str, int]) -> Manifest | None:
+        text = self._objects.read(f"{self.place}/{name}", min(sizes[name], MAX_TEXT + 1))
+        try:
+            return Manifest.from_json(text or b"")
+        except BadCheckpoint:
+            return None
+
+
+class RemoteContribution:
+    """A node's part of a checkpoint at a URL, which is there; the others' may not be there yet."""
+
+    def __init__(self, url: str, gathering: Gathering, finish: Callable[[Manifest, str], None]) -> None:
+        self.id = gathering.id
+        self._url = url
+        self._gathering = gathering
+        self._finish = finish
+
+    def complete(self) -> Manifest | None:
+        """Publish the checkpoint if all parts are there; its manifest once that is done, by whichever node.
+
+        Raises PersistError if the store refuses, BadCheckpoint if the parts do not go together.
+        """
+        with Explained(f"publish {self.id}", self._url):
+            manifest, here = self._gathering.complete()
+            if manifest and here:
+                self._finish(manifest, self._gathering.place)
+                self._gathering.remove_older()
+        return manifest
+
+    def missing(self) -> list[int]:
+        """The nodes that have not written their part."""
+        with Explained(f"look for the parts of {self.id}", self._url):
+            return self._gathering.missing()
