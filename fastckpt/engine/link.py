@@ -20,7 +20,9 @@ logger = logging.getLogger("fastckpt")
 M = TypeVar("M", bound=m.Message)
 
 CONNECT_TIMEOUT = 60.0
-"""Seconds to find the saver and be welcomed: under plain torchrun the first local rank has to start it."""
+"""Seconds to find the saver: under plain torchrun the first local rank has to start it."""
+WELCOME_TIMEOUT = 180.0
+"""Seconds for the answer to a hello: the saver may have to ask a store over the network, which may not answer."""
 TIMEOUT = 30.0
 """Seconds for an answer that needs no work."""
 RESERVE_TIMEOUT = 600.0
@@ -75,7 +77,7 @@ class Link:
             wishes.remote_policy,
         )
         try:
-            welcome = self._ask(hello, m.Welcome, CONNECT_TIMEOUT)
+            welcome = self._ask(hello, m.Welcome, WELCOME_TIMEOUT)
             self._telemetry = _telemetry(welcome.telemetry)
             self._presence = Presence(Path(welcome.arena))
         except (FastckptError, OSError):

@@ -9,6 +9,8 @@ PARALLEL = 4
 """Parts of one object that are on their way at a time."""
 DEADLINE = 300.0
 """Seconds for one part, with all retries of the client."""
+LIST_DEADLINE = 45.0
+"""Seconds for a list of uploads."""
 LARGEST_COUNT = 10_000
 """Parts that S3 takes of one object."""
 
@@ -71,7 +73,7 @@ def abort_abandoned(fs: Any, root: str, is_abandoned: Callable[[str, float], boo
         is_abandoned: Tells it from a name relative to ``root``, and the time of its beginning.
     """
     bucket, prefix, _ = fs.split_path(root + "/")
-    answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, timeout=DEADLINE)
+    answer = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, timeout=LIST_DEADLINE)
     aborted = []
     for upload in answer.get("Uploads") or []:
         key = upload["Key"]

@@ -41,6 +41,6 @@ class Logged(AbstractContextManager[bool]):
 def _remedy(error: Exception) -> str:
     if isinstance(error, PermissionError) or "Credentials" in type(error).__name__:
         return "Give this user the right to list, read, write and delete there, and see that its credentials are found"
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # else it is one of ours on this host
         return "Make the bucket, or correct the URL"
     return "See whether the store can be reached; a persist is tried again"
