@@ -467,6 +467,19 @@ class TestWhatIsBadIsSetAside:
         assert "another shape" in said.text
         assert quarantined(three) == [] and (three.directory / "checkpoint-3").exists()
 
+    def test_nor_is_memory_given_up_that_does_not_load(self, ranks: Ranks, monkeypatch):
+        def refuse(path: Path, *args: Any, **options: Any) -> Any:
+            raise RuntimeError("the model has another shape")
+
+        ranks.start(2)
+        save(ranks, 1, storage_type=StorageType.MEMORY)
+        with monkeypatch.context() as patch:
+            patch.setattr(ddp, "load_copy", refuse)
+            assert all("another shape" in text for text in refusals(ranks))
+        ranks.workers_die()
+        ranks.start_workers(2)  # the script was put right
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
     def test_what_another_rank_alone_cannot_read_is_left_where_it_is(self, three: Ranks, monkeypatch, said):
         """It may be that rank's mount, or its memory; but nobody resumes from it."""
         real, seen = stored_module.digest_file, []
@@ -663,6 +676,7 @@ class TestVerify:
         save(ranks, 2, storage_type=StorageType.MEMORY)
         os.truncate(slot_of(ranks, 2) / "rank_0.pt", 64)
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
+        assert [stored.id.step for stored in CheckpointDirectory(ranks.directory).checkpoints()] == [1]
 
     def test_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
         """A disk that stores other bytes than it was given, once: that attempt fails, the next one succeeds."""
