@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ Files = dict[str, Path]
 _STEP = re.compile("/checkpoint-[0-9]+(/|$)")
 
 
-class Part(NamedTuple):
-    """What one place holds of a checkpoint."""
+class Durable(NamedTuple):
+    """A checkpoint in a store."""
 
     storage: Store
     stored: Kept
@@ -41,13 +41,13 @@ class Offer:
         files: Where its files are, by name.
         details: What was kept with it.
         check: Raises BadCheckpoint or OSError if the file of that name is not what was saved.
-        parts: What the files on storage are part of, by name.
+        durable: The checkpoint on storage that the files are of; None for files in memory, or of something else.
     """
 
     files: Files
     details: dict[str, Any]
     check: Callable[[str], None]
-    parts: dict[str, Part] = field(default_factory=dict)
+    durable: Durable | None = None
 
 
 class Offers:
@@ -95,10 +95,10 @@ class Offers:
             return self._at_url(normalised(path))
         place = Path(os.path.realpath(path))
         model = place / MODEL if place.is_dir() else place
-        for save, parts in {} if is_url(self.directory) else self._parts(self.directory).items():
-            models = [part.storage.file(part.stored, MODEL, place) for part in parts if _has_model(part.stored)]
-            if any(os.path.realpath(own) == str(model) for own in models):
-                return save, self._offer(parts)
+        for save, found in {} if is_url(self.directory) else self._durable(self.directory).items():
+            storage, stored = found
+            if _has_model(stored) and os.path.realpath(storage.file(stored, MODEL, place)) == str(model):
+                return save, self._offer(found)
         own = {found.name: found for found in model.parent.glob("rank_*.pt")} if place.is_dir() else {}
         return None, Offer({MODEL: model, **own}, {}, lambda name: None)
 
@@ -106,9 +106,9 @@ class Offers:
         """The newest checkpoint that lies at a URL, below it, or whose model was copied there."""
         outside = _STEP.search(url) and not url.startswith(f"{self.directory}/")
         root = url[: _STEP.search(url).start()] if outside else self.directory  # type: ignore[union-attr]
-        for save, parts in self._parts(root).items() if is_url(root) else ():
-            if any(f"{part.stored.path}/".startswith(f"{url}/") or part.stored.place == url for part in parts):
-                return save, self._offer(parts)
+        for save, found in self._durable(root).items() if is_url(root) else ():
+            if f"{found.stored.path}/".startswith(f"{url}/") or found.stored.place == url:
+                return save, self._offer(found)
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
 
     def close(self) -> None:
@@ -133,16 +133,16 @@ class Offers:
     def _on_storage(self) -> dict[Candidate, Offer]:
         offers = {}
         for tier, location in self._levels.items():
-            for save, parts in self._parts_if_reachable(tier, location).items():
-                offer = self._offer(parts)
-                if self._suffices(offer.files, parts[0].stored.manifest.world_size):
+            for save, found in self._durable_if_reachable(tier, location).items():
+                offer = self._offer(found)
+                if self._suffices(offer.files, found.stored.manifest.world_size):
                     offers[Candidate(*save, tier)] = offer
         return offers
 
-    def _parts_if_reachable(self, tier: str, location: str) -> dict[SaveId, list[Part]]:
-        """The parts; a second level that does not answer is something that exists, and holds up nobody."""
+    def _durable_if_reachable(self, tier: str, location: str) -> dict[SaveId, Durable]:
+        """What is whole; a second level that does not answer is something that exists, and holds up nobody."""
         try:
-            return self._parts(location)
+            return self._durable(location)
         except PersistError as error:
             if tier == "storage":
                 raise
@@ -150,30 +150,28 @@ class Offers:
             self.quarantined.append((location, str(error)))
             return {}
 
-    def _parts(self, location: str) -> dict[SaveId, list[Part]]:
+    def _durable(self, location: str) -> dict[SaveId, Durable]:
         """What is whole there, by what was saved."""
         storage = self._open(open_store(location))
         scan = storage.scan()
         self.damaged += [(storage, where, why) for where, why in scan.damaged]
         self.quarantined += scan.quarantined
-        return {stored.id: [Part(storage, stored)] for stored in scan.whole}
+        return {stored.id: Durable(storage, stored) for stored in scan.whole}
 
     def _open(self, storage: Store) -> Store:
         self._stores.callback(storage.close)
         return storage
 
-    def _offer(self, parts: list[Part]) -> Offer:
-        into = self._staging / "{}-{}".format(*parts[0].stored.id)
-        by_name = {entry.name: part for part in parts for entry in part.stored.manifest.files}
-        files = {name: part.storage.file(part.stored, name, into) for name, part in by_name.items()}
-        check = partial(self._check_stored, by_name, into)
-        return Offer(files, dict(parts[0].stored.manifest.details), check, by_name)
+    def _offer(self, found: Durable) -> Offer:
+        storage, stored = found
+        into = self._staging / "{}-{}".format(*stored.id)
+        files = {entry.name: storage.file(stored, entry.name, into) for entry in stored.manifest.files}
+        return Offer(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found)
 
-    def _check_stored(self, parts: dict[str, Part], into: Path, name: str) -> None:
-        storage, stored = parts[name]
-        if is_url(str(storage.path)):
+    def _check_stored(self, found: Durable, into: Path, name: str) -> None:
+        if is_url(str(found.storage.path)):
             make_staging(self._staging)
-        storage.fetch(stored, [name], into, digests=self._digests)
+        found.storage.fetch(found.stored, [name], into, digests=self._digests)
 
     def _suffices(self, files: Files, world_size: int) -> bool:
         """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""

@@ -62,9 +62,8 @@ class Verdicts:
         confirmed = {name: why for name, why in checked.items() if not why.startswith(PersistError.__name__)}
         for name in found.keys() - confirmed.keys():
             logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", offer.files[name])
-        bad = {offer.parts[name].stored.place: (offer.parts[name], why) for name, why in confirmed.items()}
-        for part, why in bad.values():
-            _set_aside(part.storage, part.stored, why)
+        if confirmed and offer.durable:
+            _set_aside(*offer.durable, "; ".join(confirmed.values()))
 
 
 def check(offer: Offer, names: list[str], threads: int) -> Faults:
