@@ -17,6 +17,7 @@ from fastckpt.ddp import (
     StorageType,
 )
 from fastckpt.engine import upload as upload_module
+from fastckpt.engine.staging import make_staging, staging_path
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, PersistError
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.store import open_store
@@ -256,6 +257,30 @@ def test_what_is_downloaded_is_removed(on_s3, tmp_path, monkeypatch):
         assert on_s3.load(path)[0]["step"] == step
         assert not list(tmp_path.glob("*-staging"))
         on_s3.end()
+
+
+def test_what_dead_readers_downloaded_is_removed_by_the_next_launch(ranks):  # noqa: F811
+    (member,) = ranks.start()
+    left = staging_path(member._writer.link.arena)
+    ranks.end()
+    (left / "1-1").mkdir(parents=True)
+    (left / "1-1/model.pt").touch()
+    ranks.start()
+    assert not left.exists()
+    ranks.end()
+
+
+@pytest.mark.parametrize("mode", [0o755, "a link"])
+def test_a_place_for_downloads_that_is_not_private_is_refused(tmp_path, mode):
+    place = tmp_path / "place"
+    if mode == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(tmp_path / "elsewhere")
+    else:
+        place.mkdir()
+        place.chmod(mode)
+    with pytest.raises(PersistError, match=r"not a private directory|cannot download"):
+        make_staging(place)
 
 
 def test_a_bad_object_makes_all_ranks_fall_back_and_is_set_aside(on_s3, s3):  # noqa: F811

@@ -1,8 +1,10 @@
 """A real S3 server on a loopback port, and a proxy before it through which requests fail as a test says."""
 
+import contextlib
 import http.client
 import os
 import re
+import socket
 import socketserver
 import subprocess
 import sys
@@ -180,13 +182,12 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
-        self._server.server_close()
         self._server.hang_up()
+        self._server.server_close()  # waits for the threads that serve
         self._thread.join()
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
 
@@ -205,7 +206,8 @@ class _Server(socketserver.ThreadingTCPServer):
     def hang_up(self) -> None:
         """End the connections that clients keep for later."""
         for request in list(self._open):
-            self.shutdown_request(request)
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
 
 class S3:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -322,6 +323,36 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_one(near, tmp_path, monkey
     assert assert_sound(near, tmp_path) == ([(2, 10), (1, 10)] if committed else [(1, 10)])
     assert len({name.split("/")[1] for name in objects_of(near, 10)[1] for name in [f"x/{name}"]}) == 1 + committed
     writer.close()
+
+
+def test_what_a_killed_process_left_is_swept(on_s3, s3, large, tmp_path):  # noqa: F811
+    """SIGKILL in the middle of an upload, with parts on their way and a small file there."""
+    publish(on_s3, tmp_path, SaveId(0, 1))
+    before = s3.objects()
+    stalled = s3.befalls(Fault("stall", "PUT", "partNumber=[234]", times=100))
+    program = f"""
+import pathlib
+from fastckpt.format.ids import SaveId
+from fastckpt.storage import objects
+from fastckpt.storage.remote import RemoteStore
+objects.PART = 5 * 2**20
+folder = pathlib.Path({str(large["model.pt"].parent)!r})
+RemoteStore("s3://bucket/run1").publish(SaveId(1, 1), {{path.name: path for path in folder.iterdir()}})
+"""
+    process = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        end = time.monotonic() + 60
+        while not (stalled.struck and len(s3.objects()) > len(before)):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert assert_sound(on_s3, tmp_path) == [(0, 1)]
+    assert len(s3.uploads()) == 1
+    assert len(on_s3.sweep()) == 2, "the upload, and the place with the small file"
+    assert (s3.objects(), s3.uploads()) == (before, [])
 
 
 def test_a_sweep_leaves_to_other_hosts_what_may_still_be_written(on_s3, s3, monkeypatch):  # noqa: F811
