@@ -152,6 +152,8 @@ class Persister:
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
         end = time.monotonic() + seconds
+        if self._looking is not None:  # it may find that what memory holds must be persisted again
+            await asyncio.wait([self._looking], timeout=seconds)
         done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
         await self._peers.drain(end - time.monotonic())
         return bool(done)
@@ -196,7 +198,7 @@ class Persister:
         self._done.append((job.id, job.target))
         self.news.append(job.id)
         ours = {entry.name: entry.digest for entry in manifest.files if self._first or entry.name != MODEL}
-        job.slot.attest(job.id, ours, time.perf_counter() - seconds)
+        job.slot.attest(job.id, ours, start)
         self.trouble = ""
         self.after()
         size = manifest.size
@@ -227,13 +229,10 @@ class Persister:
     def _give_up(self, job: _Job, error: BadSource) -> None:
         """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
         self._finish(job)
-        metrics.counts["bad_checkpoints"] += 1
-        metrics.event("bad_checkpoint", history=job.id.history, step=job.id.step, tier="memory", reason=str(error))
         self.trouble = f"{job.id} in memory is bad, and given up: {error}"
         self.tally.fail(self.trouble)
-        logger.warning("%s", self.trouble)
         if job.slot.id == job.id:
-            job.slot.clear()
+            job.slot.give_up(str(error))
         newest = self._newest_slot()
         if job.flush and newest is not None:
             self.flush(newest)

@@ -64,7 +64,7 @@ class Saver:
         self._call(restart()).result(START_TIMEOUT)
 
     def flush(self) -> None:
-        """Begin to flush the newest checkpoint in memory; call when workers are told to end: that may take them long."""
+        """Begin to flush the newest checkpoint in memory; call when workers are told to end, which may take long."""
 
         async def flush() -> None:
             for keeper in self._keepers.values():
