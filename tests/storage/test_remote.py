@@ -486,7 +486,7 @@ def test_readers_see_the_old_or_the_new_one_at_every_moment(on_s3, tmp_path):
 
 
 def test_an_upload_holds_few_parts_in_memory(on_s3, s3, tmp_path):  # noqa: F811
-    """A file of 256 MB; the whole process may take 150 MB more."""
+    """A file of 256 MB; the whole process may take 200 MB more."""
     big = tmp_path / "big"
     big.mkdir()
     (big / "model.pt").touch()
@@ -504,7 +504,7 @@ store.close()
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 150_000, f"{int(done.stdout) / 1000:.0f} MB more"
+    assert int(done.stdout) < 200_000, f"{int(done.stdout) / 1000:.0f} MB more"
 
 
 # --- locations
