@@ -139,7 +139,8 @@ class DdpCheckpointer:
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
                 generators (CPU and current device) is added, and restored by `load_checkpoint`.
             metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
-                first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds them, until it is persisted.
+                first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds
+                them, until it is persisted.
 
         Raises:
             StepError: The step is older than one saved since the last load.
