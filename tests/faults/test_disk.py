@@ -1,0 +1,186 @@
+"""Storage that refuses while a job runs: full, read-only, failing; memory stays new, and storage catches up."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import refuse
+from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+
+MIB = 1 << 20
+EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
+
+
+def mounted(path: Path, *arguments: object) -> Path:
+    path.mkdir()
+    command = ["mount", *map(str, arguments), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    return path
+
+
+def unmount(path: Path) -> None:
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path, new_job):
+    """A file system of 24 MiB; jobs end before it is unmounted."""
+    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=24m", "tmpfs")
+    yield path
+    new_job.end()
+    unmount(path)
+
+
+class Device:
+    """A file system on a device of its own."""
+
+    def __init__(self, image: Path, path: Path) -> None:
+        self.path = path
+        self._image = image
+
+    def pull_out(self) -> None:
+        """From now on the kernel answers every call with EIO."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", WITHOUT_LOG))
+        os.close(descriptor)
+
+    def put_back(self) -> None:
+        unmount(self.path)
+        subprocess.run(["mount", "-o", "loop", self._image, self.path], check=True)
+
+
+@pytest.fixture
+def device(tmp_path, new_job):
+    """Jobs end before it is unmounted."""
+    if subprocess.run(["which", "mkfs.ext4", "losetup"], capture_output=True, check=False).returncode:
+        pytest.skip("no mkfs.ext4 or losetup")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(64 * MIB)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    path = mounted(tmp_path / "disk", "-o", "loop", image)
+    yield Device(image, path)
+    new_job.end()
+    unmount(path)
+
+
+def leave(path: Path, free: int) -> Path:
+    """Fill a file system up to so many bytes."""
+    ballast = path / f"ballast-{time.monotonic_ns()}"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
+            pass
+        while file.write(bytes(1 << 12)):
+            pass
+    os.truncate(ballast, max(0, ballast.stat().st_size - free))
+    return ballast
+
+
+def assert_caught_up(job: Job, step: int) -> None:
+    """Storage has the step whole, and nothing of what failed."""
+    job.until(lambda: job.stored()[:1] == [step], f"step {step} on storage")
+    private = job.checkpoint_dir / ".fastckpt"
+    job.until(lambda: set(os.listdir(private)) <= {"identity", "writers"}, "a clean directory")
+
+
+def failures(job: Job) -> int:
+    return job.text().count("could not be persisted")
+
+
+def test_a_disk_that_is_full_at_each_moment_of_a_persist_and_read_only(disk, new_job, uninterrupted):
+    """Before it begins, in the middle of an image, before the manifest; then remounted read-only."""
+
+    @contextlib.contextmanager
+    def full(free: int):
+        ballast = leave(disk, free)
+        yield
+        ballast.unlink()
+
+    @contextlib.contextmanager
+    def read_only():
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        yield
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+
+    job = new_job(checkpoint_dir=disk / "checkpoints")
+    gates = [10, 20, 24, 30, 34, 40, 44, 50, 54]
+    job.start("--ballast", "2", "--wait-at", *map(str, gates))
+    job.wait_for_all(10)
+    assert_caught_up(job, 10)
+    sizes = sum(path.stat().st_blocks * 512 for path in (disk / "checkpoints/checkpoint-10").glob("*.pt"))
+    waits, stored = iter(gates), [10]
+    for trouble in (full(0), full(MIB), full(sizes), read_only()):
+        failed, told = failures(job), len(job.troubles())
+        with trouble:
+            job.go_on(next(waits))
+            job.wait_for_all(stored[-1] // 10 * 10 + 10)
+            job.until(lambda failed=failed: failures(job) > failed, "a failure")
+            assert job.stored() == stored[::-1], "older ones are whole"
+            job.go_on(next(waits))
+            job.wait_for_all(stored[-1] // 10 * 10 + 14)
+            assert len(job.troubles()) > told, "saves go on, and say it"
+        stored.append(stored[-1] // 10 * 10 + 14)
+        assert_caught_up(job, stored[-1])
+    job.go_on(54)
+    assert job.wait() == 0, job.text()
+    assert job.stored() == [60, *stored[::-1]]
+    assert not job.skips()
+    assert any("No space left on device. It needs 2." in text and "Free space there" in text for text in job.troubles())
+    assert any("Read-only file system. Remount" in text for text in job.troubles())
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
+    faults = [
+        refuse("pwrite", "EIO", at="persist.write", step=6),
+        refuse("fdatasync", "EIO", at="persist.write", step=12),
+        refuse("fsync", "EIO", at="persist.manifest", step=18),
+        refuse("rename", "EIO", at="persist.rename", step=24),
+        refuse("fsync", "EIO", at="persist.rename", step=30),
+        refuse("pwrite", "EDQUOT", at="persist.write", step=36, times=2),
+        refuse("rename", "EDQUOT", at="persist.rename", step=42),
+    ]
+    job = new_job().befalls(*faults)
+    waits = [6 + 6 * i for i in range(len(faults))]
+    job.start("--disk", "6", "--wait-at", *map(str, waits))
+    for i, step in enumerate(waits):
+        job.wait_for_all(step)
+        assert_caught_up(job, step)
+        assert failures(job) == i + 1, job.text()
+        job.go_on(step)
+    assert job.wait() == 0, job.text()
+    assert_all_struck(job)
+    assert job.text().count("Input/output error") >= 5 and job.text().count("Disk quota exceeded") >= 2
+    assert job.stored()[0] == 60
+    assert not job.skips()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_a_device_that_is_pulled_out(device, new_job, uninterrupted):
+    """Training goes on to its end; its memory is kept, and resumed when the device is back, older ones whole on it."""
+    job = new_job(checkpoint_dir=device.path / "checkpoints")
+    job.start("--steps", "33", "--wait-at", "10", "20", "--disk", "5", FASTCKPT_FLUSH_TIMEOUT="3")
+    job.wait_for_all(10)
+    assert_caught_up(job, 10)
+    device.pull_out()
+    job.go_on(10)
+    job.wait_for_all(20)
+    job.until(lambda: "Input/output error" in job.text(), "a failure")
+    job.go_on(20)
+    assert job.wait() == 0, job.text()
+    assert "step 32 of history 1 is in memory only" in job.text()
+    assert job.troubles()
+    device.put_back()
+    assert job.stored() == [10, 5]
+    job.run()
+    assert job.resumes()[1:] == [(32, "memory")]
+    assert job.stored()[0] == job.newest_saved()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
