@@ -144,7 +144,7 @@ def main() -> None:
         log(step=step, loss=loss.item().hex())
         if step % args.memory == 0 or step % args.disk == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            if args.ballast:
+            if args.ballast and rank == 0:  # the only one that copies it
                 state["ballast"] = torch.ones(args.ballast[-1 if step >= args.grow_at else 0] << 18)
             place = StorageType.MEMORY if step % args.disk else StorageType.DISK
             own = {"epoch": data.epoch, "taken": data.taken}
