@@ -1,0 +1,48 @@
+"""A job whose memory limit does not hold what its checkpoints need: told before anything is killed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
+
+MIB = 1 << 20
+LIMIT = 1500
+
+
+@pytest.fixture
+def group():
+    """A cgroup of version 1 whose members may take so much memory together."""
+    path = Path(f"/sys/fs/cgroup/memory/fastckpt-faults-{os.getpid()}")
+    try:
+        path.mkdir()
+        (path / "memory.limit_in_bytes").write_text(str(LIMIT * MIB))
+    except OSError as error:
+        if path.is_dir():
+            path.rmdir()
+        pytest.skip(f"cannot make a cgroup (version 1) with a memory limit: {error}")
+    yield path
+    path.rmdir()
+
+
+def start_in(group: Path, job, *script: str):
+    join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+    shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "0")
+    launcher = ("-c", f"import os, sys; os.execvp('sh', ['sh', '-c', {join!r}, 'sh', sys.executable] + sys.argv[1:])")
+    return job.start(*script, launcher=(*launcher, str(HERE / "launch.py"), str(job.folder), *shape))
+
+
+def test_a_memory_limit_that_the_arena_does_not_fit_in(group, new_job, uninterrupted):
+    job = start_in(group, new_job(), "--ballast", "400")
+    assert job.wait() == 1
+    assert "ArenaTooSmall: shared memory cannot hold 2 x 0.39 GiB" in job.text()
+    assert f"the memory limit of cgroup {group} has" in job.text() and "a memory limit: raise it" in job.text()
+    fits = start_in(group, new_job("fits"), "--ballast", "20", "--disk", "20")
+    assert fits.wait() == 0, fits.text()
+    assert_as_if_nothing_had_happened(fits, uninterrupted())
+    outgrown = start_in(group, new_job("outgrown"), "--ballast", "20", "400", "--grow-at", "40")
+    assert outgrown.wait() == 0, outgrown.text()
+    assert outgrown.stored()[0] < 40
+    assert any("cannot hold 2 x 0.39 GiB" in line.get("reason", "") for line in outgrown.log(0))
+    assert "oom_kill 0" in (group / "memory.oom_control").read_text().splitlines()
