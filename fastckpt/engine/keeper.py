@@ -14,7 +14,7 @@ from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import staging_path
 from fastckpt.engine.writers import Writers
-from fastckpt.errors import ArenaInUse
+from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Bad, BeginSave, Committed, Granted, Hello, Skipped, Status
 from fastckpt.memory.arena import Arena, arena_path
@@ -74,7 +74,11 @@ class Keeper:
     def join(self, hello: Hello, pid: int) -> int:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         history = self.writers.join(hello.local_rank, pid)
-        self.levels.join(hello)
+        try:
+            self.levels.join(hello)
+        except FastckptError:
+            self.writers.lose(hello.local_rank, pid)
+            raise
         self.digester.enabled = hello.verify != "never"
         return history
 
@@ -85,9 +89,8 @@ class Keeper:
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
-        for slot in self.slots:
-            slot.read()
-            self._persist_wanted(slot)
+        self._read(*self.slots)
+        for slot in self.slots if self.arena.is_there() else ():
             pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
             slot.pins.update(pins)
@@ -137,19 +140,27 @@ class Keeper:
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         try:
-            if not self.arena.path.exists():
+            if not self.arena.is_there():
                 self._restore()
             slot.begin(save, self.writers.expected)
         except (OSError, ArenaInUse) as error:
-            slot.read()
+            self._read(slot)
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
 
     def _restore(self) -> None:
-        logger.warning("%s was removed: what was in memory is lost; it is made anew", self.arena.path)
+        for slot in self.slots:
+            slot.forget()
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
+        logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
+
+    def _read(self, *slots: Slot) -> None:
+        for slot in slots:  # what lies in an arena that was removed since may be another job's
+            slot.read() if self.arena.is_there() else slot.forget()
+            for target in slot.take_wanted():
+                self.persister.submit(slot, target)
 
     def committed(self, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
@@ -157,23 +168,16 @@ class Keeper:
         slot = next((slot for slot in self.slots if slot.id == save), None)
         if slot is None:
             return
-        slot.read()
         if message.persist:
             slot.wanted.append(message.path)
-        self._persist_wanted(slot)
+        self._read(slot)
         if slot.committed:
             self.digester.look()
-
-    def _persist_wanted(self, slot: Slot) -> None:
-        for target in slot.take_wanted():
-            self.persister.submit(slot, target)
 
     def prepare(self, files: dict[str, int]) -> None:
         """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
         self._room.check(files)
         self._room.reserve_ahead(files)
-
-    # --- what became of it
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
@@ -198,9 +202,7 @@ class Keeper:
 
         Returns whether all persists have come to an end.
         """
-        for slot in self.slots:
-            slot.read()  # a writer may have died before it told of its last save
-            self._persist_wanted(slot)
+        self._read(*self.slots)  # a writer may have died before it told of its last save
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
         self._end(wait=drained)

@@ -188,8 +188,10 @@ class _Connection:
         if isinstance(message, m.Hello):
             if message.local_rank >= message.local_world_size:
                 raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
-            self._keeper, self._rank = await self._find(message), message.local_rank
-            return _welcome(self._keeper, self._keeper.join(message, self._pid))
+            keeper = await self._find(message)
+            welcome = _welcome(keeper, keeper.join(message, self._pid))
+            self._keeper, self._rank = keeper, message.local_rank  # one that is refused has nothing to lose
+            return welcome
         if self._keeper is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         return await self._act(self._keeper, message)
@@ -243,8 +245,11 @@ def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
         return lambda: None
 
     def stop() -> None:
-        if loop.remove_reader(fd):
+        nonlocal fd
+        if fd >= 0:  # else another watch may have the number by now
+            loop.remove_reader(fd)
             os.close(fd)
+            fd = -1
 
     def died() -> None:
         metrics.event("writer_died", worker=pid)

@@ -85,6 +85,10 @@ class Slot:
     def clear(self) -> None:
         """Hold nothing."""
         slots.clear(self.path)
+        self.forget()
+
+    def forget(self) -> None:
+        """Be known to hold nothing, whatever lies there."""
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
 

@@ -1,5 +1,6 @@
 """Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
 
+import errno
 import hashlib
 import json
 import os
@@ -71,14 +72,18 @@ class Arena:
                 shutil.rmtree(path, ignore_errors=True)
             close_lock(lock)
             raise ArenaTooSmall(
-                f"nothing can be written under {path.parent}: {error}; {headroom(path.parent)}. Free some of it, enlarge it "
-                f"(docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
+                f"nothing can be written under {path.parent}: {error}; {headroom(path.parent)}. Free some of it, "
+                f"enlarge it (docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
             ) from error
         _remove_strays(path)
         arena = cls(path, checkpoint_dir, lock)
         if former is not None and former.boot != boot_id():
             arena.renew()  # its bytes were never meant to outlive the kernel's end
         return arena
+
+    def is_there(self) -> bool:
+        """Whether it is still ours: somebody may have removed it, and another job have made it anew."""
+        return is_named(self._lock, self.path / OWNER)
 
     def restore(self) -> None:
         """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid.
@@ -156,7 +161,10 @@ class Arena:
 
         Raises:
             ArenaTooSmall: The memory ran out since `check`.
+            OSError: The arena was removed.
         """
+        if not self.is_there():
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
         path, temporary = slot / name, slot / f".new-{name}"
         if images_in(slot).get(name) == size:
             return
@@ -174,7 +182,8 @@ class Arena:
 
     def remove(self) -> None:
         """Give the memory back."""
-        erase(self.path)
+        if self.is_there():
+            erase(self.path)
         close_lock(self._lock)
 
     def release(self) -> None:

@@ -1,5 +1,6 @@
 """The saver: what it keeps when writers die, misbehave or lag, and when storage refuses."""
 
+import asyncio
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.ddp import StorageType
 from fastckpt.engine import keeper, persister
-from fastckpt.engine.saver import Saver
+from fastckpt.engine.saver import Saver, _watch
 from fastckpt.errors import ArenaInUse, FastckptError, PersistError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel, pack
@@ -233,6 +234,28 @@ class TestTwoJobs:
         assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
         two.close()
 
+    def test_one_that_made_a_removed_arena_anew_keeps_it(self, ranks: Ranks, directory: Path, said):
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1))
+        arena = one._writer.link.arena
+        shutil.rmtree(arena)
+        other = Ranks(directory, ranks._monkeypatch)
+        (two,) = other.start()
+        assert two.save_checkpoint(7, state(7))
+        held = {slot: slots.read(slot) for slot in arena.glob("slot-*")}
+        for step in (2, 3):
+            refused = one.save_checkpoint(step, state(step))
+            assert not refused and "another job has made it anew" in refused.reason
+        with pytest.raises(FileNotFoundError):
+            next(iter(ranks.saver._keepers.values())).arena.reserve(arena / "slot-0", "model.pt", 4096)
+        ranks.workers_die()
+        ranks.end()
+        assert {slot: slots.read(slot) for slot in arena.glob("slot-*")} == held
+        assert on_storage(directory) == [], "the first job's end persists nothing of the second's"
+        assert two.load_checkpoint()["step"] == 7 and two.loaded_from == "memory"
+        other.end()
+        assert on_storage(directory) == [7]
+
     @pytest.mark.parametrize("what", ["mode", "link"])
     def test_an_arena_that_is_not_private_is_refused(self, ranks: Ranks, directory: Path, tmp_path: Path, what: str):
         path = arena_path(os.environ["FASTCKPT_SHM_DIR"], os.path.realpath(directory), 0)
@@ -408,6 +431,37 @@ class TestConnections:
         good = Channel(saver.address, 10)
         assert isinstance(good.ask(self.hello(directory)), m.Welcome)
         good.close()
+
+    def test_one_that_is_refused_takes_nothing_from_the_one_that_is_open(self, saver: Saver, directory: Path):
+        good = Channel(saver.address, 10)
+        assert isinstance(good.ask(self.hello(directory)), m.Welcome)
+        (keeper,) = saver._keepers.values()
+        keeper.slots[0].pins[f"reader {os.getpid()}"] = "it is being loaded"
+        for _ in range(3):
+            bad = Channel(saver.address, 10)
+            refused = bad.ask(self.hello(directory))
+            assert isinstance(refused, m.Failed) and "close that one first" in refused.text
+            bad.close()
+            until(lambda: len(saver._connections) == 1, "its end is noticed")
+        assert keeper.slots[0].pins
+        good.close()
+        until(lambda: not keeper.slots[0].pins, "its end is noticed")
+
+    def test_the_end_of_one_does_not_end_the_watch_over_the_next(self):
+        """The first has died, but its connection ends only when its descriptor's number has been given anew."""
+
+        async def watch() -> None:
+            stops, streams = [], []
+            for _ in range(2):
+                with subprocess.Popen(["sleep", "60"]) as process:
+                    streams.append(asyncio.StreamReader())
+                    stops.append(_watch(process.pid, streams[-1]))
+                    stops[0]() if len(stops) == 2 else None
+                    process.kill()
+                    await asyncio.wait_for(streams[-1].read(), 30)
+            stops[1]()
+
+        asyncio.run(watch())
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
     def test_another_user_is_refused(self, saver: Saver):
