@@ -3,14 +3,14 @@
 import io
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, cast
 
 import torch
 
 from fastckpt.errors import NotLoadable
 from fastckpt.format.sink import Sink
-from fastckpt.format.skeleton import Skeleton
+from fastckpt.format.skeleton import Skeleton, sketch
 
 _GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
 """Pickle's opcode GLOBAL, as protocol 2 writes it."""
@@ -21,7 +21,7 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
     error = _refusal(_sink(skeleton))
     if error is None:
         return
-    path, culprit = _culprit("state", state)
+    path, culprit = _culprit("state", state, _is_refused)
     raise NotLoadable(
         f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
         f"refuses. Save it as plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
@@ -52,19 +52,41 @@ def _refusal(file: Sink | io.BytesIO) -> Exception | None:
     return None
 
 
-def _culprit(path: str, node: Any) -> tuple[str, Any]:
-    """The innermost part that is refused when it is saved on its own."""
-    for step, child in _children(node):
-        buffer = io.BytesIO()
+def add_path(error: Exception, state: Any) -> None:
+    """Note in an error of saving ``state``, whatever its kind, at which key it comes up."""
+
+    def raises(part: Any) -> bool:
         try:
-            with torch.serialization.skip_data():
-                torch.save(child, buffer)
-        except (RuntimeError, NotImplementedError):
-            torch.save(child, buffer := io.BytesIO())
-        buffer.seek(0)
-        if _refusal(buffer) is not None:
-            return _culprit(f"{path}{step}", child)
-    return path, node
+            sketch(part)
+        except type(error):
+            return True
+        return False
+
+    path, culprit = _culprit("state", state, raises)
+    error.add_note(f"fastckpt: {path}, a {type(culprit).__module__}.{type(culprit).__qualname__}, cannot be saved")
+
+
+def _is_refused(part: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        with torch.serialization.skip_data():
+            torch.save(part, buffer)
+    except (RuntimeError, NotImplementedError):
+        torch.save(part, buffer := io.BytesIO())
+    buffer.seek(0)
+    return _refusal(buffer) is not None
+
+
+def _culprit(path: str, node: Any, is_bad: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The innermost part that is bad on its own."""
+    above: set[int] = set()
+    while True:
+        above.add(id(node))
+        parts = (part for part in _children(node) if id(part[1]) not in above)
+        found = next(((step, part) for step, part in parts if is_bad(part)), None)
+        if found is None:
+            return path, node
+        path, node = path + found[0], found[1]
 
 
 def _children(node: Any) -> Iterator[tuple[str, Any]]:

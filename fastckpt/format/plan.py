@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from fastckpt.format.loadable import check_loadable, globals_named
+from fastckpt.errors import NotLoadable
+from fastckpt.format.loadable import add_path, check_loadable, globals_named
 from fastckpt.format.skeleton import Skeleton, sketch, sketch_structure
 from fastckpt.format.structure import Number, Opaque, Structure
 
@@ -39,8 +40,17 @@ class Planner:
 
         Raises:
             NotLoadable: It would save, but not load with ``weights_only=True``; names the key.
-            Exception: Whatever torch.save raises for a state that it cannot pickle.
+            Exception: Whatever torch.save raises for a state that it cannot pickle, with a note that names the key.
         """
+        try:
+            return self._plan(state)
+        except NotLoadable:
+            raise
+        except Exception as error:
+            add_path(error, state)
+            raise
+
+    def _plan(self, state: Any) -> Plan:
         try:
             structure = Structure(state)
             if self._skeleton is None or structure.shape != self._shape:

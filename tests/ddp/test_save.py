@@ -332,8 +332,10 @@ class TestNotLoadable:
     def test_what_cannot_be_pickled_leaves_the_next_save_possible(self, ranks: Ranks, culprit: object):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=DISK)
-        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-            one.save_checkpoint(2, state(2) | {"extra": culprit}, storage_type=DISK)
+        for extra, path in ((culprit, "['extra']"), ([{"deep": culprit}], "['extra'][0]['deep']")):
+            with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as error:
+                one.save_checkpoint(2, state(2) | {"extra": extra}, storage_type=DISK)
+            assert error.value.__notes__[0].startswith(f"fastckpt: state{path}, a {type(culprit).__module__}.")
         assert in_memory(one) == [1]
         assert one.save_checkpoint(2, state(2), storage_type=DISK)
         assert one.wait_latest_checkpoint(60) == 2

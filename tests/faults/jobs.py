@@ -45,6 +45,7 @@ class Job:
         ranks: int = 2,
         launcher: tuple[str, ...] = (),
         restarts: int | None = None,
+        program: str = "train.py",
         **environment: str,
     ) -> "Job":
         (self.folder / "faults").write_text(to_text(self.faults))
@@ -55,7 +56,7 @@ class Job:
         arguments = ["--out", str(self.folder), "--checkpoint-dir", str(self.checkpoint_dir), *script]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, *(launcher or (*ours, *shape)), str(HERE / "train.py"), *arguments],
+                [sys.executable, *(launcher or (*ours, *shape)), str(HERE / program), *arguments],
                 stdout=output, stderr=output, start_new_session=True,
                 env=os.environ | self._environment() | environment,
             )  # fmt: skip
