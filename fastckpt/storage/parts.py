@@ -76,8 +76,8 @@ class Parts:
                 return None
             for directory in {self._home.parent, self._target.parent}:
                 sync_directory(directory)  # who published it may have died before that
-            if mine and self._place.exists():
-                drop(self._layout, self._place)
+            if mine:
+                remove(self._place)
         return manifest
 
     @property
