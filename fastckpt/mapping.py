@@ -11,12 +11,15 @@ HUGE = 2 * 2**20
 """Bytes of a large page; where the processor has another size, small pages serve."""
 MADV_COLLAPSE = 25
 """Since Linux 6.1. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
+TMPFS = 0x01021994
+"""What statfs(2) calls a file system in memory."""
 FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 PROT_NONE, MAP_FIXED = 0, 0x10
 
@@ -35,6 +38,12 @@ class Window:
     def collapse(self) -> bool:
         """Move it into large pages, as far as it fills them; returns whether that went well."""
         return not _libc.madvise(self.address, self.length, MADV_COLLAPSE)
+
+
+def is_in_memory(descriptor: int) -> bool:
+    """Whether a file lies on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
+    status = ctypes.create_string_buffer(256)
+    return not _libc.fstatfs(descriptor, status) and ctypes.c_long.from_buffer(status).value == TMPFS
 
 
 @contextlib.contextmanager

@@ -2,10 +2,11 @@
 
 import mmap
 import os
+import tempfile
 
 import pytest
 
-from fastckpt.mapping import HUGE, window
+from fastckpt.mapping import HUGE, is_in_memory, window
 
 SIZE = 3 * HUGE + 5
 
@@ -35,6 +36,13 @@ def test_a_window_shows_its_part(descriptor, offset, length):
         assert part.address % HUGE == offset % HUGE
         assert view.readonly
     assert mappings() == before
+
+
+def test_a_file_in_memory_is_told_from_one_on_a_disk(descriptor):
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        assert is_in_memory(file.fileno())
+    assert not is_in_memory(descriptor)
+    assert not is_in_memory(-1)
 
 
 def test_what_cannot_be_mapped_raises(descriptor):

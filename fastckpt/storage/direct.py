@@ -12,7 +12,7 @@ from typing import Protocol
 
 import xxhash
 
-from fastckpt.mapping import window
+from fastckpt.mapping import is_in_memory, window
 from fastckpt.storage.unbuffered import SECTOR, Writer, create, pass_page_cache, read_some
 
 BLOCK = 32 * 2**20
@@ -44,8 +44,9 @@ class _AtOnce:
 def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, str]:  # noqa: B008
     """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
 
-    The source is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
-    else the process dies of SIGBUS. Its holes are not read, which would fill them, and become holes of the target.
+    A source in memory is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
+    else the process dies of SIGBUS. One on a disk is read: there a mapping would end the process at a read error,
+    too. Holes are not read, which would fill them, and become holes of the target.
     The target's name is durable only when its directory has been synced, too.
 
     Args:
@@ -114,7 +115,7 @@ def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
         for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):
             _digest_hole(digest, offset - end)
             pace.wait_for(length)
-            with window(reader, offset, length) as source, source.view() as view:
+            with _block(reader, offset, length) as view:
                 digested = thread.submit(digest.update, view)
                 try:
                     target.write(view, offset)
@@ -124,6 +125,28 @@ def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
     _digest_hole(digest, size - end)
     target.finish(size)
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _block(reader: int, offset: int, length: int) -> Iterator[memoryview]:
+    """Bytes of a file, in memory that O_DIRECT takes: whole pages."""
+    if is_in_memory(reader):
+        with window(reader, offset, length) as source, source.view() as view:
+            yield view
+    else:
+        with mmap.mmap(-1, length) as buffer, memoryview(buffer) as view:
+            _read_exactly(reader, view, offset)
+            yield view
+
+
+def _read_exactly(reader: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        with view[done:] as rest:
+            count = os.preadv(reader, [rest], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the source ends at {offset + done}; it had {len(view) - done} bytes more")
+        done += count
 
 
 def _blocks(reader: int, size: int, block: int) -> Iterator[tuple[int, int]]:

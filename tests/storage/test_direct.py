@@ -42,10 +42,10 @@ def target(request, tmp_path):
 @pytest.mark.parametrize(
     "size", [0, 1, 511, 512, 4095, 4096, 4097, MiB - 1, MiB, MiB + 1, 2 * MiB + 4096, 7 * MiB + 5, BLOCK + MiB + 1]
 )
-def test_copies_are_equal(tmp_path, target, size, monkeypatch):
+def test_copies_are_equal(place, target, size, monkeypatch):
     if size < BLOCK:
         monkeypatch.setattr(direct, "BLOCK", MiB)
-    source = image(tmp_path / "source", size)
+    source = image(place / "source", size)
     assert copy_file(source, target) == (size, xxhash.xxh3_128(source.read_bytes()).hexdigest())
     assert target.read_bytes() == source.read_bytes()
     assert target.stat().st_mode & 0o777 == 0o600
@@ -204,6 +204,21 @@ def test_an_existing_target_is_refused_and_left(tmp_path):
     with pytest.raises(FileExistsError):
         copy_file(source, target)
     assert target.stat().st_size == 20
+
+
+def test_a_source_on_a_disk_that_shrinks_is_an_error(tmp_path):
+    """Through a mapping it would end this process."""
+    source = image(tmp_path / "source", 3 * MiB)
+
+    class Shrink:
+        portion = MiB
+
+        def wait_for(self, _):
+            os.truncate(source, MiB)
+
+    with pytest.raises(OSError, match="the source ends at 1048576"):
+        copy_file(source, tmp_path / "target", Shrink())
+    assert not (tmp_path / "target").exists()
 
 
 def test_a_missing_source_makes_no_target(tmp_path):
