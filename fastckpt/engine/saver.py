@@ -46,6 +46,7 @@ class Saver:
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], int] = {}
+        self._refused: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
 
@@ -123,7 +124,7 @@ class Saver:
         self._connections[task] = pid
         try:
             if uid != os.getuid():
-                logger.warning("refused process %d of user %d", pid, uid)
+                self._refuse(pid, uid)
                 return
             await _Connection(pid, self._keeper).serve(reader, writer)
         except ProtocolError as error:
@@ -133,6 +134,12 @@ class Saver:
         finally:
             del self._connections[task]
             writer.close()
+
+    def _refuse(self, pid: int, uid: int) -> None:
+        metrics.counts["refused_connections"] += 1
+        if uid not in self._refused:  # once: else they could fill up the log
+            logger.warning("refused process %d of user %d, and all others of that user", pid, uid)
+        self._refused.add(uid)
 
     async def _keeper(self, hello: m.Hello) -> Keeper:
         """The keeper of the worker's checkpoint directory."""

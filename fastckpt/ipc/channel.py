@@ -119,6 +119,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
     end = time.monotonic() + timeout
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)  # else it would wait without end for who accepts none
         try:
             connection.connect(_abstract(address))
             return connection

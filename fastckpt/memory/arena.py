@@ -1,5 +1,6 @@
 """Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -242,7 +243,8 @@ def slots_of(arena: Path) -> list[Path]:
 
 
 def _make_private(path: Path) -> None:
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ArenaInUse(

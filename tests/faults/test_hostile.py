@@ -1,0 +1,227 @@
+"""Other users of the host, and processes that send nonsense: refused and told, while the job goes on."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fastckpt.config import AGENT_VARIABLE
+from fastckpt.format import manifest
+from fastckpt.format.ids import SaveId
+from fastckpt.ipc.channel import pack
+from fastckpt.ipc.messages import MAX_SIZE, Ask, Failed, Hello, decode
+from fastckpt.memory.telemetry import telemetry_name
+from fastckpt.storage.directory import CheckpointDirectory
+from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
+
+NOBODY = 65534
+CROWD = 1000
+
+
+def as_nobody(attack: Callable[[], list[str]]) -> list[str]:
+    """What another user's process finds that it can do."""
+    if os.getuid() != 0:
+        pytest.skip("only root can act as another user")
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writer, json.dumps(attack()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        found = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(found)
+
+
+def socket_of(job: Job) -> str:
+    return "\0" + psutil.Process(job.pid(0)).environ()[AGENT_VARIABLE].removeprefix("@")
+
+
+def connected(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(address)
+    connection.settimeout(30)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    try:
+        (length,) = struct.unpack("<I", connection.recv(4, socket.MSG_WAITALL) or bytes(4))
+        return connection.recv(length, socket.MSG_WAITALL) if length else b""
+    except OSError:
+        return b""
+
+
+def assert_answers_soon(address: str) -> None:
+    start = time.monotonic()
+    with connected(address) as connection:
+        connection.sendall(pack(Ask()))
+        assert isinstance(decode(answer(connection)), Failed)
+    assert time.monotonic() - start < 5
+
+
+def allowed(*deeds: tuple[str, Callable[[], object]]) -> list[str]:
+    done = []
+    for name, deed in deeds:
+        with contextlib.suppress(PermissionError):
+            deed()
+            done.append(name)
+    return done
+
+
+@pytest.fixture
+def open_to_all(monkeypatch):
+    """A checkpoint directory and a tmpfs that every user can reach, as /dev/shm is."""
+    shm = Path(os.environ["FASTCKPT_SHM_DIR"])
+    shm.chmod(0o1777)
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
+    job = new_job(checkpoint_dir=open_to_all / "checkpoints").start("--wait-at", "20", "40")
+    job.wait_for_all(20)
+    job.until(lambda: job.stored()[:1] == [20], "step 20 on storage")
+    address, arena = socket_of(job), job.arena()
+    block = Path("/dev/shm") / telemetry_name(arena).strip("/")
+    slot = arena / "slot-0"
+    assert (slot / "model.pt").exists() and block.exists()
+    hello = Hello(str(job.checkpoint_dir), 0, 2, 2, 0, 0)
+
+    def attack() -> list[str]:
+        files = (arena / "owner", slot / "model.pt", slot / ".begin", block)
+        found = allowed(
+            ("list the arena", lambda: os.listdir(arena)),
+            ("make a file in the arena", (arena / "slot-9").mkdir),
+            ("remove the arena", lambda: arena.rename(arena.with_name("mine"))),
+            ("write to storage", (job.checkpoint_dir / "checkpoint-99").mkdir),
+            ("read a checkpoint", (job.checkpoint_dir / "checkpoint-20/model.pt").read_bytes),
+            *((f"read {path}", path.read_bytes) for path in files),
+            *((f"write {path}", lambda path=path: path.open("r+b").close()) for path in files),
+        )
+        crowd = [connected(address) for _ in range(CROWD)]
+        for connection in crowd[:50]:
+            with contextlib.suppress(OSError):
+                connection.sendall(pack(hello))
+        return found + [f"got {text!r}" for connection in crowd if (text := answer(connection))]
+
+    assert as_nobody(attack) == []
+    assert_answers_soon(address)
+    job.go_on(20)
+    job.wait_for_all(40)
+    job.go_on(40)
+    assert job.wait() == 0, job.text()
+    assert 1 <= job.text().count(f"of user {NOBODY}") <= 10, "told, but not a thousand times"
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "file"])
+def test_what_another_user_put_where_the_arena_belongs_is_refused(open_to_all, new_job, kind):
+    job = new_job(checkpoint_dir=open_to_all / "checkpoints")
+    arena, elsewhere = job.arena(), open_to_all / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+
+    def attack() -> list[str]:
+        if kind == "directory":
+            arena.mkdir(mode=0o777)
+        elif kind == "link":
+            arena.symlink_to(elsewhere)
+        else:
+            arena.write_text("mine")
+        return []
+
+    as_nobody(attack)
+    assert job.start(restarts=0).wait() == 1
+    assert f"ArenaInUse: {arena} is not a private directory of this user" in job.text()
+    assert "remove it, or choose another tmpfs with --fast-shm-dir" in job.text()
+    assert os.listdir(elsewhere) == []
+    arena.rmdir() if kind == "directory" else arena.unlink()
+
+
+def test_nonsense_from_processes_of_the_same_user(new_job, uninterrupted):
+    """Garbage, a length beyond all bounds, half a message, one that trickles in, a thousand connections that wait."""
+    job = new_job().start("--wait-at", "10", "40")
+    job.wait_for_all(10)
+    address, ended = socket_of(job), threading.Event()
+    trickling = connected(address)
+
+    def trickle() -> None:
+        for byte in pack(Ask()):
+            trickling.sendall(bytes([byte]))
+            if ended.wait(1):
+                return
+
+    with contextlib.ExitStack() as open_connections:
+        crowd = [open_connections.enter_context(connected(address)) for _ in range(CROWD)]
+        slow = threading.Thread(target=trickle)
+        slow.start()
+        crowd[0].sendall(pack(Ask())[:-1])
+        for nonsense in (b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", MAX_SIZE + 1), struct.pack("<I", 9) + b"{" * 9):
+            with connected(address) as connection:
+                connection.sendall(nonsense)
+                assert answer(connection) == b"", "hung up on"
+        assert_answers_soon(address)
+        job.go_on(10)
+        job.wait_for_all(40)
+        assert_answers_soon(address)
+        assert "hung up on process" in job.text() and f"longer than {MAX_SIZE}" in job.text()
+        ended.set()
+        slow.join()
+    trickling.close()
+    job.go_on(40)
+    assert job.wait() == 0, job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+class Exploit:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupted, tmp_path):
+    """Made by somebody who can write to the checkpoint directory, and so can compute digests as well as we can."""
+    job = new_job().run("--steps", "30")
+    first = job.stored()[0]
+    outside = job.checkpoint_dir / "checkpoint-30/manifest.json"
+    body = json.loads(outside.read_text())
+    [entry] = [entry for entry in body["files"] if entry["name"] == "model.pt"]
+    entry["name"] = "../../outside.pt"
+    del body["digest"]
+    outside.write_text(json.dumps({**body, "digest": manifest._digest(body)}))
+    shutil.copy(job.checkpoint_dir / "checkpoint-30/model.pt", job.folder / "outside.pt")
+    files = {name: tmp_path / name for name in ("model.pt", "rank_0.pt", "rank_1.pt")}
+    for name, path in files.items():
+        shutil.copy(job.checkpoint_dir / "checkpoint-20" / name, path)
+    torch.save({"model": Exploit(f"touch {tmp_path}/harm")}, files["model.pt"])
+    CheckpointDirectory(job.checkpoint_dir).publish(SaveId(9, 29), files, world_size=2)
+    job.run()
+    assert first == 30
+    assert job.resumes()[1:] == [(20, "storage")]
+    assert not (tmp_path / "harm").exists()
+    assert "not resumed from step 29 of history 9 in storage (rank 0: UnpicklingError" in job.text()
+    assert "../../outside.pt" in job.text()
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
