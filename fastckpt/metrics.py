@@ -55,8 +55,16 @@ def write_events_to(path: str) -> None:
 
 
 def event(name: str, /, **fields: Any) -> None:
-    """Record that something happened now: one line of JSON, complete even if this process dies next."""
+    """Record that something happened now: one line of JSON, complete even if this process dies next.
+
+    One that cannot be written is lost, and counted: that is no reason to end training.
+    """
     logger.debug("event %s %s", name, fields)
     if _events >= 0:
         line = json.dumps({"event": name, "time": time.time(), "pid": os.getpid(), **fields})
-        os.write(_events, line.encode() + b"\n")
+        try:
+            os.write(_events, line.encode() + b"\n")
+        except OSError as error:
+            if not counts["events_lost"]:
+                logger.warning("events are lost: %s", error)
+            counts["events_lost"] += 1
