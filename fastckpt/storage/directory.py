@@ -159,9 +159,10 @@ class CheckpointDirectory:
     def identity(self) -> str:
         """What this directory was marked with when it was first used; it is gone when the directory is.
 
-        Returns "" for one that cannot be written to.
+        Returns "" for one that has no mark and cannot be written to.
         """
-        return identity(self.path)
+        with explained("read the mark", self.path):
+            return identity(self.path)
 
     def close(self) -> None:
         """Do nothing: nothing is held between two calls."""

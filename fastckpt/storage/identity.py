@@ -1,5 +1,6 @@
 """Tells a checkpoint directory from another one that later takes its name."""
 
+import contextlib
 import secrets
 from pathlib import Path
 
@@ -11,15 +12,14 @@ _NAME = ".fastckpt/identity"
 def identity(directory: Path) -> str:
     """What this directory was marked with when it was first used; it is gone when the directory is.
 
-    Returns "" for one that cannot be written to.
+    Returns "" for one that has no mark and cannot be written to. Raises OSError if its mark cannot be read:
+    memory of a directory that does not answer for a moment must not pass for that of another one.
     """
     mark = directory / _NAME
-    try:
+    with contextlib.suppress(OSError):  # it has one, or cannot be written to
         mark.parent.mkdir(mode=0o700, exist_ok=True)
-        try:
-            write_text(mark, secrets.token_hex(16))
-        except FileExistsError:
-            pass
-        return mark.read_text()
-    except OSError:
+        write_text(mark, secrets.token_hex(16))
+    try:
+        return mark.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
         return ""

@@ -21,7 +21,7 @@ from fastckpt.config import Settings
 from fastckpt.ddp import StorageType
 from fastckpt.engine import keeper, persister
 from fastckpt.engine.saver import Saver, _watch
-from fastckpt.errors import ArenaInUse, FastckptError, PersistError
+from fastckpt.errors import ArenaInUse, FastckptError, PersistError, SaverError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel, pack
 from fastckpt.memory import slots
@@ -286,6 +286,14 @@ class TestFailingToOpen:
         gc.collect()
         ranks.members.append(ranks.join(0, 1))
 
+    def test_of_a_fault_of_our_own_the_arena_is_free_again(self, ranks: Ranks, monkeypatch):
+        ranks.start(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointDirectory, "checkpoints", lambda *_: 1 / 0)
+            with pytest.raises(SaverError, match="ZeroDivisionError"):
+                ranks.members.append(ranks.join(0, 1))
+        ranks.members.append(ranks.join(0, 1))
+
     def test_without_a_reader_of_old_leftovers_it_opens_all_the_same(self, ranks: Ranks, directory: Path):
         (directory / ".fastckpt" / "writers").mkdir(parents=True)
         (one,) = ranks.start()
@@ -325,6 +333,21 @@ class TestOrphans:
         path = left_in_memory(ranks, directory)
         threading.Timer(0.3, Presence(path).close).start()
         (one,) = ranks.start()
+        assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
+
+
+class TestStorageThatDoesNotAnswer:
+    def test_at_a_launch_costs_no_memory(self, ranks: Ranks, directory: Path):
+        """Nobody can tell then whether what is in memory belongs to this directory."""
+        left_in_memory(ranks, directory)
+        mark = directory / ".fastckpt/identity"
+        aside = mark.rename(mark.with_name("aside"))
+        mark.mkdir()
+        with pytest.raises(PersistError, match="cannot read the mark"):
+            ranks.start()
+        mark.rmdir()
+        aside.rename(mark)
+        (one,) = ranks.start_workers()
         assert one.load_checkpoint()["step"] == 2 and one.loaded_from == "memory"
 
 
@@ -446,6 +469,21 @@ class TestConnections:
         assert keeper.slots[0].pins
         good.close()
         until(lambda: not keeper.slots[0].pins, "its end is noticed")
+
+    def test_the_end_waits_for_nobody_who_never_said_hello(self, saver: Saver, monkeypatch):
+        monkeypatch.setattr("fastckpt.engine.saver.WRITERS_TIMEOUT", 3600)
+        program = f"""
+import socket, time
+s = socket.socket(socket.AF_UNIX)
+s.connect("\\0" + {saver.address[1:]!r})
+print(flush=True)
+time.sleep(3600)
+"""
+        with subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) as silent:
+            silent.stdout.readline()
+            until(lambda: saver._connections, "it is connected")
+            saver.close()
+            silent.kill()
 
     def test_the_end_of_one_does_not_end_the_watch_over_the_next(self):
         """The first has died, but its connection ends only when its descriptor's number has been given anew."""
