@@ -1,6 +1,7 @@
 """The service that owns arenas: it runs in the agent, or under plain torchrun in the first local rank."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -45,7 +46,7 @@ class Saver:
         self.unfinished = False
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
-        self._connections: dict[asyncio.Task[None], int] = {}
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._refused: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
@@ -108,8 +109,9 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self) -> None:
-        if others := [task for task, pid in self._connections.items() if pid != os.getpid()]:
-            await asyncio.wait(others, timeout=WRITERS_TIMEOUT)
+        writers = [task for task, connection in self._connections.items() if connection.is_writer_elsewhere]
+        if writers:
+            await asyncio.wait(writers, timeout=WRITERS_TIMEOUT)
         self._server.close()
         for keeper in self._keepers.values():
             self.unfinished |= not await keeper.close()
@@ -121,12 +123,12 @@ class Saver:
         task = asyncio.current_task()
         assert task is not None
         pid, uid = peer(writer.get_extra_info("socket"))
-        self._connections[task] = pid
+        connection = self._connections[task] = _Connection(pid, self._keeper)
         try:
             if uid != os.getuid():
                 self._refuse(pid, uid)
                 return
-            await _Connection(pid, self._keeper).serve(reader, writer)
+            await connection.serve(reader, writer)
         except ProtocolError as error:
             logger.warning("hung up on process %d: %s", pid, error)
         except (ConnectionError, asyncio.CancelledError):
@@ -148,11 +150,10 @@ class Saver:
             if key not in self._keepers:
                 await asyncio.get_running_loop().run_in_executor(None, sweep, Path(self._settings.shm_dir))
                 keeper = Keeper(hello, self._settings, self._copier)
-                try:
+                with contextlib.ExitStack() as on_failure:
+                    on_failure.callback(keeper.abandon)
                     await keeper.open()
-                except (FastckptError, OSError):
-                    keeper.abandon()
-                    raise
+                    on_failure.pop_all()
                 self._keepers[key] = keeper
             return self._keepers[key]
 
@@ -165,6 +166,11 @@ class _Connection:
         self._find = find
         self._keeper: Keeper | None = None
         self._rank = -1
+
+    @property
+    def is_writer_elsewhere(self) -> bool:
+        """Whether it has said hello, and is no part of this process."""
+        return self._keeper is not None and self._pid != os.getpid()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         death = _watch(self._pid, reader)
