@@ -113,8 +113,11 @@ class Saver:
         if writers:
             await asyncio.wait(writers, timeout=WRITERS_TIMEOUT)
         self._server.close()
-        for keeper in self._keepers.values():
-            self.unfinished |= not await keeper.close()
+        # At once, so that a storage that does not answer keeps none of the time from the others.
+        ends = await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()), return_exceptions=True)
+        self.unfinished = not all(end is True for end in ends)
+        for error in (end for end in ends if isinstance(end, BaseException)):
+            logger.error("a checkpoint directory could not be left in order", exc_info=error)
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -206,6 +206,41 @@ class TestStorageRefuses:
     def _refuse(*_: object, **__: object) -> None:
         raise PersistError("no space left for it")
 
+    def test_storage_that_hangs_keeps_no_time_from_another(
+        self, ranks: Ranks, directory: Path, tmp_path: Path, monkeypatch
+    ):
+        """Its flush may take an hour, and another's is done all the same; nor does a fault of our own end that."""
+        (one,) = ranks.start()
+        others = [Ranks(tmp_path / name, monkeypatch) for name in ("faulty", "fine")]
+        for other in others:
+            other.start_workers()
+        for step, member in enumerate((one, *(other.members[0] for other in others)), start=1):
+            assert member.save_checkpoint(step, state(step))
+            member.close()
+        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, keeper.Keeper.close
+
+        def slowly(self: CheckpointDirectory, *args, **kwargs):
+            if self.path == directory:
+                go_on.wait(60)
+            return publish(self, *args, **kwargs)
+
+        async def faultily(self: keeper.Keeper) -> bool:
+            drained = await close(self)
+            if self.persister.storage.path == others[0].directory:
+                raise ZeroDivisionError
+            return drained
+
+        monkeypatch.setattr(CheckpointDirectory, "publish", slowly)
+        monkeypatch.setattr(keeper.Keeper, "close", faultily)
+        ending = threading.Thread(target=ranks.saver.close)
+        ending.start()
+        until(lambda: on_storage(others[1].directory) == [3], "the other is flushed")
+        assert on_storage(directory) == []
+        go_on.set()
+        ending.join(60)
+        assert on_storage(directory) == [1] and on_storage(others[0].directory) == [2]
+        assert ranks.saver.unfinished, "what a fault left open is not waited for"
+
 
 class TestTwoJobs:
     def test_the_second_is_refused_at_once_naming_the_first(self, ranks: Ranks, directory: Path):
