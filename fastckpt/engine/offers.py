@@ -17,8 +17,9 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
+from fastckpt.storage.commit import ours
 from fastckpt.storage.store import Kept, Store, is_url, normalised, open_store
-from fastckpt.storage.stored import digest
+from fastckpt.storage.stored import Stored, digest, read_manifest
 
 logger = logging.getLogger("fastckpt")
 
@@ -93,21 +94,41 @@ class Offers:
         """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
-        place = Path(os.path.realpath(path))
+        place = Path(normalised(path))
         model = place / MODEL if place.is_dir() else place
         for save, found in {} if is_url(self.directory) else self._durable(self.directory).items():
             storage, stored = found
             if _has_model(stored) and os.path.realpath(storage.file(stored, MODEL, place)) == str(model):
                 return save, self._offer(found)
+        if record := self._record_of(model):
+            return record.id, self._offer(Durable(open_store(record.place.parent), record))
         own = {found.name: found for found in model.parent.glob("rank_*.pt")} if place.is_dir() else {}
         return None, Offer({MODEL: model, **own}, {}, lambda name: None)
+
+    def _record_of(self, model: Path) -> Stored | None:
+        """What a manifest tells of a file that no checkpoint of this directory has: it must not be loaded unchecked.
+
+        Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
+        """
+        beside = read_manifest(model.parent)
+        if model.name == MODEL and beside and not beside.target:
+            return Stored(beside, model.parent, None)
+        bad = [(where, why) for _, where, why in self.damaged] + self.quarantined
+        records = []
+        for where, why in bad:
+            if str(where) == str(model):
+                raise BadCheckpoint(why)
+            manifest = None if isinstance(where, str) else ours(where)
+            if manifest and manifest.target and os.path.realpath(Path(self.directory, manifest.target)) == str(model):
+                records.append(Stored(manifest, Path(where), model))
+        return max(records, key=lambda record: record.id, default=None)
 
     def _at_url(self, url: str) -> tuple[SaveId, Offer]:
         """The newest checkpoint that lies at a URL, below it, or whose model was copied there."""
         outside = _STEP.search(url) and not url.startswith(f"{self.directory}/")
         root = url[: _STEP.search(url).start()] if outside else self.directory  # type: ignore[union-attr]
         for save, found in self._durable(root).items() if is_url(root) else ():
-            if f"{found.stored.path}/".startswith(f"{url}/") or found.stored.place == url:
+            if any(f"{where}/".startswith(f"{url}/") for where in (found.stored.place, found.stored.path)):
                 return save, self._offer(found)
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
 

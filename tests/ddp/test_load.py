@@ -262,6 +262,45 @@ class TestResumePath:
 
         assert ranks.together(refused) == ["refused"] * 2
 
+    @pytest.mark.parametrize("where", ["a directory of another run", "a file in one"])
+    def test_what_another_run_saved_is_compared_with_its_manifest(self, ranks: Ranks, tmp_path: Path, where: str):
+        ranks.start(2)
+        save(ranks, 1)
+        ranks.end()
+        shutil.move(ranks.directory, tmp_path / "other")
+        path = tmp_path / "other" / "checkpoint-1" / ("model.pt" if where == "a file in one" else "")
+        ranks.start(2)
+        assert [loaded["step"] for loaded in ranks.load(f"file://{path}")] == [1, 1]
+        assert [(member.loaded_step, member.rank_state["position"]) for member in ranks.members] == [(1, 100), (1, 101)]
+        flip(tmp_path / "other" / "checkpoint-1" / "model.pt", 3000)  # an element of a tensor
+        with pytest.raises(BadCheckpoint, match=r"rank 0: .*model\.pt is damaged"):
+            ranks.load(path)
+        assert CheckpointDirectory(tmp_path / "other").scan().quarantined == []
+
+    @pytest.mark.parametrize("name", ["model.pt", "rank_1.pt", "manifest.json"])
+    def test_what_does_not_count_is_not_loaded_unchecked_either(self, ranks: Ranks, tmp_path: Path, name: str):
+        """Also at the next attempt, when it was set aside and the file that its user named is still there."""
+        mine = tmp_path / "mine.pt"
+        ranks.start(2)
+        for rank, member in enumerate(ranks.members):
+            member.save_checkpoint(1, state(1), mine, DISK, {"position": rank})
+        ranks.members[0].wait_latest_checkpoint(60)
+        save(ranks, 2)
+        ranks.end()
+        bad = mine if name == "model.pt" else ranks.directory / ".fastckpt" / "checkpoint-1-1" / name
+        if name == "rank_1.pt":
+            bad.unlink()
+        else:
+            flip(bad, 3000 if name == "model.pt" else None)
+        for _ in range(2):
+            ranks.start(2)
+            if name == "manifest.json":  # nothing tells what should be there
+                assert [loaded["step"] for loaded in ranks.load(mine)] == [1, 1]
+            else:
+                with pytest.raises(BadCheckpoint, match="is damaged" if bad == mine else "is not there"):
+                    ranks.load(mine)
+            ranks.end()
+
     @pytest.mark.parametrize("pickled", [b"\x80\x02.", b"\x80\x02X\x01\x00\x00\x00aX\x01\x00\x00\x00bb."])
     def test_a_file_that_torch_cannot_read_is_told_to_all(self, ranks: Ranks, tmp_path: Path, pickled: bytes):
         """A damaged pickle raises IndexError and AttributeError, too."""

@@ -259,6 +259,15 @@ def test_what_is_downloaded_is_removed(on_s3, tmp_path, monkeypatch):
         on_s3.end()
 
 
+def test_a_checkpoint_with_a_copy_is_found_by_the_urls_of_both(on_s3):
+    (member,) = on_s3.start()
+    member.save_checkpoint(1, state(1), "best/model.pt", StorageType.DISK)
+    save(member, 2)
+    for path in ("checkpoint-1", "best/model.pt"):
+        assert on_s3.load(f"s3://bucket/run/{path}")[0]["step"] == 1
+    on_s3.end()
+
+
 def test_what_dead_readers_downloaded_is_removed_by_the_next_launch(ranks):  # noqa: F811
     (member,) = ranks.start()
     left = staging_path(member._writer.link.arena)
