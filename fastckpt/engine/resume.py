@@ -151,17 +151,15 @@ class Resume:
     def _look_near(
         self, agreement: Agreement, details: Mapping[str, Any]
     ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
-        """As `_look`, but what memory holds alone, if that is as new as all that is durable: no network is needed."""
+        """As `_look`, but only what memory holds, and is as new as all that is durable: no network is needed."""
         offers, durable = dict[Candidate, Offer](), tuple[int, ...]()
         try:
             offers, durable = self._offers.near()
         except (FastckptError, OSError) as failure:
             logger.debug("what is in memory is looked for again: %s", failure)
         reports = agreement.gather({"has": _with_details(offers, details), "durable": durable})
-        has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
-        newest = choose(has, ())
-        if newest is None or newest.id < max(tuple(report["durable"]) for report in reports):
-            return {}, [], []
+        least = max(tuple(report["durable"]) for report in reports)
+        has = [{c for entry in report["has"] if (c := Candidate(*entry)).id >= least} for report in reports]
         return offers, has, []
 
     def _look(

@@ -19,6 +19,7 @@ from fastckpt.ddp import (
 from fastckpt.engine import upload as upload_module
 from fastckpt.engine.staging import make_staging, staging_path
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, PersistError
+from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.store import open_store
 from tests.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
@@ -242,6 +243,23 @@ def test_memory_is_resumed_from_while_the_store_is_gone(on_s3, s3):  # noqa: F81
     assert [loaded["step"] for loaded in on_s3.load()] == [2, 2]
     assert on_s3.members[1].loaded_from == "memory"
     s3.proxy.faults.clear()
+    on_s3.end()
+
+
+def test_memory_that_is_bad_does_not_hide_the_newest_in_the_store(on_s3):
+    """What memory holds besides is older."""
+    on_s3.start()
+    save(on_s3.members[0], 1, 2)
+    arena = on_s3.members[0]._writer.link.arena
+    newest = next(slot for slot in arena.glob("slot-*") if slots.read(slot).committed == (1, 2))
+    until(lambda: slots.read(newest).digests, "the digests")
+    with (newest / "model.pt").open("r+b") as image:
+        image.seek(3000)
+        image.write(b"\xff")
+    on_s3.workers_die()
+    on_s3.start_workers()
+    assert on_s3.load()[0]["step"] == 2
+    assert on_s3.members[0].loaded_from == "storage"
     on_s3.end()
 
 
