@@ -31,7 +31,7 @@ DECISIONS = 64
 
 
 class Keeper:
-    """One checkpoint directory on this node. All methods run in the saver's event loop."""
+    """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
     def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
         """Make or adopt the arena; raises ArenaInUse."""

@@ -151,8 +151,10 @@ class Saver:
         async with self._opening:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
-                await asyncio.get_running_loop().run_in_executor(None, sweep, Path(self._settings.shm_dir))
-                keeper = Keeper(hello, self._settings, self._copier)
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(None, sweep, Path(self._settings.shm_dir))
+                # Not here: for the arena of an owner that has just died one may have to wait.
+                keeper = await loop.run_in_executor(None, Keeper, hello, self._settings, self._copier)
                 with contextlib.ExitStack() as on_failure:
                     on_failure.callback(keeper.abandon)
                     await keeper.open()

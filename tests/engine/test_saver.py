@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,28 @@ class TestTwoJobs:
         assert two.load_checkpoint()["step"] == 7 and two.loaded_from == "memory"
         other.end()
         assert on_storage(directory) == [7]
+
+    def test_while_one_waits_for_its_arena_another_goes_on(self, ranks: Ranks, tmp_path: Path, monkeypatch):
+        """Its former owner has died, and a child that it had just forked has the lock still."""
+        (one,) = ranks.start()
+        waits, go_on, open_arena = threading.Event(), threading.Event(), keeper.Arena.open
+
+        def late(*args):
+            waits.set()
+            go_on.wait(60)
+            return open_arena(*args)
+
+        monkeypatch.setattr(keeper.Arena, "open", late)
+        ranks.directory = tmp_path / "other"
+        with ThreadPoolExecutor(1) as thread:
+            joining = thread.submit(ranks.join, 0, 1)
+            try:
+                assert waits.wait(60)
+                assert one.save_checkpoint(1, state(1))
+                assert not joining.done()
+            finally:
+                go_on.set()
+            joining.result(60).close()
 
     @pytest.mark.parametrize("what", ["mode", "link"])
     def test_an_arena_that_is_not_private_is_refused(self, ranks: Ranks, directory: Path, tmp_path: Path, what: str):
