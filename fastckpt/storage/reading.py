@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import xxhash
 
 from fastckpt.errors import BadCheckpoint
-from fastckpt.storage.stored import digest
+from fastckpt.storage.stored import digest, open_at_once
 from fastckpt.storage.trouble import Explained
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def read_text(location: Path | str, name: str) -> str | None:
             found = objects.read(name, LONGEST_TEXT)
             return None if found is None else found.decode(errors="replace")
     try:
-        with (location / name).open("rb") as file:
-            return file.read(LONGEST_TEXT).decode(errors="replace")
+        with open(location / name, "rb", opener=open_at_once) as file:
+            return (file.read(LONGEST_TEXT) or b"").decode(errors="replace")
     except FileNotFoundError:
         return None
 

@@ -62,7 +62,7 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
     """The manifest in a directory, None if there is none; raises BadCheckpoint if it cannot be read."""
     path = place / name
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=open_at_once) as file:
             text = file.read(MAX_TEXT + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -74,8 +74,8 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
         raise BadCheckpoint(f"{path}: {error}") from error
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    # Without O_NONBLOCK, opening a pipe waits for a writer that never comes.
+def open_at_once(path: str, flags: int) -> int:
+    """An opener of files; without O_NONBLOCK, a pipe would wait for a writer that never comes."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import NAME
 from fastckpt.memory import slots
 from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
 from fastckpt.policy.resume import TIERS
+from fastckpt.storage.commit import ours
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.reading import read_text
 from fastckpt.storage.store import Kept, is_url, normalised, open_store
@@ -51,7 +53,8 @@ class Item:
         time: When it was completed, in seconds since the epoch; None if that cannot be told.
         world: Ranks of the job that saved it.
         details: What else was kept with it.
-        unchanged: Whether it is still what was found: a slot in memory may be taken for another save at any time.
+        unchanged: Whether it is still what was found: its job may take a slot for another save, and delete what lies
+            on storage, at any time.
     """
 
     tier: str
@@ -114,8 +117,8 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         ConfigError: There is no such directory.
         PersistError: It cannot be read.
     """
-    if not is_url(location) and not Path(location).is_dir():
-        raise ConfigError(f"{location} is no directory; give a checkpoint directory")
+    if not is_url(location) and not (location and Path(location).is_dir()):
+        raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory")
     location = normalised(location)
     arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
     mark = (read_text(place_of(location), IDENTITY) or "") if arenas else ""
@@ -157,7 +160,14 @@ def _stored(stored: Kept) -> Item:
         time=manifest.time,
         world=manifest.world_size,
         details=manifest.details,
+        unchanged=lambda: _is_there(stored),
     )
+
+
+def _is_there(stored: Kept) -> bool:
+    if isinstance(stored, Stored):
+        return ours(stored.place) == stored.manifest
+    return read_text(str(stored.place), NAME) is not None
 
 
 def _where(stored: Kept, name: str) -> Path | str:

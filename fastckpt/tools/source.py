@@ -33,8 +33,8 @@ class Source:
         """Raise BadCheckpoint if what was read meanwhile may be of two saves."""
         if not self.unchanged():
             raise BadCheckpoint(
-                f"{self.name} was in memory, and the job took its slot for a newer save while it was read. Try again, "
-                f"or name a checkpoint on storage."
+                f"{self.name} changed while it was read: its job took its slot for a newer save, or deleted it. Try "
+                f"again, or name one that it keeps."
             )
 
     def file(self, name: str) -> File:

@@ -95,7 +95,9 @@ def check(item: Item, file: File) -> Finding:
 def _unless_changed(item: Item, finding: Finding) -> Finding:
     if item.unchanged():
         return finding
-    return Finding(item, finding.path, UNKNOWN, "the job took the slot for a newer save while it was read")
+    return Finding(
+        item, finding.path, UNKNOWN, "its job took the slot for a newer save, or deleted it, while it was read"
+    )
 
 
 def verify_tracker(inventory: Inventory) -> Finding | None:

@@ -71,7 +71,7 @@ def answering(function: Callable[..., Answer]) -> Callable[..., None]:
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
         try:
             answer = function(*arguments, **options)
-        except FastckptError as error:
+        except (FastckptError, OSError) as error:
             click.echo(f"fastckpt: error: {plain(str(error))}", err=True)
             sys.exit(TROUBLE)
         if as_json:

@@ -83,6 +83,21 @@ def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, com
     assert fastckpt(*command, "--no-such-option").code == 2
 
 
+@pytest.mark.parametrize("command", [["ls"], ["prune", "--keep-last", "1", "--yes"]])
+def test_an_unset_variable_is_not_the_working_directory(fastckpt: Fastckpt, three: Path, monkeypatch, command):
+    monkeypatch.chdir(three)
+    said = fastckpt(*command, "")
+    assert said.code == 2 and "no directory" in said.err
+    assert fastckpt(*command, ".").code == 0
+
+
+def test_errors_of_the_system_have_code_2_too(fastckpt: Fastckpt, three: Path, tmp_path: Path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FASTCKPT_SHM_DIR", str(tmp_path / "file"))
+    said = fastckpt("ls", three)
+    assert said.code == 2 and said.err.startswith("fastckpt: error: ") and str(tmp_path / "file") in said.err
+
+
 def test_the_codes_are_in_the_help(fastckpt: Fastckpt):
     said = fastckpt("--help")
     assert said.code == 0

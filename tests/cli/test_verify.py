@@ -169,6 +169,24 @@ def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, di
         assert "while it was read" in said.document["findings"][0]["why"]
 
 
+def test_what_its_job_deletes_meanwhile_is_not_called_bad(fastckpt: Fastckpt, three: Path, monkeypatch):
+    def digest_while_deleting(path: Path, size: int) -> str:
+        CheckpointDirectory(three).delete(SaveId(1, 10))
+        return digest(path)
+
+    monkeypatch.setattr(verify, "digest_of", digest_while_deleting)
+    said = fastckpt("verify", f"{three}@10", "--json")
+    assert (said.code, said.document["good"], said.document["unknown"]) == (0, 0, 2), said.out
+    assert "deleted it, while it was read" in said.document["findings"][0]["why"]
+
+
+def test_a_pipe_in_the_trackers_place_is_not_waited_for(fastckpt: Fastckpt, three: Path):
+    (three / TRACKER).unlink()
+    os.mkfifo(three / TRACKER)
+    said = fastckpt("verify", three)
+    assert said.code == 1 and TRACKER in said.out
+
+
 def test_nothing_to_verify_is_trouble(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     said = fastckpt("verify", f"{three}@99")
     assert said.code == 2 and "@99" in said.err and not said.out
