@@ -34,7 +34,7 @@ def torchrun(tmp_path):
     ids=lambda signals: "-".join(number.name for number in signals),
 )
 def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, torchrun, signals):
-    job = new_job().befalls(delay(SLOW, at="persist.write", step=31)).start("--stop-at", "37")
+    job = new_job().befalls(delay(SLOW, at="persist.write")).start("--stop-at", "37", "--disk", "1000")
     job.wait_for_all(37)
     saved, sent = job.newest_saved(), time.monotonic()
     torchrun.send_signal(signals[0])
