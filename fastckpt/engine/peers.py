@@ -64,11 +64,12 @@ class Peers:
 
     async def drain(self, seconds: float) -> None:
         """Wait for the other nodes, for the last time; what they have not written by then is told."""
-        if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=min(seconds, LAST_DEADLINE))
-        for (id, _), task in self._tasks.items():
-            if not self._overtaken(id):
-                self._complain(f"{id} lacks the parts of other nodes, which may still come", id.step)
+        current = {id: task for (id, _), task in self._tasks.items() if not self._overtaken(id)}
+        if current:
+            await asyncio.wait(current.values(), timeout=min(seconds, LAST_DEADLINE))
+        for id in [id for id, task in current.items() if not task.done() and not self._overtaken(id)]:
+            self._complain(f"{id} lacks the parts of other nodes, which may still come", id.step)
+        for task in self._tasks.values():
             task.cancel()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 
+from fastckpt.storage.directory import CheckpointDirectory
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, TORCHRUN, assert_as_if_nothing_had_happened
 
@@ -13,6 +14,10 @@ def test_plain_torchrun(new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
     starts = len(job.resumes())
     assert job.text().count("not started by fastckpt-run") == starts == 3
+
+
+def names(stored):
+    return {path.name for path in stored.place.iterdir()}
 
 
 def test_two_nodes(new_job, uninterrupted):
@@ -30,6 +35,9 @@ def test_two_nodes(new_job, uninterrupted):
     assert first.struck() == 1
     assert first.resumes(0)[1][1] == first.resumes(1)[1][1] == "storage"
     assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)
+    storage = CheckpointDirectory(first.checkpoint_dir)
+    assert all({"model.pt", "rank_0.pt", "rank_1.pt"} <= names(stored) for stored in storage.checkpoints())
+    assert storage.gathered() == [] and storage.damaged() == []
     for job in (first, second):
         starts = len(job.resumes())
         assert job.text().count("a restart resumes from storage, not from memory") == starts

@@ -107,6 +107,9 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     start_process_group(args)
     rank, world = dist.get_rank(), dist.get_world_size()
+    # The agent of a node whose own workers did not fail does not count their restart.
+    restarts = torch.tensor(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
+    dist.all_reduce(restarts)
     draft = args.out / f"draft.{rank}"
     draft.write_text(str(os.getpid()))
     draft.rename(args.out / f"pid.{rank}")  # who sees the name finds the number
@@ -132,7 +135,7 @@ def main() -> None:
         data.epoch, data.taken = (checkpointer.rank_state[name] for name in ("epoch", "taken"))
         step = loaded["step"]
         assert step == checkpointer.loaded_step
-    start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
+    start = [int(os.environ["FAULTS_LAUNCH"]), int(restarts)]
     log(loaded=step, tier=checkpointer.loaded_from, pid=os.getpid(), start=start)
     while step < args.steps:
         step += 1
