@@ -31,6 +31,7 @@ def report(tallies: Iterable[Tally]) -> None:
             skipped=dict(tally.skips),
             persist_failures=tally.failures,
             last_failure=tally.last_failure,
+            missed=len(tally.asked),
             bad=tally.bad,
             resumes=dict(tally.resumes),
         )
@@ -59,14 +60,20 @@ def _lines(tally: Tally) -> Iterator[str]:
     if tally.skips:
         yield f"  skipped      {_count(tally.skips.total(), 'save')}"
         yield from _reasons(tally.skips)
-    if tally.failures:
-        yield f"  failed       {_count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
+    yield from _trouble(tally)
     if tally.resumes:
         times = (f"{_count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
         yield f"  resumed      {', '.join(times)}"
     if tally.bad:
         yield f"  bad          {_count(len(tally.bad), 'checkpoint')}"
         yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+
+
+def _trouble(tally: Tally) -> Iterator[str]:
+    if tally.failures:
+        yield f"  failed       {_count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
+    if tally.asked:
+        yield f"  missed       {_count(len(tally.asked), 'checkpoint')} that should have been persisted"
 
 
 def _reasons(skips: Counter[str]) -> Iterator[str]:

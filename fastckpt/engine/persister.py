@@ -140,6 +140,7 @@ class Persister:
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
         if (job.id, job.target) in known:
             return
+        self.tally.asked.add((job.id, job.target))
         if self._jobs and self._jobs[0].attempts:
             self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
             self._jobs[0].flush |= flush
@@ -196,6 +197,7 @@ class Persister:
     async def _persisted(self, job: _Job, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
         self._done.append((job.id, job.target))
+        self.tally.asked.discard((job.id, job.target))
         self.news.append(job.id)
         ours = {entry.name: entry.digest for entry in manifest.files if self._first or entry.name != MODEL}
         job.slot.attest(job.id, ours, start)

@@ -19,6 +19,7 @@ class Tally:
         directory: The checkpoint directory: a path, or the URL of a store.
         persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
+        asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
         skips: How many saves were skipped, by reason.
         resumes: How many times a job was resumed, by tier.
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
@@ -32,6 +33,7 @@ class Tally:
     seconds: float = 0.0
     failures: int = 0
     last_failure: str = ""
+    asked: set[tuple[SaveId, str]] = field(default_factory=set)
     skips: Counter[str] = field(default_factory=Counter)
     resumes: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)

@@ -30,6 +30,7 @@ from fastckpt.memory.arena import arena_path
 from fastckpt.memory.presence import Presence
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt_run import summary
 from tests.ddp.conftest import Ranks, state, until
 
 DISK = StorageType.DISK
@@ -169,6 +170,26 @@ class TestStorageRefuses:
         one.save_checkpoint(2, state(2))
         assert one.wait_latest_checkpoint(60) == 2
         assert (tried, on_storage(directory)) == ([1, 2], [2])
+
+    def test_what_made_way_for_the_newest_is_counted(self, ranks: Ranks, directory: Path, monkeypatch):
+        """Step 1 was promised twice, step 2 in the pause before the retry, which takes step 3."""
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.5)
+        publish = CheckpointDirectory.publish
+        go_on = threading.Event()
+        monkeypatch.setattr(CheckpointDirectory, "publish", lambda *_, **__: go_on.wait(60) and self._refuse())
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1), storage_type=DISK)
+        assert one.save_checkpoint(1, state(1), directory / "best.pt", storage_type=DISK)
+        go_on.set()
+        until(lambda: one._writer.link.status().trouble != "", "the first attempt")
+        monkeypatch.setattr(CheckpointDirectory, "publish", publish)
+        for step in (2, 3):
+            assert one.save_checkpoint(step, state(step), storage_type=DISK)
+        assert one.wait_latest_checkpoint(60) == 3
+        (tally,) = ranks.saver.report()
+        assert on_storage(directory) == [3]
+        assert sorted((id.step, Path(path).name) for id, path in tally.asked) == [(1, ""), (1, "best.pt"), (2, "")]
+        assert "  missed       3 checkpoints that should have been persisted" in summary._lines(tally)
 
     def test_memory_whose_last_flush_failed_is_kept_and_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
         with monkeypatch.context() as patch:
