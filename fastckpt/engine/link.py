@@ -53,6 +53,7 @@ class Link:
 
     Attributes:
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
+        lost: What was in memory and was found bad, when `pin` was called.
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
@@ -63,6 +64,7 @@ class Link:
         self.news: deque[SaveId] = deque()
         self.durable: tuple[int, ...] = ()
         self.verified: set[Path] = set()
+        self.lost: list[str] = []
         self._channel = Channel(address, CONNECT_TIMEOUT)
         hello = m.Hello(
             wishes.directory,
@@ -120,6 +122,7 @@ class Link:
         pinned = self._ask(m.Pin(), m.Pinned)
         self.durable = tuple(pinned.durable)
         self.verified = {Path(slot) for slot in pinned.verified}
+        self.lost = pinned.lost
         return [Path(slot) for slot in pinned.slots]
 
     def release(self) -> None:

@@ -1,12 +1,9 @@
 """The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
 
-import logging
 from pathlib import Path
 
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import remove_staging
-
-logger = logging.getLogger("fastckpt")
 
 
 class Readers:
@@ -38,8 +35,12 @@ class Readers:
         """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
         for slot in self._slots:
             if slot.id is not None and list(slot.id) in bad:
-                logger.warning("%s in memory is bad, and given up", slot.id)
+                slot.lose("the ranks could not verify it")
                 slot.clear()
+
+    def lost(self) -> list[str]:
+        """What was found bad in memory where nothing has been saved since, and why."""
+        return [slot.lost for slot in self._slots if slot.lost]
 
     def close(self) -> None:
         """Nobody reads any more."""

@@ -173,6 +173,7 @@ class Resume:
             error = f"{type(failure).__name__}: {failure}"
         bad = [f"{path}: {why}" for _, path, why in self._offers.damaged]
         bad += [f"{path}, set aside before: {why}" for path, why in self._offers.quarantined]
+        bad += self._link.lost
         reports = agreement.gather({"has": _with_details(offers, details), "bad": bad, "error": error})
         if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
             raise NoLoadableCheckpoint(

@@ -220,7 +220,8 @@ class _Connection:
                 return await keeper.begin(self._rank, message)
             case m.Pin():
                 verified = [] if keeper.writers.latest else keeper.readers.verified()
-                return m.Pinned(keeper.readers.pin(self._pid), list(keeper.levels.newest or ()), verified)
+                held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
+                return m.Pinned(held, durable, verified, keeper.readers.lost())
             case m.NextHistory():
                 return _welcome(keeper, keeper.writers.next_history(self._rank))
             case m.Ask():

@@ -21,6 +21,7 @@ class Slot:
         wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
+        lost: What it held that was found bad, and why; until the next save.
     """
 
     path: Path
@@ -31,6 +32,7 @@ class Slot:
     wanted: list[str] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
+    lost: str = ""
     _recovered: float = 0.0
 
     def read(self) -> None:
@@ -49,7 +51,7 @@ class Slot:
         self.verified, self._recovered = False, time.perf_counter()
         damage = slots.damage(self.path, slots.read(self.path).files) if self.committed else ""
         if damage:
-            logger.warning("%s in memory is given up: %s", self.id, damage)
+            self.lose(damage)
         if damage or not self.committed:
             self.clear()
 
@@ -71,7 +73,7 @@ class Slot:
         """Start a new save in this slot."""
         slots.begin(self.path, slots.Begin(save, writers))
         self.id, self.writers, self.done, self.committed = save, writers, set(), False
-        self.verified = False
+        self.verified, self.lost = False, ""
         self.wanted.clear()
 
     def give_up(self, why: str) -> None:
@@ -79,8 +81,13 @@ class Slot:
         assert self.id is not None
         metrics.counts["bad_checkpoints"] += 1
         metrics.event("bad_checkpoint", **self.id._asdict(), tier="memory", reason=why)
-        logger.warning("%s in memory is bad, and given up: %s", self.id, why)
+        self.lose(why)
         self.clear()
+
+    def lose(self, why: str) -> None:
+        """Remember that what it holds is bad: that it existed is no reason to start afresh without a word."""
+        self.lost = f"{self.id} in memory is bad, and given up: {why}"
+        logger.warning("%s", self.lost)
 
     def clear(self) -> None:
         """Hold nothing."""

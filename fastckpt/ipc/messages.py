@@ -104,11 +104,13 @@ class Pinned:
         slots: Slots that hold a whole checkpoint.
         durable: History and step of the newest durable one; empty for none.
         verified: Slots of which nobody need compare the digests: the saver has, and nobody has saved since.
+        lost: What was in memory, and was found bad.
     """
 
     slots: list[str]
     durable: list[int] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

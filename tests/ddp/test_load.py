@@ -690,6 +690,27 @@ class TestVerify:
         assert slots.read(slot).committed is None  # nobody is offered it again
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]  # nor was it flushed
 
+    @pytest.mark.parametrize("found", ["by the ranks", "by the persist", "by its size"])
+    def test_bad_memory_is_no_fresh_start_at_any_attempt_of_a_launch(self, ranks: Ranks, monkeypatch, found: str):
+        if found != "by the persist":
+            monkeypatch.setenv("FASTCKPT_FLUSH", "0")
+        ranks.start(2)
+        save(ranks, 1, storage_type=StorageType.MEMORY)
+        slot = digested(ranks, 1)
+        if found == "by its size":
+            os.truncate(slot / "model.pt", 64)
+        else:
+            flip(slot / "model.pt")
+        for _ in range(3):
+            ranks.workers_die()
+            ranks.start_workers(2)
+            until(lambda: found != "by the persist" or not slots.read(slot).committed, "the persist")
+            assert all("step 1 of history 1 in memory" in text for text in refusals(ranks))
+        save(ranks, 1, storage_type=StorageType.MEMORY)  # a script that starts afresh after all
+        ranks.workers_die()
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
+
     def test_memory_is_not_with_never(self, ranks: Ranks):
         ranks.start(2, verify="never")
         save(ranks, 1)

@@ -31,6 +31,7 @@ OF_NAME = {
     "persist": st.booleans(),
     "memory": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
     "bad": st.lists(texts, max_size=3),
+    "lost": st.lists(texts, max_size=3),
 }
 OF_TYPE = {int: numbers, str: texts, bool: st.booleans()}
 
