@@ -212,7 +212,9 @@ def _stray_blocks(shm_dir: Path) -> Iterator[Entry]:
     for name in names_in(BLOCKS):
         key = name.removeprefix(prefix)
         path, arena = BLOCKS / name, shm_dir / f"fastckpt-{os.getuid()}-{key}"
-        if name != key and _ARENA.fullmatch(arena.name) and not arena.exists():
-            status = path.lstat()
+        if name == key or not _ARENA.fullmatch(arena.name) or arena.exists():
+            continue
+        with suppress(FileNotFoundError):  # its job has just ended
+            uid = path.lstat().st_uid
             state = State.IN_USE if _is_locked(path, try_exclusive) else State.LEFT_BEHIND
-            yield Entry(path, state if status.st_uid == os.getuid() else State.FOREIGN, status.st_uid, _memory(path))
+            yield Entry(path, state if uid == os.getuid() else State.FOREIGN, uid, _memory(path))

@@ -167,6 +167,11 @@ def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, pat
     assert census(shm) == []
 
 
+def test_a_block_whose_job_ends_just_now_is_none(shm: Path, path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fastckpt.memory.census.names_in", lambda _: [telemetry_name(path).strip("/")])
+    assert census(shm) == []
+
+
 @pytest.mark.parametrize("what", ["link", "file", "open to others"])
 def test_what_we_did_not_make_is_foreign(shm: Path, path: Path, tmp_path: Path, what: str):
     if what == "link":
