@@ -5,7 +5,7 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,11 +175,10 @@ class Writer:
         if self._last is not None:
             self.link.next_history()
             self._last = self._held = None
-        said = ranks.gather([self.link.history, launch_of(self.place), resume_path, self.verify])
-        histories, (launch, *_), *wishes = zip(*said, strict=True)
-        for name, wish in zip(("resume_path", "verify"), wishes, strict=True):
-            if len(set(wish)) > 1:
-                raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {list(wish)[:8]}")
+        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
+        said = ranks.gather([self.link.history, launch_of(self.place), asked])
+        histories, (launch, *_), wishes = zip(*said, strict=True)
+        _check_alike(wishes)
         self.link.history, self._attempt = max(histories), launch
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self._loads += 1
@@ -259,6 +258,14 @@ class Writer:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
+
+
+def _check_alike(wishes: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError unless all ranks ask for the same."""
+    for name in wishes[0]:
+        given = [wish[name] for wish in wishes]
+        if len(set(given)) > 1:
+            raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {given[:8]}")
 
 
 def _wishes(

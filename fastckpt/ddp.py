@@ -62,7 +62,8 @@ class DdpCheckpointer:
 
         remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
-            the time that the one before has arrived is passed over. The end of the job waits for the newest.
+            the time that the one before has arrived is passed over. The end of the job waits for the newest. All
+            ranks give the same.
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
 
     Raises:

@@ -9,8 +9,11 @@ import torch.distributed as dist
 
 from fastckpt.errors import FastckptError
 
-TIMEOUT = timedelta(minutes=10)
-"""How long the slowest rank may take to verify and load its files."""
+TIMEOUT = timedelta(hours=1)
+"""How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
+
+A rank that dies or gives up is no reason to wait: who launched it ends the others.
+"""
 
 
 class Agreement(Protocol):

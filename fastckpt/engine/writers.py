@@ -13,7 +13,7 @@ class Writers:
     """One generation after the other of ``count`` local ranks.
 
     Attributes:
-        newest_history: The newest history that was opened, or found at the start.
+        newest_history: The newest history that was opened, found at the start, or saved in.
     """
 
     def __init__(self, count: int) -> None:
@@ -55,6 +55,7 @@ class Writers:
     def begin(self, rank: int, save: SaveId) -> None:
         """A rank begins a save."""
         self._latest[rank] = max(save, self._latest.get(rank, save))
+        self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
 
     @property
     def latest(self) -> Mapping[int, SaveId]:

@@ -1,6 +1,7 @@
 """What load_checkpoint returns, whence, and what it does with damaged checkpoints."""
 
 import ctypes
+import dataclasses
 import itertools
 import json
 import os
@@ -664,6 +665,14 @@ class TestVerify:
         save(ranks, 1)
         ranks.members[1]._writer.verify = "never"
         assert all("verify must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
+
+    def test_so_are_ranks_that_name_other_second_levels(self, ranks: Ranks, tmp_path: Path):
+        """They would look for checkpoints in other ways, and wait for one another."""
+        ranks.start(2)
+        save(ranks, 1)
+        wishes = ranks.members[1]._writer.link.wishes
+        ranks.members[1]._writer.link.wishes = dataclasses.replace(wishes, remote="s3://bucket/run")
+        assert all("remote must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
     def test_never_looks_at_sizes_alone(self, ranks: Ranks, monkeypatch):
         ranks.start(2, verify="never")
