@@ -105,7 +105,9 @@ class Catalog:
         folders = [folder for folder in self._objects.folders() if _STEP.fullmatch(folder)]
         if not folders and not self._objects.bucket_is_there():
             raise FileNotFoundError(f"{self._objects.url()}: no such bucket, or it cannot be reached")
-        return self._judge(self._list(folders))
+        listed = self._list(folders)
+        self._manifests = {place: manifest for place, manifest in self._manifests.copy().items() if place in listed}
+        return self._judge(listed)
 
     def of_step(self, step: int) -> RemoteScan:
         """What there is of one step."""

@@ -140,6 +140,16 @@ def test_the_same_step_of_a_later_history_takes_its_place(store, tmp_path):
     assert assert_sound(store, tmp_path) == [(2, 10), (1, 10)]
 
 
+def test_of_what_is_gone_nothing_is_remembered(near, tmp_path):
+    """An agent may publish for months."""
+    for step in range(1, 6):
+        publish(near, tmp_path, SaveId(0, step))
+        for stored in near.checkpoints()[1:]:
+            near.delete(stored.id)
+    assert ids(near) == [SaveId(0, 5)]
+    assert len(near._catalog._manifests) == 1
+
+
 def test_delete_removes_all_but_the_newest(store, tmp_path):
     for step in (10, 20):
         publish(store, tmp_path, SaveId(0, step), target=f"named/{step}.pt")
