@@ -1,5 +1,6 @@
 """What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
 
+import contextlib
 import enum
 import logging
 import operator
@@ -76,7 +77,7 @@ class Writer:
         write_events_to(self.settings.events)
         self.directory = normalised(checkpoint_dir)
         if not is_url(self.directory):
-            Path(self.directory).mkdir(parents=True, exist_ok=True)
+            _make(self.directory, self.place)
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
@@ -258,6 +259,12 @@ class Writer:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
+
+
+def _make(directory: str, place: Place) -> None:
+    """Make a checkpoint directory. That storage fails is no reason for restarted workers not to go on from memory."""
+    with contextlib.suppress(OSError) if place.restart_count else contextlib.nullcontext():
+        Path(directory).mkdir(parents=True, exist_ok=True)
 
 
 def _check_alike(wishes: Sequence[Mapping[str, str]]) -> None:

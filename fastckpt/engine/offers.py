@@ -132,6 +132,11 @@ class Offers:
                 return save, self._offer(found)
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
 
+    def drop(self, candidate: Candidate) -> None:
+        """Remove what was downloaded of a checkpoint that some rank cannot use: the next one needs the room."""
+        if self._link.place.local_rank == 0:
+            remove_staging(self._staging / _folder(candidate.id))
+
     def close(self) -> None:
         """Remove what was downloaded, once no local rank needs it any more, and hang up."""
         if self._link.place.local_rank == 0:
@@ -185,7 +190,7 @@ class Offers:
 
     def _offer(self, found: Durable) -> Offer:
         storage, stored = found
-        into = self._staging / "{}-{}".format(*stored.id)
+        into = self._staging / _folder(stored.id)
         files = {entry.name: storage.file(stored, entry.name, into) for entry in stored.manifest.files}
         return Offer(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found)
 
@@ -197,6 +202,10 @@ class Offers:
     def _suffices(self, files: Files, world_size: int) -> bool:
         """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
         return MODEL in files and (self._own in files or self._link.place.rank >= world_size)
+
+
+def _folder(id: tuple[int, int]) -> str:
+    return "{}-{}".format(*id)
 
 
 def _has_model(stored: Kept) -> bool:

@@ -137,6 +137,7 @@ class Resume:
                 attempt = self._attempt(offers[choice], load, agreement)
                 if attempt.objections:
                     excluded.add(choice)
+                    self._offers.drop(choice)
                     there.append(self._tell(choice, attempt.objections))
                     self._met.append(there[-1])
                     verdicts.add(choice, offers[choice], attempt.bad)
@@ -151,7 +152,7 @@ class Resume:
     def _look_near(
         self, agreement: Agreement, details: Mapping[str, Any]
     ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
-        """As `_look`, but only what memory holds, and is as new as all that is durable: no network is needed."""
+        """As `_look`, but only what memory holds, and is as new as all that is durable: storage is not needed."""
         offers, durable = dict[Candidate, Offer](), tuple[int, ...]()
         try:
             offers, durable = self._offers.near()
@@ -176,9 +177,12 @@ class Resume:
         bad += self._link.lost
         reports = agreement.gather({"has": _with_details(offers, details), "bad": bad, "error": error})
         if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
-            raise NoLoadableCheckpoint(
-                f"{self._offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
-            )
+            text = f"{self._offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
+            offers, has, _ = self._look_near(agreement, details)
+            if choose(has, ()) is None:
+                raise NoLoadableCheckpoint(text)
+            logger.warning("%s. What memory holds is newer, or as new.", text)
+            return offers, has, [text]
         has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
         return offers, has, _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
 

@@ -640,6 +640,24 @@ class TestStrangeFiles:
         for text in refusals(two):
             assert "cannot be searched for checkpoints: rank" in text and "Permission denied" in text
 
+    def test_storage_that_is_gone_is_not_needed_while_memory_is_as_new(self, ranks: Ranks, monkeypatch, said):
+        ranks.start(2)
+        save(ranks, 1)
+        save(ranks, 2, storage_type=StorageType.MEMORY)
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
+        shutil.rmtree(ranks.directory)
+        ranks.directory.touch()
+        with pytest.raises(FileExistsError):
+            ranks.start_workers(2)
+        ranks.workers_die()
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        ranks.start_workers(2)
+        assert [loaded["step"] for loaded in ranks.load()] == [2, 2]
+        assert "cannot be searched for checkpoints" in said.text and "Not a directory" in said.text
+        ranks.directory.unlink()  # and when it is back, it gets what it lacks
+        ranks.end()
+        assert [stored.id.step for stored in CheckpointDirectory(ranks.directory).checkpoints()] == [2]
+
 
 class Exploit:
     def __init__(self, path: Path) -> None:

@@ -21,6 +21,7 @@ from fastckpt.engine.staging import make_staging, staging_path
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, PersistError
 from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import open_store
 from tests.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
 from tests.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
@@ -283,6 +284,29 @@ def test_a_checkpoint_with_a_copy_is_found_by_the_urls_of_both(on_s3):
     save(member, 2)
     for path in ("checkpoint-1", "best/model.pt"):
         assert on_s3.load(f"s3://bucket/run/{path}")[0]["step"] == 1
+    on_s3.end()
+
+
+def test_what_was_downloaded_of_a_bad_one_makes_room_for_the_next(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (member,) = on_s3.start()
+    save(member, 1, 2)
+    on_s3.end()
+    bad = next(key for key in s3.objects() if "checkpoint-2/" in key and key.endswith("rank_0.pt"))
+    s3.fs.pipe_file(bad, bytes(s3.objects()[bad]))
+    there, fetch = set(), RemoteStore.fetch
+
+    def look_and_fetch(store: RemoteStore, stored: Any, *arguments: Any, **options: Any) -> None:
+        there.update((stored.id.step, path.parent.name) for path in tmp_path.glob("*-staging/*/model.pt"))
+        fetch(store, stored, *arguments, **options)
+        there.update((stored.id.step, path.parent.name) for path in tmp_path.glob("*-staging/*/model.pt"))
+
+    monkeypatch.setattr(RemoteStore, "fetch", look_and_fetch)
+    on_s3.start()
+    assert on_s3.load()[0]["step"] == 1
+    assert {(1, "1-1"), (2, "1-2")} <= there and (1, "1-2") not in there
     on_s3.end()
 
 
