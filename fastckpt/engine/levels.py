@@ -36,7 +36,9 @@ class Levels:
             self.persister.policy = from_json(hello.policy)
         if hello.local_rank == 0 and hello.remote_policy:
             self.upload.policy = from_json(hello.remote_policy)
-        self.persister.storage.read_back |= level(hello.verify) == "always"
+        if level(hello.verify) == "always":
+            self.persister.storage.read_back = True
+            self.upload.read_back()
 
     @property
     def trouble(self) -> str:

@@ -57,6 +57,11 @@ class Upload:
         self._task: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
+    def read_back(self) -> None:
+        """From now on, compare what was uploaded with what the remote store gives back, before it counts there."""
+        if self._remote is not None:
+            self._remote.read_back = True
+
     async def open(self, known: SaveId | None) -> int:
         """See what the remote store holds, and begin with what it lacks.
 

@@ -20,6 +20,7 @@ from fastckpt.engine import upload as upload_module
 from fastckpt.engine.staging import make_staging, staging_path
 from fastckpt.errors import ConfigError, NoLoadableCheckpoint, PersistError
 from fastckpt.memory import slots
+from fastckpt.storage import publish as publish_module
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import open_store
@@ -115,6 +116,17 @@ def test_each_level_keeps_what_its_strategy_keeps(ranks, remote, gate):  # noqa:
     until(lambda: steps(remote) == [3, 4], "3 and 4 in the remote store")
     ranks.end()
     assert steps(ranks.directory) == [4]
+
+
+@pytest.mark.parametrize(("verify", "levels"), [("resume", 0), ("always", 2)])
+def test_always_reads_back_what_is_in_both_levels(ranks, remote, monkeypatch, verify, levels):  # noqa: F811
+    read, read_back = set(), publish_module._read_back
+    monkeypatch.setattr(publish_module, "_read_back", lambda path, digest: read.add(path) or read_back(path, digest))
+    (member,) = ranks.start(remote=remote, verify=verify)
+    save(member, 1)
+    ranks.end()
+    assert steps(remote) == [1]
+    assert len({place for place in (ranks.directory, remote) for path in read if place in path.parents}) == levels
 
 
 def test_trouble_there_is_told_and_holds_up_nothing(ranks, remote, gate, said):  # noqa: F811
