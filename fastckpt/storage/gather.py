@@ -13,7 +13,7 @@ from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
 from fastckpt.storage.share import Share, assemble, name_of
 from fastckpt.storage.trouble import Explained, Logged
-from fastckpt.storage.uploading import upload_images
+from fastckpt.storage.uploading import check_complete, upload_images
 
 
 class Gathering:
@@ -35,6 +35,7 @@ class Gathering:
         if NAME in sizes or self._part(self._share.node, sizes):
             return
         part = request.manifest(upload_images(self._objects, copier, request, self.place))
+        check_complete(self._objects, part, self.place)
         with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
             self._objects.put(f"{self.place}/{name_of(self._share.node)}", self._share.mark(part).to_json().encode())
 

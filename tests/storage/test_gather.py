@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
+from fastckpt.storage.objects import Objects
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.share import Share
 from tests.storage.checkpoints import images_of_node
@@ -52,6 +53,24 @@ def test_what_does_not_belong_together_does_not_meet(store, tmp_path):  # noqa: 
         assert contribute(store, tmp_path, NEW, share).complete() is None
     assert ids(store) == []
     assert contribute(store, tmp_path, NEW, Share(1, 2, "a")).complete()
+    assert ids(store) == [NEW]
+
+
+def test_an_object_that_was_lost_is_noticed_before_the_part_counts(store, tmp_path, monkeypatch):  # noqa: F811
+    """Somebody deleted it, or aborted its upload: the persist has failed, and is tried again."""
+    upload, lost = Objects.upload, []
+
+    def lose_the_first(objects, source, name, pace):
+        done = upload(objects, source, name, pace)
+        if not lost:
+            lost.append(name)
+            objects.remove(name)
+        return done
+
+    monkeypatch.setattr(Objects, "upload", lose_the_first)
+    with pytest.raises(PersistError, match="but the store has none"):
+        contribute(store, tmp_path, NEW, Share(0, 1))
+    assert contribute(store, tmp_path, NEW, Share(0, 1)).complete()
     assert ids(store) == [NEW]
 
 
