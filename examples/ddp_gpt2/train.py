@@ -167,7 +167,7 @@ def finish(args: argparse.Namespace, model: GPT, progress: Progress) -> None:
 
 def main() -> None:
     args = parse_arguments()
-    train(args, start_process_group(args.device))
+    train(args, start_process_group(args.device))  # its model must not outlive the process group: gloo may hang then
     dist.barrier()  # gloo aborts a rank whose peer has closed its connections already
     dist.destroy_process_group()
 

@@ -89,6 +89,7 @@ def train(arguments: argparse.Namespace) -> None:
         newest = checkpointer.load_checkpoint()["step"]
         log.write(json.dumps({"end": newest, "durable": final, "tier": checkpointer.loaded_from}) + "\n")
     checkpointer.close()
+    dist.barrier()
     dist.destroy_process_group()
 
 

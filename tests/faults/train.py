@@ -101,11 +101,7 @@ def start_process_group(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo", init_method=f"file://{args.out}/store-{attempt}", rank=rank, world_size=world)
 
 
-def main() -> None:
-    args = parse_arguments()
-    if args.deaf:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_process_group(args)
+def train(args: argparse.Namespace) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     # The agent of a node whose own workers did not fail does not count their restart.
     restarts = torch.tensor(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
@@ -166,6 +162,16 @@ def main() -> None:
     dist.barrier()
     (args.out / f"end.{rank}").write_text(digest([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()]))
     checkpointer.close()
+
+
+def main() -> None:
+    args = parse_arguments()
+    if args.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    start_process_group(args)
+    train(args)
+    # The model is gone by now: were it the last to hold the process group, its end would wait, with the GIL, for a
+    # thread of gloo that may be waiting for the GIL.
     dist.barrier()
     dist.destroy_process_group()
 
