@@ -24,13 +24,13 @@ SETTLED = 1.0
 
 
 class Stopped(Exception):
-    """The slot holds the checkpoint no more, or the job ends."""
+    """A save has begun, or the job ends."""
 
 
 class Digester:
     """Writes digests beside slots. All methods run in the saver's event loop; the work is a thread's.
 
-    Nobody waits for it, and it pins nothing: a slot that is begun anew meanwhile gets no digests.
+    Nobody waits for it, and it pins nothing: it stops when a save begins.
 
     Attributes:
         enabled: Whether anybody compares digests.
@@ -40,6 +40,7 @@ class Digester:
         self.enabled = True
         self._newest = newest
         self._closed = False
+        self._saves = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-digest-memory")
@@ -49,6 +50,11 @@ class Digester:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(SETTLED, self._start)
+
+    def make_way(self) -> None:
+        """A save begins, which needs the processors more: stop, and look again when there is none."""
+        self._saves += 1
+        self.look()
 
     def _start(self) -> None:
         slot = self._newest()
@@ -63,8 +69,8 @@ class Digester:
         records = slots.read(slot.path)
         if slot.verified or records.committed != save or slots.damage(slot.path, records.files):
             return
-        since = time.perf_counter()
-        pace = _Pace(lambda: self._closed or slot.id != save)
+        since, saves = time.perf_counter(), self._saves
+        pace = _Pace(lambda: self._closed or self._saves != saves or slot.id != save)
         work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, records.files, pace)
         await asyncio.wait([work])
         error = work.exception()

@@ -107,8 +107,6 @@ class Keeper:
         if newest is not None and self._settings.flush:
             self.persister.flush(newest)
 
-    # --- saves
-
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
@@ -125,6 +123,7 @@ class Keeper:
         return Skipped(reason, persisted, trouble)
 
     def _decide(self, save: SaveId) -> Slot | Skip:
+        self.digester.make_way()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
         if isinstance(decision, Skip):

@@ -102,6 +102,19 @@ def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: t
     assert slots.read(slot).committed != SaveId(1, 1)
 
 
+def test_a_save_into_another_slot_stops_it(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
+    begun, go_on = held
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    assert begun.wait(30)
+    monkeypatch.setattr(digester, "SETTLED", 3600)
+    one.save_checkpoint(2, state(2))
+    (keeper,) = ranks.saver._keepers.values()
+    go_on.set()
+    until(keeper.digester._task.done, "it has stopped")
+    assert digests(slot_of(ranks, 1)) == {}, "which was still there to be digested"
+
+
 def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[threading.Event, ...]):
     begun, go_on = held
     (one,) = ranks.start()
