@@ -178,6 +178,13 @@ class Persister:
                 await self._failed(job, error)
             else:
                 self._finish(job)
+                self._submit_missed(job)
+
+    def _submit_missed(self, job: _Job) -> None:
+        """Persist to where else the same checkpoint was asked for while storage was in trouble."""
+        for id, target in list(self.tally.asked):
+            if id == job.id:
+                self._submit(job.slot, target, flush=False)
 
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""

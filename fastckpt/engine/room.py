@@ -28,6 +28,7 @@ class Room:
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
+        self._under_way: Slot | None = None
 
     def check(self, sizes: Sizes) -> None:
         """See that all slots, or at least two, can hold these images beside those of other writers.
@@ -55,14 +56,21 @@ class Room:
 
     async def reserve(self, slot: Slot, sizes: Sizes) -> None:
         """Have the images in ``slot``; raises ArenaTooSmall."""
-        if _has(slot, sizes):
+        if _has(slot, sizes) and slot is not self._under_way:
             return
-        loop = asyncio.get_running_loop()
         async with self._lock:
-            self.check(sizes)
+            await self._reserve(slot, sizes)
+
+    async def _reserve(self, slot: Slot, sizes: Sizes) -> None:
+        loop = asyncio.get_running_loop()
+        self.check(sizes)
+        self._under_way = slot
+        try:
             for name, size in sizes.items():
                 with metrics.phase("arena.reserve", image=name):
                     await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+        finally:
+            self._under_way = None
 
     def reserve_ahead(self, sizes: Sizes) -> None:
         """Have the images in all slots that are empty, in a while."""
@@ -74,8 +82,9 @@ class Room:
     async def _reserve_empty(self, sizes: Sizes) -> None:
         try:
             for slot in list(self._slots):
-                if slot.id is None:
-                    await self.reserve(slot, sizes)
+                async with self._lock:
+                    if slot.id is None and not _has(slot, sizes):  # no save has it meanwhile
+                        await self._reserve(slot, sizes)
         except (ArenaTooSmall, OSError) as error:
             logger.warning("a slot could not be made ready ahead of its save: %s", error)
 

@@ -191,6 +191,21 @@ class TestStorageRefuses:
         assert sorted((id.step, Path(path).name) for id, path in tally.asked) == [(1, ""), (1, "best.pt"), (2, "")]
         assert "  missed       3 checkpoints that should have been persisted" in summary._lines(tally)
 
+    def test_each_place_that_was_asked_for_in_trouble_is_served_after_it(
+        self, ranks: Ranks, directory: Path, tmp_path: Path, monkeypatch
+    ):
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.5)
+        self.refusing(monkeypatch, 1)
+        (one,) = ranks.start()
+        assert one.save_checkpoint(1, state(1), storage_type=DISK)
+        until(lambda: one._writer.link.status().trouble != "", "the first attempt")
+        for name in ("best.pt", "copy.pt"):
+            assert one.save_checkpoint(1, state(1), tmp_path / name, storage_type=DISK)
+        until(lambda: not any(tally.asked for tally in ranks.saver.report()), "all three places")
+        assert one.wait_latest_checkpoint(60) == 1
+        assert on_storage(directory) == [1]
+        assert (tmp_path / "best.pt").read_bytes() == (tmp_path / "copy.pt").read_bytes()
+
     def test_memory_whose_last_flush_failed_is_kept_and_resumed(self, ranks: Ranks, directory: Path, monkeypatch, said):
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointDirectory, "publish", self._refuse)
