@@ -28,6 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.faults import from_text, strike_in_worker
 
 BATCH = 4
+PAUSE = 0.1
+"""Seconds that training rests after a save that was skipped: its steps take a millisecond, and a slow disk would see
+nothing of it."""
 # torch's optimizers import the compiler, which nothing here uses: a third of the time that a start takes.
 sys.modules["torch._dynamo"] = torch._dynamo = MagicMock(disable=lambda function, *args, **kwargs: function)
 
@@ -152,6 +155,8 @@ def train(args: argparse.Namespace) -> None:
             log(saved=step) if result.saved else log(skipped=step, reason=result.reason)
             if result.trouble:
                 log(trouble=result.trouble)
+            if not result.saved:
+                time.sleep(PAUSE)
         if step in args.wait_at:
             log(waiting=step)
             while not (args.out / f"go.{step}").exists():
