@@ -19,6 +19,8 @@ seconds: dict[str, float] = {}
 
 Observer = Callable[[str, dict[str, Any]], None]
 _observers: list[Observer] = []
+Listener = Callable[[dict[str, Any]], None]
+_listeners: list[Listener] = []
 _events = -1
 
 
@@ -54,14 +56,27 @@ def write_events_to(path: str) -> None:
     _events = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else -1
 
 
+def listen(listener: Listener) -> None:
+    """Call ``listener`` with each event of this process, in the thread in which it happens: it must not wait."""
+    _listeners.append(listener)
+
+
+def unlisten(listener: Listener) -> None:
+    """Stop telling a listener."""
+    _listeners.remove(listener)
+
+
 def event(name: str, /, **fields: Any) -> None:
     """Record that something happened now: one line of JSON, complete even if this process dies next.
 
-    One that cannot be written is lost, and counted: that is no reason to end training.
+    One that cannot be written is lost, and counted: that is no reason to end training. docs/events.md has them all.
     """
     logger.debug("event %s %s", name, fields)
+    now = {"event": name, "time": time.time(), "monotonic": time.monotonic(), "pid": os.getpid()}
+    for listener in _listeners:
+        listener(now | fields)
     if _events >= 0:
-        line = json.dumps({"event": name, "time": time.time(), "pid": os.getpid(), **fields})
+        line = json.dumps(now | fields)
         try:
             os.write(_events, line.encode() + b"\n")
         except OSError as error:

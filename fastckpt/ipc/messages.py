@@ -1,7 +1,7 @@
 """The messages between a writer and the saver, and their check on arrival.
 
-A writer asks and the saver answers in order, each message once, but for Committed. Messages are hints: what counts
-as committed is read from the records in the slots.
+A writer asks and the saver answers in order, each message once, but for Committed and Loaded. Messages are hints:
+what counts as committed is read from the records in the slots.
 """
 
 import json
@@ -18,7 +18,10 @@ MAX_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class Hello:
-    """A writer introduces itself and its checkpoint directory. Answer: Welcome."""
+    """A writer introduces itself and its checkpoint directory. Answer: Welcome.
+
+    ``imported`` is when it had imported what it needs to be one, in seconds of the monotonic clock.
+    """
 
     directory: str
     local_rank: int
@@ -30,6 +33,8 @@ class Hello:
     verify: str = "resume"
     remote: str = ""
     remote_policy: dict[str, Any] = field(default_factory=dict)
+    rank: int = 0
+    imported: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,20 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """The writer has its state, after so many seconds. There is no answer.
+
+    Attributes:
+        save: History and step; empty if the state names none.
+        tier: Where it was found; empty if there was none.
+    """
+
+    save: list[int]
+    tier: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Goodbye:
     """The writer saves no more: later saves need not wait for it. Answer: Done."""
 
@@ -202,6 +221,7 @@ Message = Union[  # noqa: UP007
     Release,
     Bad,
     Resumed,
+    Loaded,
     Goodbye,
     NextHistory,
     Ask,

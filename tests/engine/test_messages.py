@@ -25,6 +25,7 @@ OF_NAME = {
     "persisted": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
     "remote_policy": st.dictionaries(texts, numbers | texts, max_size=3),
     "newest": st.lists(numbers, max_size=2),
+    "save": st.lists(numbers, max_size=2),
     "durable": st.lists(numbers, max_size=2),
     "slots": st.lists(texts, max_size=3),
     "verified": st.lists(texts, max_size=3),
@@ -33,7 +34,7 @@ OF_NAME = {
     "bad": st.lists(texts, max_size=3),
     "lost": st.lists(texts, max_size=3),
 }
-OF_TYPE = {int: numbers, str: texts, bool: st.booleans()}
+OF_TYPE = {int: numbers, str: texts, bool: st.booleans(), float: st.floats(allow_nan=False)}
 
 
 def messages(kind: type) -> st.SearchStrategy:

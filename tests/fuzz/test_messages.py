@@ -25,6 +25,7 @@ GOOD = [
     m.Granted("/dev/shm/slot-1", [[1, 5], [1, 6]], "no space"),
     m.Status(2, [1, 7], [], ""),
     m.Resumed("memory", ["step 3"]),
+    m.Loaded([1, 7], "storage", 0.25),
     m.Ask(),
 ]
 PIECES = [
