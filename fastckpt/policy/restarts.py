@@ -1,0 +1,106 @@
+"""Whether failed workers are worth another start: pure functions of what each attempt came to."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fastckpt.errors import ConfigError
+
+_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_BUDGET = re.compile(r"([1-9]\d*)/(\d+(?:\.\d+)?|)(s|min|h)")
+
+
+class Position(NamedTuple):
+    """How far training is. Positions order by what was saved, then by what was done since.
+
+    Attributes:
+        step: The newest step that a save or a load has named; -1 before that. Only the order counts: it may be epochs.
+        since: Optimizer steps since then.
+    """
+
+    step: int = -1
+    since: int = 0
+
+
+class Stretch(NamedTuple):
+    """The part of the way that an attempt went: the step that it resumed from (-1: none), and where it ended."""
+
+    resumed: int
+    reached: Position
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one start of the workers came to.
+
+    Attributes:
+        watched: Whether the job was known to have a checkpointer; without one nobody can tell how far it is.
+        stretches: By checkpoint directory; empty if no worker had loaded or done anything.
+        seconds: How long steps were taken.
+        failed: Whether it ended by a failure; else for other reasons, such as a node that joined.
+        why: The failure, in words.
+    """
+
+    watched: bool = False
+    stretches: Mapping[str, Stretch] = field(default_factory=dict)
+    seconds: float = 0.0
+    failed: bool = True
+    why: str = ""
+
+
+def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
+    """The latest failures in a row that came without progress.
+
+    An attempt makes progress when it comes further than all before it: steps that were done once, not saved and
+    done again are none. An attempt that resumes a newer step than the one before proves that that one made
+    progress. One that resumes an older step may do again what was lost.
+    """
+    stalled: list[Attempt] = []
+    resumed: dict[str, int] = {}
+    furthest: dict[str, Position] = {}
+    for attempt in attempts:
+        progress = False
+        for directory, stretch in attempt.stretches.items():
+            before = resumed.get(directory, stretch.resumed)
+            if stretch.resumed > before:
+                stalled.clear()
+            start = Position(stretch.resumed)
+            best = start if stretch.resumed < before else max(start, furthest.get(directory, start))
+            progress |= stretch.reached > best
+            resumed[directory], furthest[directory] = stretch.resumed, max(stretch.reached, best)
+        if progress:
+            stalled.clear()
+        elif attempt.failed and attempt.watched:
+            stalled.append(attempt)
+    return stalled
+
+
+class Budget(NamedTuple):
+    """How many restarts are given back after each so many seconds of progress."""
+
+    restarts: int
+    seconds: float
+
+
+def parse_budget(text: str) -> Budget | None:
+    """Read "1/h", "3/90min" or "2/0.5h"; None if ``text`` is empty. Raises ConfigError."""
+    if not text:
+        return None
+    found = _BUDGET.fullmatch(text)
+    seconds = float(found[2] or 1) * _UNITS[found[3]] if found else 0.0
+    if found is None or not seconds:
+        raise ConfigError(
+            f"restart_budget is {text!r}; give RESTARTS/TIME, both above 0, the time in s, min or h, such as 1/h or "
+            f"3/90min, or nothing to give none back"
+        )
+    return Budget(int(found[1]), seconds)
+
+
+def given_back(budget: Budget, trained: float, spent: int) -> tuple[int, float]:
+    """How many of ``spent`` restarts are given back for ``trained`` seconds of progress, and the seconds left over.
+
+    Time is not saved up while nothing is spent.
+    """
+    restarts = int(trained // budget.seconds) * budget.restarts
+    return (restarts, trained % budget.seconds) if restarts < spent else (spent, 0.0)
