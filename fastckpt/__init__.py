@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         KeepTimeIntervalStrategy,
         SaveResult,
         StorageType,
+        phase,
         settle,
     )
 
@@ -26,6 +27,7 @@ __all__ = [
     "KeepTimeIntervalStrategy",
     "SaveResult",
     "StorageType",
+    "phase",
     "settle",
 ]
 

@@ -15,6 +15,7 @@ import torch
 
 from fastckpt.config import Place, Settings
 from fastckpt.engine.agreement import Agreement
+from fastckpt.engine.beats import Beats
 from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
 from fastckpt.engine.link import Link, Wishes
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
@@ -22,7 +23,7 @@ from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
-from fastckpt.metrics import counts, event, observe, unobserve, write_events_to
+from fastckpt.metrics import counts, event, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.verify import level
 from fastckpt.storage.store import Store, is_url, normalised, open_store, target_in
@@ -93,7 +94,7 @@ class Writer:
         self._attempt = ""
         self._pid = os.getpid()
         self._closed = False
-        observe(self._beat)
+        self.beats = Beats(self.link.line, self.place.restart_count)
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory made ready for states like these; raises ArenaTooSmall."""
@@ -122,14 +123,14 @@ class Writer:
         if save == self._held:
             return self._save_again(save, persist, path, measures)
         self._last = save
-        outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
+        with self.beats.save(save.step):
+            outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
         if outcome.skipped:
             self.skipped += 1
             counts["skipped_saves"] += 1
         else:
             self._held = save
             event("saved", step=save.step, rank=self.place.rank)
-        self.link.beat(save.step, "")
         self._clean_up()
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
 
@@ -154,12 +155,13 @@ class Writer:
         """
         self.check_usable()
         end = time.monotonic() + timeout
-        while (status := self.link.status()).waiting:
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
-                )
-            time.sleep(0.01)
+        with self.beats.stall("wait"):
+            while (status := self.link.status()).waiting:
+                if time.monotonic() > end:
+                    raise TimeoutError(
+                        f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
+                    )
+                time.sleep(0.01)
         self._clean_up()
         if status.trouble:
             raise PersistError(status.trouble)
@@ -190,7 +192,7 @@ class Writer:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        unobserve(self._beat)
+        self.beats.close()
         self._snapshots.close()
         if self._store is not None:
             self._store.close()
@@ -247,11 +249,6 @@ class Writer:
                     f"Raised by the deletion strategy for step {save.step}, when all was saved; saves go on."
                 )
                 raise
-
-    def _beat(self, phase: str, fields: dict[str, Any]) -> None:
-        if not phase.startswith(("snapshot.", "resume.")):
-            return  # another part's, when the saver is in this process
-        self.link.beat(fields.get("step", -1), phase)
 
     def check_usable(self) -> None:
         """Raise FastckptError after `close`, and in a forked process."""

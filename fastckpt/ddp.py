@@ -13,6 +13,7 @@ import torch
 
 from fastckpt.checkpointer import SaveResult, StorageType, Writer
 from fastckpt.engine.agreement import agreement
+from fastckpt.engine.beats import phase
 from fastckpt.engine.deletion import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
@@ -27,7 +28,6 @@ from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.format.manifest import MODEL
-from fastckpt.metrics import event
 
 __all__ = [
     "CheckpointDeletionStrategy",
@@ -39,6 +39,7 @@ __all__ = [
     "KeepTimeIntervalStrategy",
     "SaveResult",
     "StorageType",
+    "phase",
     "settle",
 ]
 
@@ -177,7 +178,8 @@ class DdpCheckpointer:
         path = os.fspath(resume_path)
         since = writer.open_history(ranks, path)
         answers_for = (MODEL, self._own) if self._writes_model else (self._own,)
-        with closing(Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")) as offers:
+        offers = Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")
+        with writer.beats.work("resume"), closing(offers):
             resume = Resume(writer.link, offers, answers_for, writer.threads)
             resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)
@@ -220,11 +222,13 @@ class DdpCheckpointer:
         return read(files[MODEL]), read(files[self._own]) if self._own in files else None
 
     def _apply(self, resumed: Resumed, seconds: float) -> dict[str, Any]:
+        self._writer.link.tell_loaded(resumed.id, resumed.tier, seconds)
         if resumed.state is None:
             return {}
         state, own = resumed.state
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
         self._writer.resumed_from = resumed.id
+        self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
         if own is None:
             logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
@@ -237,7 +241,6 @@ class DdpCheckpointer:
                 "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
                 "very same results.", threads, torch.get_num_threads(), threads,
             )  # fmt: skip
-        event("resumed", step=step, tier=resumed.tier, rank=rank, seconds=seconds)
         if rank == 0:
             logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
         return state  # type: ignore[no-any-return]

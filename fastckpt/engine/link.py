@@ -1,6 +1,7 @@
 """A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,14 @@ from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel
 from fastckpt.memory.presence import Presence
-from fastckpt.memory.telemetry import TelemetryBlock
+from fastckpt.memory.telemetry import Line, TelemetryBlock
 
 logger = logging.getLogger("fastckpt")
 
 M = TypeVar("M", bound=m.Message)
+
+_IMPORTED = time.monotonic()
+"""When torch and this library were there; in a process forked from one that had them, before it began."""
 
 CONNECT_TIMEOUT = 60.0
 """Seconds to find the saver: under plain torchrun the first local rank has to start it."""
@@ -53,6 +57,7 @@ class Link:
 
     Attributes:
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
+        line: Where this worker says how far it is; nobody reads it if the saver has no memory for that.
         lost: What was in memory and was found bad, when `pin` was called.
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
@@ -77,10 +82,13 @@ class Link:
             wishes.verify,
             wishes.remote,
             wishes.remote_policy,
+            place.rank,
+            _IMPORTED,
         )
         try:
             welcome = self._ask(hello, m.Welcome, WELCOME_TIMEOUT)
             self._telemetry = _telemetry(welcome.telemetry)
+            self.line = self._telemetry.line(place.local_rank) if self._telemetry else Line()
             self._presence = Presence(Path(welcome.arena))
         except (FastckptError, OSError):
             self._channel.close()
@@ -91,11 +99,6 @@ class Link:
     def stay(self) -> None:
         """Be known as a writer, also if the arena was made anew; raises OSError or ArenaInUse if that cannot be."""
         self._presence.renew()
-
-    def beat(self, step: int, phase: str) -> None:
-        """Say how far this worker is, where the agent can read it when the worker is dead."""
-        if self._telemetry:
-            self._telemetry.beat(self.place.local_rank, self.place.restart_count, step, phase)
 
     def reserve(self, files: dict[str, int]) -> None:
         """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
@@ -136,6 +139,13 @@ class Link:
     def tell_resumed(self, tier: str, bad: list[str]) -> None:
         """Tell where a checkpoint to resume was found, if one was, and which could not be used."""
         self._ask(m.Resumed(tier, bad), m.Done)
+
+    def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
+        """Tell that this rank has its state, from where, and how long that took; an empty tier: there was none."""
+        try:
+            self._channel.send(m.Loaded(list(save or ()), tier, seconds))
+        except FastckptError as error:
+            logger.warning("the saver could not be told what was loaded: %s", error)
 
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""

@@ -1,11 +1,12 @@
 """How far the workers of a node are, as they say it in the telemetry block, for when they cannot say it any more."""
 
 import logging
+import threading
 from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.errors import FastckptError
-from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
+from fastckpt.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
 
 logger = logging.getLogger("fastckpt")
 
@@ -21,6 +22,8 @@ class Progress:
         self.name = telemetry_name(arena)
         self._ranks = ranks
         self._block: TelemetryBlock | None = None
+        self._last = [Telemetry()] * ranks
+        self._lock = threading.Lock()
         try:
             self._block = TelemetryBlock(self.name, ranks)
         except FastckptError as error:
@@ -28,18 +31,25 @@ class Progress:
             self.name = ""
             logger.warning("workers cannot tell how far they are: %s", error)
 
+    def read(self) -> list[Telemetry]:
+        """What each worker said last; after `close`, what they had said by then. May be called in any thread."""
+        with self._lock:
+            if self._block is not None:
+                self._last = [self._block.read(rank) for rank in range(self._ranks)]
+            return self._last
+
     def tell(self) -> None:
         """Record and log how far each worker had come."""
-        if self._block is None:
-            return
-        for rank in range(self._ranks):
-            last = self._block.read(rank)
+        for rank, last in enumerate(self.read()):
             if last.beat:
                 metrics.event("progress", local_rank=rank, step=last.step, phase=last.phase)
                 logger.info("local rank %d had come to step %d %s", rank, last.step, last.phase)
 
     def close(self) -> None:
         """Remove the block."""
-        if self._block is not None:
-            self._block.close()
-            unlink(self.name)
+        self.read()
+        with self._lock:
+            if self._block is not None:
+                self._block.close()
+                unlink(self.name)
+                self._block = None

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 from fastckpt import metrics
 from fastckpt.config import Settings
+from fastckpt.engine.arrivals import joined, loaded
 from fastckpt.engine.keeper import Keeper
 from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
 from fastckpt.memory.census import sweep
+from fastckpt.memory.telemetry import Telemetry
 from fastckpt.storage.copier import Copier
 
 logger = logging.getLogger("fastckpt")
@@ -86,6 +88,10 @@ class Saver:
     def report(self) -> list[Tally]:
         """What became of the checkpoints of each directory; may be asked when all has ended."""
         return [keeper.persister.tally for keeper in self._keepers.values()]
+
+    def telemetry(self) -> dict[str, list[Telemetry]]:
+        """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""
+        return {directory: keeper.progress.read() for (directory, _), keeper in list(self._keepers.items())}
 
     def close(self) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
@@ -182,7 +188,7 @@ class _Connection:
         try:
             while (message := await receive(reader)) is not None:
                 answer = await self._answer_anyway(message)
-                if isinstance(message, m.Committed):
+                if isinstance(message, m.Committed | m.Loaded):
                     continue
                 writer.write(pack(answer))
                 await writer.drain()
@@ -209,6 +215,8 @@ class _Connection:
             keeper = await self._find(message)
             welcome = _welcome(keeper, keeper.join(message, self._pid))
             self._keeper, self._rank = keeper, message.local_rank  # one that is refused has nothing to lose
+            self._hello = message
+            joined(message, self._pid)
             return welcome
         if self._keeper is None:
             raise ProtocolError(f"{type(message).__name__} before Hello")
@@ -241,6 +249,8 @@ class _Connection:
                 keeper.give_up(message)
             case m.Resumed():
                 keeper.persister.tally.resume(message.tier, message.bad)
+            case m.Loaded():
+                loaded(self._hello, message)
             case m.Goodbye():
                 keeper.writers.leave(self._rank)
             case _:

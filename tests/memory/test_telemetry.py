@@ -23,33 +23,86 @@ def block():
 
 
 def test_says_nothing_before_the_first_beat(block: TelemetryBlock):
-    assert block.read(0) == Telemetry(0, 0, 0, "")
+    assert block.read(0) == Telemetry()
 
 
 def test_ranks_have_lines_of_their_own(block: TelemetryBlock):
     other = TelemetryBlock(block.name)
     before = time.monotonic_ns()
     for rank in (2, 0, 1):
-        other.beat(rank, 7 + rank, 100 * rank, f"phase of {rank}")
+        line = other.line(rank)
+        line.begin(7 + rank, 1000 + rank, rank)
+        line.at(100 * rank)
+        line.enter(f"phase of {rank}", 5 * rank)
     other.close()
     for rank in range(3):
         found = block.read(rank)
         assert (found.generation, found.step, found.phase) == (7 + rank, 100 * rank, f"phase of {rank}")
+        assert (found.pid, found.stacks, found.allowed, found.loaded) == (1000 + rank, rank, 5 * rank, -1)
         assert before <= found.beat <= time.monotonic_ns()
     assert Path("/dev/shm", block.name.strip("/")).stat().st_size == 3 * LINE
 
 
 @pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 40), (0, "ä" * 30), (5, "y" * 100)])
 def test_whatever_the_phase_it_can_be_read(block: TelemetryBlock, step: int, phase: str):
-    block.beat(1, 0, step, phase)
+    line = block.line(1)
+    line.at(step)
+    line.enter(phase)
     assert block.read(1).step == step
     assert phase.startswith(block.read(1).phase.rstrip("\ufffd"))
 
 
+def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
+    line = block.line(2)
+    line.begin(0, 1, 0)
+    line.resume(40)
+    assert (block.read(2).steps, block.read(2).first) == (0, 0)
+    before = time.monotonic_ns()
+    line.step()
+    first = block.read(2)
+    assert before <= first.first == first.beat
+    line.step()
+    line.stall(7)
+    line.stall(8)
+    now = block.read(2)
+    assert (now.steps, now.first, now.stalled, now.loaded, now.step) == (2, first.first, 15, 40, 40)
+    assert now.beat > first.beat
+    line.leave()
+    assert block.read(2).pid == 0
+    line.begin(1, 2, 0)
+    assert (block.read(2).steps, block.read(2).first, block.read(2).step) == (0, 0, -1)
+
+
+def test_a_line_is_read_whole_while_it_is_written(block: TelemetryBlock):
+    program = f"""
+from fastckpt.memory.telemetry import TelemetryBlock
+line = TelemetryBlock({block.name!r}).line(0)
+print(flush=True)
+while True:
+    for phase, allowed in (("a" * 40, 1), ("b" * 40, 2)):
+        line.enter(phase, allowed)
+"""
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not block.read(0).phase:
+        pass
+    pairs = {(line.phase, line.allowed) for line in (block.read(0) for _ in range(20000))}
+    writer.kill()
+    writer.communicate()
+    assert pairs == {("a" * 40, 1), ("b" * 40, 2)}
+    assert block.read(0).phase in ("a" * 40, "b" * 40), "also when its writer died in the middle"
+
+
+def test_a_line_that_is_not_there_is_an_error_of_ours(block: TelemetryBlock):
+    with pytest.raises(FastckptError, match="no line 3"):
+        block.line(3)
+
+
 def test_one_made_anew_takes_the_place_of_a_stale_one(block: TelemetryBlock):
-    block.beat(0, 1, 2, "old")
+    block.line(0).enter("old")
     new = TelemetryBlock(block.name, 1)
-    assert new.read(0) == Telemetry(0, 0, 0, "")
+    assert new.read(0) == Telemetry()
     assert block.read(0).phase == "old"
     new.close()
 
@@ -69,7 +122,10 @@ def test_is_read_after_its_writer_was_killed(block: TelemetryBlock):
     program = f"""
 import os, signal
 from fastckpt.memory.telemetry import TelemetryBlock
-TelemetryBlock({block.name!r}).beat(1, 3, 42, "snapshot.fill")
+line = TelemetryBlock({block.name!r}).line(1)
+line.begin(3, os.getpid(), 0)
+line.at(42)
+line.enter("snapshot.fill")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL

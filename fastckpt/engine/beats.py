@@ -1,0 +1,123 @@
+"""What a worker says of its steps and phases, in the telemetry block, as they happen."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fastckpt.memory.telemetry import Line
+from fastckpt.metrics import observe, unobserve
+
+
+@dataclass(eq=False)
+class _Mark:
+    """A phase that the script has marked; it may last so many nanoseconds, 0 if the script does not say."""
+
+    name: str
+    allowed: int
+
+
+_marks: list[_Mark] = []
+_open: "list[Beats]" = []
+
+
+@contextmanager
+def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
+    """Mark a part of a script in which no steps are taken, such as an evaluation, for what watches for hangs.
+
+    All ranks should enter it, also those that only wait meanwhile.
+
+    Args:
+        name: What it is called in logs and events; its first 40 bytes count.
+        timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known.
+    """
+    mark = _Mark(name, int(timeout * 1e9))
+    _marks.append(mark)
+    _show_marks()
+    try:
+        yield
+    finally:
+        _marks.remove(mark)
+        _show_marks()
+
+
+def _show_marks() -> None:
+    for beats in _open:
+        beats.show_mark()
+
+
+class Beats:
+    """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
+
+    A process that has none (other libraries' may not be torch's) says it after each save.
+    """
+
+    def __init__(self, line: Line, generation: int) -> None:
+        self._line = line
+        self._pid = os.getpid()
+        self._has_optimizer = False
+        line.begin(generation, self._pid, 0)
+        _open.append(self)
+        self.show_mark()
+        observe(self._see)
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    @contextmanager
+    def work(self, name: str) -> Iterator[None]:
+        """Say that a phase of our own lasts, whose parts `metrics.phase` names."""
+        self._line.enter(name)
+        try:
+            yield
+        finally:
+            self.show_mark()
+
+    @contextmanager
+    def save(self, step: int) -> Iterator[None]:
+        """Say that a save lasts; training stalls meanwhile."""
+        with self.stall("save"):
+            yield
+        self._line.at(step)
+        if not self._has_optimizer:
+            self._line.step()
+
+    @contextmanager
+    def stall(self, name: str) -> Iterator[None]:
+        """As `work`, of which training waits for the end."""
+        start = time.monotonic_ns()
+        with self.work(name):
+            try:
+                yield
+            finally:
+                self._line.stall(time.monotonic_ns() - start)
+
+    def resume(self, step: int) -> None:
+        """Say which step was loaded."""
+        self._line.resume(step)
+
+    def show_mark(self) -> None:
+        """Say in which phase the script is, by its own marks."""
+        if os.getpid() == self._pid:
+            mark = _marks[-1] if _marks else _Mark("", 0)
+            self._line.enter(mark.name, mark.allowed)
+
+    def close(self) -> None:
+        """Take leave."""
+        self._hook.remove()
+        unobserve(self._see)
+        _open.remove(self)
+        self._line.leave()
+
+    def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        if os.getpid() == self._pid:  # not in a child that was forked meanwhile
+            self._has_optimizer = True
+            self._line.step()
+
+    def _see(self, phase: str, fields: dict[str, Any]) -> None:
+        # Other parts have phases, too, when the saver is in this process.
+        if phase.startswith(("snapshot.", "resume.")) and os.getpid() == self._pid:
+            self._line.enter(phase)
