@@ -16,7 +16,7 @@ from fastckpt.engine.saver import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.last_flush import close_patiently, signals_in
-from fastckpt_run.rendezvous import forget_last_round
+from fastckpt_run.rendezvous import forget_last_round, hastened
 from fastckpt_run.report import explain
 from fastckpt_run.script import require_script
 from fastckpt_run.summary import report, require_durable
@@ -80,8 +80,9 @@ class FastckptAgent(LocalElasticAgent):
             raise ConfigError(f"events cannot be written to {self._settings.events}: {error.strerror}") from error
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        with metrics.phase("launch.rendezvous"):
-            forget_last_round(worker_group.spec.rdzv_handler)
+        handler = worker_group.spec.rdzv_handler
+        with metrics.phase("launch.rendezvous"), hastened(handler):
+            forget_last_round(handler)
             super()._rendezvous(worker_group)
 
     def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:

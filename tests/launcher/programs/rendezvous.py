@@ -1,0 +1,47 @@
+"""Rounds of a rendezvous without torch's detours: the same outcome, and torch is left as it was."""
+
+import random
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from fastckpt_run.rendezvous import forget_last_round, hastened
+
+
+def handler(name: str, most: int) -> DynamicRendezvousHandler:
+    store = TCPStore("localhost", 0, is_master=True)
+    backend = C10dRendezvousBackend(store, name)
+    return DynamicRendezvousHandler.from_backend(name, store, backend, min_nodes=1, max_nodes=most)
+
+
+def recording() -> str:
+    return dynamic_rendezvous.get_method_name()
+
+
+def caller() -> str:
+    return recording()
+
+
+alone, chance, ports = handler("alone", 1), random.getstate(), set()
+for _ in range(3):
+    with hastened(alone):
+        forget_last_round(alone)
+        found = alone.next_rendezvous()
+    assert (found.rank, found.world_size) == (0, 1)
+    ports.add(found.bootstrap_store_info.master_port)
+assert random.getstate() == chance, "torch has drawn how long to wait"
+assert len(ports) == 3, "each round has a store of its own"
+
+before = caller()
+with hastened(alone):
+    assert caller() == before == "caller"
+assert dynamic_rendezvous._delay.__module__ == "torch.distributed.elastic.rendezvous.utils"
+assert dynamic_rendezvous.get_method_name.__module__ == dynamic_rendezvous.__name__
+
+with hastened(handler("several", 2)):
+    dynamic_rendezvous._delay((0.0, 0.001))
+assert random.getstate() != chance, "among several nodes the waits are torch's"
+alone.shutdown()
+print("as it should be")

@@ -1,0 +1,15 @@
+"""A rendezvous without torch's detours."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "programs" / "rendezvous.py"
+
+
+def test_rounds_without_detours():
+    """In a process of its own: nothing else ends the sockets of torch's stores."""
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
+    done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "as it should be\n", done.stderr
