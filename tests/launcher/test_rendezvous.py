@@ -11,5 +11,7 @@ PROGRAM = Path(__file__).parent / "programs" / "rendezvous.py"
 def test_rounds_without_detours():
     """In a process of its own: nothing else ends the sockets of torch's stores."""
     environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
-    done = subprocess.run([sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout == "as it should be\n", done.stderr

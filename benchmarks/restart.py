@@ -1,0 +1,377 @@
+"""How long a job stands still when a worker is killed, beside torchrun, DLRover and the copy that nobody can save.
+
+    python benchmarks/restart.py [--sizes tiny 0.5 1.5] [--contenders torchrun exec preload dlrover] [--kills 5]
+                                 [--dlrover VENV] [--picture docs/restart.png]
+
+The example's GPT-2 under DDP on two workers; one of them is killed with SIGKILL at a random instant. Measured is the
+time from there to the end of the first step of the resumed job on all ranks; an attempt to restart that fails counts.
+Every loss is compared, bit by bit, with that of a run that nothing befell.
+
+DLRover needs a virtual environment of its own (torch 2.13.0, dlrover[torch]==0.6.1, grpcio, kubernetes, tornado);
+without one it is left out.
+"""
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import random
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+WORKERS = 2
+PATIENCE = 120.0
+"""Seconds for a job to start, or to come back."""
+LEAST_STEPS = 4
+"""Steps between a resume and the next kill."""
+AGENT = ("notice", "stop", "rendezvous", "failed attempts")
+WORKER = ("start process", "imports", "process group", "model", "load", "first step")
+STAGES = (*AGENT, *WORKER)
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A launcher and what keeps the state under it."""
+
+    name: str
+    python: str
+    saver: str
+    launcher: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def contenders(dlrover: Path) -> dict[str, Contender]:
+    ours, shape = ("fastckpt_run", "--standalone"), (f"--nproc-per-node={WORKERS}", "--max-restarts=40")
+    return {
+        "torchrun": Contender("torchrun, torch.save", sys.executable, "torch",
+                              ("torch.distributed.run", "--standalone", *shape)),
+        "exec": Contender("fastckpt-run, no preload", sys.executable, "fastckpt",
+                          (*ours, *shape), {"FASTCKPT_PRELOAD": "0"}),
+        "preload": Contender("fastckpt-run", sys.executable, "fastckpt", (*ours, *shape)),
+        "noflush": Contender("fastckpt-run, no flush", sys.executable, "fastckpt",
+                             (*ours, *shape), {"FASTCKPT_FLUSH": "0"}),
+        "dlrover": Contender("dlrover-run 0.6.1", str(dlrover / "bin/python"), "dlrover",
+                             ("dlrover.trainer.torch.elastic_run", "--standalone", "--max_restarts=40",
+                              "--save-at-breakpoint", f"--nproc_per_node={WORKERS}")),
+    }  # fmt: skip
+
+
+class Job:
+    """A training under a contender's launcher, in a folder of its own."""
+
+    def __init__(self, contender: Contender, size: str, folder: Path, shm: Path) -> None:
+        self.contender, self.size, self.folder, self._shm = contender, size, folder, shm
+
+    def _environment(self) -> dict[str, str]:
+        binaries = str(Path(self.contender.python).parent)
+        own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), "FASTCKPT_SHM_DIR": str(self._shm)}
+        paths = {"PYTHONPATH": str(HERE.parent), "PATH": f"{binaries}:{os.environ['PATH']}"}
+        return os.environ | own | paths | self.contender.environment
+
+    @contextlib.contextmanager
+    def started(self, *script: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Its launcher, which is ended with all that it started."""
+        self.folder.mkdir(parents=True)
+        launch = [str(HERE / "restart_launch.py"), str(self.folder / "launcher"), *self.contender.launcher]
+        train = [str(HERE / "restart_train.py"), "--saver", self.contender.saver, "--size", self.size]
+        with (self.folder / "output").open("wb") as output:
+            process = subprocess.Popen(
+                [self.contender.python, *launch, *train, "--out", str(self.folder), *script],
+                stdout=output, stderr=output, start_new_session=True, env=self._environment(),
+            )  # fmt: skip
+        try:
+            yield process
+        finally:
+            workers = {line["pid"] for line in self.lines()}
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                for pid in workers:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)  # each leads a session; of dead ones there is none
+
+    def lines(self) -> list[Line]:
+        """All that the workers stamped, in the order of time."""
+        found: list[Line] = []
+        for path in self.folder.glob("stamps.*"):
+            found += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return sorted(found, key=lambda line: line["at"])
+
+    def launcher_stamp(self, what: str, after: float, which: Callable[..., Any] = min) -> float:
+        lines = [json.loads(line) for line in (self.folder / "launcher").read_text().splitlines()]
+        return float(which([line["at"] for line in lines if line["what"] == what and line["at"] > after], default=0.0))
+
+    def pids(self, after: float) -> dict[int, int]:
+        """The newest process of each rank that has begun since then."""
+        return {line["rank"]: line["pid"] for line in self.lines() if line["what"] == "script" and line["at"] > after}
+
+    def wait_for(self, condition: Callable[[], Any], process: subprocess.Popen[bytes], what: str) -> Any:
+        """Wait until a condition is true; raises RuntimeError if the job ends first, or nothing comes."""
+        end = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            if process.poll() is not None or time.monotonic() > end:
+                tail = (self.folder / "output").read_text(errors="replace")[-3000:]
+                raise RuntimeError(f"{self.contender.name}, {self.size}: no {what} ({process.poll()})\n{tail}")
+            time.sleep(0.005)
+        return found
+
+    def ready(self, after: float) -> dict[int, int] | None:
+        """The workers, once both have done enough steps and a state of theirs is kept."""
+        lines, pids = self.lines(), self.pids(after)
+        for pid in pids.values():
+            done = [line["what"] for line in lines if line["pid"] == pid]
+            if done.count("step") < LEAST_STEPS or "saved" not in done:
+                return None
+        return pids if len(pids) == WORKERS else None
+
+
+def stepped(job: Job, after: float) -> dict[int, int] | None:
+    """The workers of all ranks, once each has done a step of the resumed job."""
+    lines = [line for line in job.lines() if line["at"] > after]
+    pids = job.pids(after)
+    steps = {line["rank"] for line in lines if line["what"] == "step" and line["pid"] == pids.get(line["rank"])}
+    return pids if len(steps) == WORKERS else None
+
+
+def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], rank: int) -> dict[str, float]:
+    """SIGKILL of a rank; the seconds that each stage of the restart took."""
+    watched = {pid: os.pidfd_open(pid) for pid in pids.values()}
+    killed = time.monotonic()
+    os.kill(pids[rank], signal.SIGKILL)
+    for fd in watched.values():
+        select.select([fd], [], [], PATIENCE)
+        os.close(fd)
+    stopped = time.monotonic()
+    now = job.wait_for(lambda: stepped(job, killed), process, "step after the kill")
+    ends = [min(job.launcher_stamp("noticed", killed), stopped), stopped, job.launcher_stamp("rendezvous", killed)]
+    ends.append(job.launcher_stamp("rendezvous", killed, max))
+    mine = [line for line in job.lines() if line["pid"] in now.values()]
+    for what in ("script", "imports", "group", "model", "load", "step"):
+        ends.append(max(min(l["at"] for l in mine if l["what"] == what and l["rank"] == r) for r in now))  # noqa: E741
+    return dict(zip(STAGES, (b - a for a, b in zip([killed, *ends], ends, strict=False)), strict=True))
+
+
+def restarts(job: Job, kills: int) -> list[dict[str, float]]:
+    """The stages of so many restarts of one job, which then comes to its good end."""
+    found, since = list[dict[str, float]](), 0.0
+    with job.started() as process:
+        for turn in range(kills):
+            pids = job.wait_for(lambda since=since: job.ready(since), process, "steps")
+            time.sleep(random.uniform(0.0, 0.5))
+            since = time.monotonic()
+            found.append(kill_one(job, process, pids, turn % WORKERS))
+            print(f"  {job.contender.name}, {job.size}: {sum(found[-1].values()):.3f} s", file=sys.stderr, flush=True)
+        (job.folder / "stop").touch()
+        process.wait(PATIENCE)
+    return found
+
+
+def losses(job: Job) -> dict[int, set[str]]:
+    """All losses of each step: several, if it was done several times and not alike."""
+    found: dict[int, set[str]] = {}
+    for line in job.lines():
+        if line["what"] == "step":
+            found.setdefault(line["step"], set()).add(line["loss"])
+    return found
+
+
+def wrong_losses(jobs: list[Job], reference: Job) -> list[str]:
+    """Steps whose losses are not those of a run that nothing befell; empty for each job that is right."""
+    last = max(max(losses(job)) for job in jobs)
+    with reference.started("--steps", str(last)) as process:
+        process.wait(PATIENCE)
+    right = losses(reference)
+    return [
+        f"{job.contender.name}, {job.size}: step {step}"
+        for job in jobs
+        for step, values in losses(job).items()
+        if values != right.get(step)
+    ]
+
+
+# --- the limit: each worker copies the state once into memory that it has not touched
+
+
+def copy_fresh(size: str, repeats: int) -> None:
+    """Print how long it takes to copy a state of this size, tensor by tensor, out of warm shared memory."""
+    import torch
+
+    from benchmarks.restart_train import SHAPES
+    from examples.ddp_gpt2.model import GPT, GPTConfig
+
+    torch.set_num_threads(1)
+    with torch.device("meta"):
+        sizes = [p.numel() for p in GPT(GPTConfig(**SHAPES[size])).parameters() for _ in range(3)]
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        file.truncate(4 * sum(sizes))
+        memory = mmap.mmap(file.fileno(), 4 * sum(sizes), mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        sources = torch.frombuffer(memory, dtype=torch.float32).split(sizes)
+        for _ in range(repeats):
+            sys.stdin.readline()
+            start = time.perf_counter()
+            copies = [torch.empty_like(source).copy_(source) for source in sources]
+            print(json.dumps([time.perf_counter() - start, 4 * sum(sizes)]), flush=True)
+            del copies
+
+
+def limit(size: str, repeats: int) -> tuple[list[float], float]:
+    """Seconds for all workers to copy the state at once, and its bytes."""
+    command = [sys.executable, str(HERE / "restart.py"), "--copy", size, "--kills", str(repeats)]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    workers = [
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(WORKERS)
+    ]
+    found, total = [], 0.0
+    for _ in range(repeats):
+        for worker in workers:
+            worker.stdin.write("\n")  # type: ignore[union-attr]
+            worker.stdin.flush()  # type: ignore[union-attr]
+        answers = [json.loads(worker.stdout.readline()) for worker in workers]  # type: ignore[union-attr]
+        found.append(max(seconds for seconds, _ in answers))
+        total = answers[0][1]
+    for worker in workers:
+        worker.communicate()
+    return found, total
+
+
+# --- what is shown
+
+
+def summary(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}-{max(seconds):.3f})"
+
+
+@dataclass
+class Result:
+    """The restarts of one contender at one size."""
+
+    contender: Contender
+    size: str
+    restarts: list[dict[str, float]]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [sum(restart.values()) for restart in self.restarts]
+
+    @property
+    def at_once(self) -> list[float]:
+        """Without restarts that took more than one attempt."""
+        return [sum(restart.values()) for restart in self.restarts if not restart["failed attempts"]]
+
+    def stage(self, name: str) -> float:
+        return statistics.median(restart[name] for restart in self.restarts)
+
+
+def print_totals(results: list[Result], limits: dict[str, tuple[list[float], float]]) -> None:
+    print("\n| size | launcher | kill to first step, s | when the first attempt succeeds | attempts that failed |")
+    print("| --- | --- | --- | --- | --- |")
+    for result in results:
+        failed = sum(1 for restart in result.restarts if restart["failed attempts"])
+        at_once = summary(result.at_once) if result.at_once else "never"
+        print(f"| {result.size} | {result.contender.name} | {summary(result.seconds)} | {at_once} "
+              f"| in {failed} of {len(result.restarts)} |")  # fmt: skip
+    for size, (seconds, total) in limits.items():
+        print(f"| {size} | limit: {WORKERS} workers copy {total / 1e9:.2f} GB each into fresh memory "
+              f"| {summary(seconds)} | | |")  # fmt: skip
+    print("\n| size | launcher | " + " | ".join(STAGES) + " |\n" + "| --- " * (len(STAGES) + 2) + "|")
+    for result in results:
+        stages = " | ".join(f"{result.stage(name):.3f}" for name in STAGES)
+        print(f"| {result.size} | {result.contender.name} | {stages} |")
+
+
+def draw(results: list[Result], path: Path) -> None:
+    """Bars of the stages' medians, a panel for each size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = list(dict.fromkeys(result.size for result in results))
+    figure, panels = pyplot.subplots(len(sizes), 1, figsize=(9, 1.1 + 1.5 * len(sizes)), squeeze=False)
+    colours = pyplot.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    for panel, size in zip(panels[:, 0], sizes, strict=True):
+        shown = [result for result in results if result.size == size][::-1]
+        left = [0.0] * len(shown)
+        for colour, name in zip(colours, STAGES, strict=True):
+            widths = [result.stage(name) for result in shown]
+            panel.barh([result.contender.name for result in shown], widths, left=left, color=colour, label=name)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        for row, end in enumerate(left):
+            panel.text(end, row, f" {end:.2f} s", va="center", fontsize=8)
+        panel.set_xlim(0, 1.12 * max(left))
+        panel.set_title("tiny" if size == "tiny" else f"{size} GB", fontsize=10, loc="left")
+        panel.tick_params(labelsize=8)
+    panels[-1, 0].set_xlabel("seconds from SIGKILL of a worker to the first step of the resumed job", fontsize=9)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper center", ncols=5, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / figure.get_figheight()))
+    figure.savefig(path, dpi=90)
+
+
+def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[Result], list[str]]:
+    results, wrong = list[Result](), list[str]()
+    known = contenders(options.dlrover)
+    for size in options.sizes:
+        jobs = []
+        for key in options.contenders:
+            if not Path(known[key].python).exists():
+                print(f"{known[key].name} is left out: there is no {known[key].python}", file=sys.stderr, flush=True)
+                continue
+            jobs.append(Job(known[key], size, folder / f"{key}-{size}", shm))
+            results.append(Result(known[key], size, restarts(jobs[-1], options.kills)))
+            shutil.rmtree(jobs[-1].folder / "checkpoints", ignore_errors=True)
+            forget_dlrover(known[key])
+        nobody = Contender("no faults", sys.executable, "none", known["torchrun"].launcher)
+        wrong += wrong_losses(jobs, Job(nobody, size, folder / f"reference-{size}", shm))
+    return results, wrong
+
+
+def forget_dlrover(contender: Contender) -> None:
+    """Remove the segments that DLRover leaves in shared memory at every end of a job."""
+    for path in Path("/dev/shm").glob("*_ckpt_shm_*") if contender.saver == "dlrover" else ():
+        path.unlink()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["tiny", "0.5", "1.5"], choices=("tiny", "0.5", "1.5"))
+    parser.add_argument("--contenders", nargs="+", default=["torchrun", "exec", "preload", "dlrover"],
+                        choices=("torchrun", "exec", "preload", "noflush", "dlrover"))  # fmt: skip
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--dlrover", type=Path, default=Path(".venv-dlrover"), help="virtual environment of DLRover")
+    parser.add_argument("--picture", type=Path, help="file for the bars")
+    parser.add_argument("--keep", type=Path, help="folder for what the jobs write; default: one that is removed")
+    parser.add_argument("--copy", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE.parent))
+    if options.copy:
+        copy_fresh(options.copy, options.kills)
+        return 0
+    options.dlrover = options.dlrover.absolute()
+    limits = {size: limit(size, options.kills) for size in options.sizes}
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".", prefix=".bench-")))
+        shm = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fastckpt-bench-")))
+        results, wrong = measure(options, folder.absolute(), shm)
+    print_totals(results, limits)
+    print("\nlosses: " + (f"WRONG: {'; '.join(wrong)}" if wrong else "bitwise those of a run without faults, all"))
+    if options.picture:
+        draw(results, options.picture)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
