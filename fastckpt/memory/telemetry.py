@@ -19,9 +19,9 @@ LINE = 192
 LONGEST_NAME = 200
 BLOCKS = Path("/dev/shm")
 """Where the C library keeps these blocks."""
-_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _PID, _STACKS, _TURN = range(10)
+_GENERATION, _STEP, _LOADED, _STEPS, _FIRST, _BEAT, _STALLED, _NAMED, _PID, _STACKS, _TURN = range(11)
 """Places of words of eight bytes, whose stores are never torn. Where the phase is told: by turns in two places."""
-_NUMBERS, _PHASE = 80, 56
+_NUMBERS, _PHASE = 88, 52
 """Bytes of the words, and of a phase after that: how long it may last, and its name."""
 _READS = 100
 """How often a phase that changes just then is read again."""
@@ -39,6 +39,7 @@ class Telemetry:
         first: When the first of them was complete; 0 for not yet.
         beat: When it said something last; 0 for never.
         stalled: How long it has spent in saves and waiting for them, all in all.
+        named: How many steps it had completed when it named ``step``.
         pid: The process that speaks; 0 once it has taken leave.
         stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
         allowed: How long its phase may last, as it says itself; 0 if it does not say.
@@ -52,6 +53,7 @@ class Telemetry:
     first: int = 0
     beat: int = 0
     stalled: int = 0
+    named: int = 0
     pid: int = 0
     stacks: int = 0
     allowed: int = 0
@@ -153,11 +155,12 @@ class Line:
 
     def at(self, step: int) -> None:
         """Name the step of a save."""
-        self._words[_STEP] = step
+        self._words[_NAMED], self._words[_STEP] = self._words[_STEPS], step  # in this order: never ahead of itself
 
     def resume(self, step: int) -> None:
         """Name the step that was loaded."""
-        self._words[_STEP] = self._words[_LOADED] = step
+        self._words[_LOADED] = step
+        self.at(step)
 
     def stall(self, nanoseconds: int) -> None:
         """Add to the time spent in saves."""

@@ -18,7 +18,7 @@ CANNOT_START = [
     ("no such name", "from os import nosuch\n", "ImportError: cannot import name 'nosuch' from 'os'"),
     ("in an imported module", "import mine_without\n", NO_MODULE),
     ("either of two", "try:\n    import nosuch\nexcept ImportError:\n    import nosuch\n", NO_MODULE),
-    ("raised", "try:\n    import nosuch\nexcept ImportError as e:\n    raise ImportError('x') from e", "ImportError: x"),
+    ("raised", "try:\n    import nosuch\nexcept ImportError as e:\n    raise ImportError('x') from e", "Error: x"),
     ("after definitions", "def main():\n    for _ in (): pass\nclass A: pass\nX = [1, 2]\nimport nosuch\n", NO_MODULE),
     ("before main", "def main(): pass\nif __name__ == '__main__':\n    import nosuch\n    main()\n", NO_MODULE),
     ("syntax", "def f(:\n    pass\n", "SyntaxError: invalid syntax"),

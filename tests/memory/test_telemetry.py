@@ -43,7 +43,7 @@ def test_ranks_have_lines_of_their_own(block: TelemetryBlock):
     assert Path("/dev/shm", block.name.strip("/")).stat().st_size == 3 * LINE
 
 
-@pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 40), (0, "ä" * 30), (5, "y" * 100)])
+@pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 44), (0, "ä" * 30), (5, "y" * 100)])
 def test_whatever_the_phase_it_can_be_read(block: TelemetryBlock, step: int, phase: str):
     line = block.line(1)
     line.at(step)
@@ -67,6 +67,10 @@ def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
     now = block.read(2)
     assert (now.steps, now.first, now.stalled, now.loaded, now.step) == (2, first.first, 15, 40, 40)
     assert now.beat > first.beat
+    assert now.named == 0, "steps before the load"
+    line.at(50)
+    line.step()
+    assert (block.read(2).step, block.read(2).steps, block.read(2).named) == (50, 3, 2)
     line.leave()
     assert block.read(2).pid == 0
     line.begin(1, 2, 0)
