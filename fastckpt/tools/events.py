@@ -1,0 +1,142 @@
+"""The event logs of a checkpoint directory: where they lie, and what can be read of them."""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from fastckpt.errors import ConfigError
+from fastckpt.storage.layout import PRIVATE
+
+FOLDER = f"{PRIVATE}/events"
+"""Where logs lie in a checkpoint directory: one file for each launch on each node, in order of launch."""
+LARGEST = 1 << 28
+"""Bytes of a file of which no more is read."""
+_NAME = re.compile(r"(\d{6,12})-[^/]{1,200}\.jsonl")
+_LONGEST = 1e12
+"""Seconds that no clock shows."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Log:
+    """What was read of a file: events in the order of the monotonic clock, and how many lines are none."""
+
+    path: Path
+    events: list[Event]
+    unreadable: int = 0
+
+
+def name_of(number: int, host: str, pid: int) -> str:
+    """The name of a new log."""
+    return f"{number:06d}-{re.sub('[^A-Za-z0-9._-]', '_', host)[:100]}-{pid}.jsonl"
+
+
+def number_of(name: str) -> int | None:
+    """The place of a log in the order of launches; None for what is no log."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def find(location: str) -> list[Path]:
+    """The logs of a checkpoint directory, oldest first; or the one that ``location`` is. Raises ConfigError."""
+    path = Path(location)
+    if location and path.is_file():
+        return [path]
+    if not location or not path.is_dir():
+        raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory, or an event log")
+    folder = path / FOLDER
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    found = sorted((number, name) for name in names if (number := number_of(name)) is not None)
+    if not found:
+        raise ConfigError(
+            f"{path} has no event log: agents of fastckpt-run write it unless there is --fast-no-event-log; for a "
+            "checkpoint directory that is a URL, give the file of --fast-events"
+        )
+    return [folder / name for _, name in found]
+
+
+def read(path: Path) -> Log:
+    """Read a log; what is torn or no event is counted. Raises OSError, or ConfigError for what is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is no regular file")
+        return parsed(path, file.read(LARGEST).splitlines())
+
+
+def parsed(path: Path, lines: Iterable[bytes]) -> Log:
+    """A log of these lines."""
+    events, unreadable = list[Event](), 0
+    for line in lines:
+        event = _event(line)
+        if event is not None:
+            events.append(event)
+        elif line.strip():
+            unreadable += 1
+    return Log(path, sorted(events, key=lambda event: event["monotonic"]), unreadable)
+
+
+def launches(log: Log) -> list[list[Event]]:
+    """The events of each agent that wrote to a log, without those that workers wrote themselves."""
+    found: dict[int, list[list[Event]]] = {}
+    for event in log.events:
+        own = found.setdefault(event["pid"], [[]])
+        if event["event"] == "job_started" and own[-1]:
+            own.append([])
+        own[-1].append(event)
+    agents = [launch for own in found.values() for launch in own if any(e["event"] in _AGENTS for e in launch)]
+    return sorted(agents, key=lambda launch: launch[0]["monotonic"])
+
+
+_AGENTS = {"job_started", "rendezvous", "workers_started", "progress", "job_ended"}
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        return None
+    if "monotonic" not in event:
+        event["monotonic"] = event.get("time")
+    sound = all(is_time(event.get(name)) for name in ("time", "monotonic"))
+    return event if sound and type(event.get("pid")) is int else None
+
+
+# --- fields, which may be anything: a file is no promise
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Whether a value is a number of seconds that a clock may show."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LONGEST < value < _LONGEST
+
+
+def whole(event: Event, name: str, default: int) -> int:
+    """A field that should be a whole number of reasonable size."""
+    value = event.get(name)
+    return value if type(value) is int and abs(value) < 1 << 63 else default
+
+
+def text(event: Event, name: str) -> str:
+    """A field that should be a text; else empty."""
+    value = event.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def nanoseconds(event: Event, name: str) -> int | None:
+    """A field that should be a number of seconds, in nanoseconds."""
+    value = event.get(name)
+    return round(value * 1e9) if is_time(value) else None
+
+
+def objects(event: Event, name: str) -> Iterator[Event]:
+    """The objects in a field that should be a list of them."""
+    value = event.get(name)
+    yield from (part for part in value if isinstance(part, dict)) if isinstance(value, list) else ()

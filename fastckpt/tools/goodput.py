@@ -1,0 +1,203 @@
+"""Where the time of a launch went: each nanosecond of it, from its first event to its last, has one cause.
+
+docs/events.md defines the causes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from fastckpt.tools.launches import Launch, Round, Sample
+
+USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
+DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
+SETUP, RESUME, END, DOWN, UNEXPLAINED = "setup", "resume", "end", "down", "unexplained"
+CAUSES = (
+    USEFUL, STALL, REPEATED, INTERRUPTED, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN,
+    UNEXPLAINED,
+)  # fmt: skip
+TRAINING = frozenset({USEFUL, STALL, REPEATED})
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time of a launch (nanoseconds of its clock), and how much of it each cause has; that is all of it."""
+
+    begin: int
+    end: int
+    shares: Mapping[str, int]
+
+
+@dataclass
+class Steps:
+    """How far a training is, over all its launches, counted in steps of optimizers.
+
+    Attributes:
+        per_step: How many of these make one of the steps that the script counts.
+        furthest: How many lie before the furthest point that was reached.
+        new: Done for the first time.
+        repeated: Done once more.
+    """
+
+    per_step: int = 1
+    furthest: int = 0
+    new: int = 0
+    repeated: int = 0
+
+
+@dataclass
+class Spent:
+    """The time of one launch.
+
+    Attributes:
+        spans: Without gaps, from its begin to its end.
+        repeats: For each round, how many steps it had to do once more before it came to anything new.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    repeats: list[int] = field(default_factory=list)
+
+    def by_cause(self) -> dict[str, int]:
+        """Nanoseconds of each cause."""
+        return total(span.shares for span in self.spans)
+
+
+def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of shares, with all causes."""
+    found = dict.fromkeys(CAUSES, 0)
+    for share in shares:
+        for cause, spent in share.items():
+            found[cause] += spent
+    return found
+
+
+def steps_per_step(launches: Iterable[Launch]) -> int:
+    """How many steps of optimizers make one of the steps that the script counts, such as two, or those of an epoch."""
+    samples = [(sample, one) for launch in launches for one in launch.rounds for sample in one.samples]
+    counted = [(sample.steps, sample.step - max(_base(one), sample.loaded)) for sample, one in samples]
+    return max(1, min((steps // named for steps, named in counted if named > 0), default=1))
+
+
+def spend(launch: Launch, steps: Steps) -> Spent:
+    """Divide the time of a launch; ``steps`` is how far earlier ones came, and is brought up to date."""
+    tape = _Tape(launch.begin, launch.end)
+    spent = Spent(tape.spans)
+    uses_us = any(one.joined for one in launch.rounds)
+    for i, one in enumerate(launch.rounds):
+        following = launch.rounds[i + 1].begin if i + 1 < len(launch.rounds) else launch.end
+        halt = min(_halt(one, following), following)
+        spent.repeats.append(_repeats(one, steps))
+        if _arrive(tape, one, halt, uses_us=uses_us):
+            _train(tape, one, halt, steps)
+        tape.until(halt, _tail(one))
+        if one.stopped is not None:
+            tape.until(one.stopped, STOP)
+    tape.until(launch.end, END if launch.outcome else UNEXPLAINED)
+    return spent
+
+
+class _Tape:
+    """Spans one after the other; an instant that is past already, or beyond the end, takes nothing from them."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.now, self.spans = begin, list[Span]()
+        self._end = end
+
+    def until(self, instant: int, cause: str) -> None:
+        """All the time until then has one cause."""
+        instant = min(instant, self._end)
+        if instant > self.now:
+            self.spans.append(Span(self.now, instant, {cause: instant - self.now}))
+            self.now = instant
+
+    def train(self, instant: int, stalled: int, repeated: int, of: int) -> None:
+        """Until then ``of`` steps were done, some of them repeated, and saves stalled them for a while."""
+        instant = min(instant, self._end)
+        if instant > self.now:
+            length = instant - self.now
+            stall = max(0, min(stalled, length))
+            again = (length - stall) * repeated // of
+            shares = {USEFUL: length - stall - again, STALL: stall, REPEATED: again}
+            self.spans.append(Span(self.now, instant, shares))
+            self.now = instant
+
+
+def _halt(one: Round, following: int) -> int:
+    """When its training was over: its first failure, or its end."""
+    ends = (one.failure.at if one.failure else None, one.stopped, one.finished)
+    return min((at for at in ends if at is not None), default=following)
+
+
+def _last(instants: Mapping[int, int], one: Round) -> int | None:
+    """When the last worker came to something; None if not all did."""
+    return max(instants.values()) if instants and len(instants) >= len(one.pids) else None
+
+
+def trains_from(one: Round) -> int | None:
+    """When the last worker had its state, or, in a script that loads none, its checkpointer; None: not all had it."""
+    loaded = _last({rank: load.at for rank, load in one.loads.items()}, one)
+    return loaded if one.loads or not any(sample.steps for sample in one.samples) else _last(one.joined, one)
+
+
+def _arrive(tape: _Tape, one: Round, halt: int, *, uses_us: bool) -> bool:
+    """The time until all workers train; whether they come to it before ``halt``."""
+    ready = trains_from(one)
+    loading = max((load.at - load.seconds for load in one.loads.values()), default=ready)
+    phases = [
+        (one.met, RENDEZVOUS),
+        (one.started, START),
+        (_last(one.imported, one), IMPORTS if uses_us else UNEXPLAINED),
+        (_last(one.joined, one), SETUP),
+        (loading, SETUP),
+        (ready, RESUME if one.loads else SETUP),
+    ]
+    for instant, cause in phases:
+        if instant is None or instant > halt:
+            tape.until(halt, cause)
+            return False
+        tape.until(instant, cause)
+    return True
+
+
+def _base(one: Round) -> int:
+    """The step from which its workers went on; 0 if they began afresh."""
+    return max((load.step for load in one.loads.values() if load.step > 0), default=0)
+
+
+def _positions(one: Round, per_step: int) -> Iterator[tuple[Sample, int]]:
+    """How many steps lie before the point that was reached at each sample, from which it may have gone back since."""
+    origin, before = _base(one) * per_step, Sample(0, 0, 0, -1, -1, 0)
+    for sample in one.samples:
+        if sample.loaded != before.loaded and sample.loaded >= 0:
+            origin = sample.loaded * per_step - before.steps
+        yield sample, max(origin + sample.steps, sample.step * per_step)
+        before = sample
+
+
+def _repeats(one: Round, steps: Steps) -> int:
+    return 0 if trains_from(one) is None else max(0, steps.furthest - _base(one) * steps.per_step)
+
+
+def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
+    """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
+    position, stalled = _base(one) * steps.per_step, 0
+    for sample, reached in _positions(one, steps.per_step):
+        is_last = sample is one.samples[-1] and one.is_over
+        if reached <= position:
+            position = reached
+            continue
+        again = max(0, min(steps.furthest, reached) - position)
+        instant = min(sample.beat if is_last else sample.at, halt)
+        tape.train(instant, sample.stalled - stalled, again, reached - position)
+        steps.new += reached - position - again
+        steps.repeated += again
+        steps.furthest = max(steps.furthest, reached)
+        position, stalled = reached, sample.stalled
+
+
+def _tail(one: Round) -> str:
+    """What the time from the last step on was lost by."""
+    if one.finished is not None and one.failure is None:
+        return END
+    if one.stopped is None and one.failure is None:
+        return UNEXPLAINED
+    return INTERRUPTED if one.failure is not None and one.failure.kind == "died" else DETECTION

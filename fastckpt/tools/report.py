@@ -1,0 +1,240 @@
+"""What happened in all launches of a training: where its time went, each failure's timeline, its checkpoints."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from fastckpt.tools import goodput
+from fastckpt.tools.events import Event, Log, launches, nanoseconds, text, whole
+from fastckpt.tools.goodput import Span, Spent, Steps
+from fastckpt.tools.launches import Failure, Launch, Round, launch_of
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A launch, its time, and what to add to an instant of its clock to have nanoseconds since the epoch."""
+
+    launch: Launch
+    spent: Spent
+    offset: int
+
+    @property
+    def begin(self) -> int:
+        """When it began, since the epoch."""
+        return self.launch.begin + self.offset
+
+    @property
+    def end(self) -> int:
+        """When it said something last, since the epoch."""
+        return self.launch.end + self.offset
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
+
+    Attributes:
+        at: When it was noticed, since the epoch; of an agent, when it said something last.
+        kind: ``died``, ``hung``; ``agent`` if the agent itself died; ``elsewhere`` if the workers were stopped for the
+            sake of another node.
+        silent: How long a hang lasted before.
+        step: From which step and ``tier`` the workers went on; -1 for afresh.
+        load: How long the last rank's load took.
+        repeated: Steps that had to be done once more.
+    """
+
+    node: int
+    at: int
+    kind: str
+    rank: int
+    exitcode: int | None
+    silent: int
+    stopped: int | None
+    met: int | None = None
+    started: int | None = None
+    imported: int | None = None
+    joined: int | None = None
+    resumed: int | None = None
+    first_step: int | None = None
+    load: int | None = None
+    step: int | None = None
+    tier: str = ""
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of checkpoints; bytes and nanoseconds are those of all nodes together."""
+
+    saves: int = 0
+    saved_bytes: int = 0
+    skipped: int = 0
+    persisted: int = 0
+    persisted_bytes: int = 0
+    persist_time: int = 0
+    persist_failures: int = 0
+    uploads: int = 0
+    bad_checkpoints: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it.
+
+    Attributes:
+        nodes: The launches of each node, by its rank, in order.
+        lost: Nanoseconds by cause, of all nodes; ``goodput.USEFUL`` is one of the causes.
+        steps: How far the training came.
+        failures: By time.
+        unreadable: Lines of the logs that say nothing.
+        events_lost: Events that an agent could not write.
+    """
+
+    nodes: Mapping[int, list[Placed]]
+    lost: Mapping[str, int]
+    steps: Steps
+    failures: list[Recovery]
+    counts: Counts
+    unreadable: int = 0
+    events_lost: int = 0
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds of all nodes."""
+        return sum(self.lost.values())
+
+    @property
+    def goodput(self) -> float | None:
+        """The part of it that was useful; None if no worker told of any step."""
+        return self.lost[goodput.USEFUL] / self.total if self.total and self.steps.new else None
+
+
+def report(logs: Iterable[Log]) -> Report:
+    """The report on logs, oldest first: of several launches, of several nodes, torn or not to their end yet."""
+    logs = list(logs)
+    found = [launch_of(events) for log in logs for events in launches(log)]
+    offsets = dict[tuple[str, str], int]()
+    chains = dict[int, list[Launch]]()
+    for launch in found:
+        chains.setdefault(launch.node, []).append(launch)
+    nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
+    progress = {node: Steps(goodput.steps_per_step(found)) for node in sorted(chains)}
+    for node, steps in progress.items():
+        nodes[node] = [Placed(each, goodput.spend(each, steps), _offset(each, offsets)) for each in chains[node]]
+        times += [placed.spent.by_cause() for placed in nodes[node]]
+        times += [{goodput.DOWN: gap} for gap in _gaps(nodes[node])]
+        failures += _recoveries(nodes[node])
+    lost = sum(whole(event, "count", 0) for each in found for event in each.events if event["event"] == "events_lost")
+    return Report(
+        nodes,
+        goodput.total(times),
+        max(progress.values(), key=lambda steps: steps.new, default=Steps()),
+        sorted(failures, key=lambda failure: failure.at),
+        _counts(nodes),
+        sum(log.unreadable for log in logs),
+        lost,
+    )
+
+
+def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
+    """One for all launches in one boot of a host: whatever the wall clock does, its monotonic one goes on."""
+    own = launch.wall - launch.begin
+    return offsets.setdefault((launch.host, launch.boot), own) if launch.boot else own
+
+
+def _gaps(chain: list[Placed]) -> Iterator[int]:
+    """How long there was no agent, though training was not over."""
+    for before, after in pairwise(chain):
+        if before.launch.outcome != "succeeded":
+            yield max(0, after.begin - before.end)
+
+
+def _recoveries(chain: list[Placed]) -> Iterator[Recovery]:
+    rounds = [(placed, i, one) for placed in chain for i, one in enumerate(placed.launch.rounds)]
+    for (placed, _, one), after in zip(rounds, [*rounds[1:], None], strict=True):
+        failure = one.failure
+        if failure is None and one.stopped is not None and after and after[0] is placed:
+            failure = Failure(one.stopped, "elsewhere", -1)
+        if failure is None and not placed.launch.outcome and after and after[0] is not placed:
+            failure = Failure(placed.launch.end, "agent", -1)
+        if failure is not None:
+            goes_on = after is not None and (after[0] is placed or not placed.launch.outcome)
+            yield _recovery(placed, one, failure, after if goes_on else None)
+
+
+def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed, int, Round] | None) -> Recovery:
+    at = failure.at + placed.offset
+    stopped = None if one.stopped is None else one.stopped - failure.at
+    known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
+    if after is None:
+        return Recovery(*known)
+    there, index, new = after
+
+    def since(instant: int | None) -> int | None:
+        return None if instant is None else max(0, instant + there.offset - at)
+
+    loads = list(new.loads.values())
+    last = max(loads, key=lambda load: load.at, default=None)
+    return Recovery(
+        *known,
+        met=since(new.met),
+        started=since(new.started),
+        imported=since(max(new.imported.values(), default=None)),
+        joined=since(max(new.joined.values(), default=None)),
+        resumed=since(last.at if last else None),
+        first_step=since(max(new.first.values(), default=None)),
+        load=last.seconds if last else None,
+        step=max(load.step for load in loads) if loads else None,
+        tier=last.tier if last else "",
+        repeated=there.spent.repeats[index],
+    )
+
+
+# --- checkpoints
+
+
+@dataclass
+class _Sum:
+    last: dict[str, Event] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
+    """Saves are counted on the first node, which has a part in each."""
+    sums = {node: [_sum(placed.launch.events) for placed in chain] for node, chain in nodes.items()}
+    first = sums[min(sums)] if sums else []
+    everywhere = [one for chain in sums.values() for one in chain]
+
+    def number(of: list[_Sum], name: str) -> int:
+        return sum(max(0, whole(event, name, 0)) for one in of for event in one.last.values())
+
+    def seen(name: str) -> int:
+        return sum(one.seen[name] for one in everywhere)
+
+    times = [nanoseconds(event, "persist_seconds") or 0 for one in everywhere for event in one.last.values()]
+    return Counts(
+        saves=number(first, "saves"),
+        saved_bytes=number(everywhere, "saved_bytes"),
+        skipped=number(first, "skipped"),
+        persisted=number(first, "persisted"),
+        persisted_bytes=number(everywhere, "persisted_bytes"),
+        persist_time=sum(times),
+        persist_failures=seen("persist_failed"),
+        uploads=seen("uploaded"),
+        bad_checkpoints=seen("bad_checkpoint"),
+    )
+
+
+def _sum(events: Iterable[Event]) -> _Sum:
+    found = _Sum()
+    for event in events:
+        found.seen[event["event"]] += 1
+        if event["event"] == "progress":
+            found.last[text(event, "directory")] = event
+    return found
+
+
+def spans(chain: list[Placed]) -> Iterator[tuple[Placed, Span]]:
+    """All spans of a node's launches, in order."""
+    yield from ((placed, span) for placed in chain for span in placed.spent.spans)
