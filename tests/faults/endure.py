@@ -80,6 +80,8 @@ def train(arguments: argparse.Namespace) -> None:
             place = StorageType.MEMORY if step % (arguments.saves // 20) else StorageType.DISK
             result = checkpointer.save_checkpoint(step, state, storage_type=place, metrics={"loss": 1 / step})
             skipped = result.skipped
+            if not result.saved:
+                time.sleep(0.02)  # let a slow disk catch up
             if step % (arguments.saves // 10) == 0:
                 line = {"step": step, **sent, "skipped": skipped, "own": held(os.getpid()), "agent": held(os.getppid())}
                 log.write(json.dumps(line) + "\n")
