@@ -29,6 +29,7 @@ class Settings:
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
+        event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
     """
 
@@ -39,6 +40,7 @@ class Settings:
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
     fill_threads: int = 0
+    event_log: bool = True
     events: str = ""
 
     def __post_init__(self) -> None:

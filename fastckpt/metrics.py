@@ -66,19 +66,28 @@ def unlisten(listener: Listener) -> None:
     _listeners.remove(listener)
 
 
+def stamp(name: str) -> dict[str, Any]:
+    """What every event has: its name, when it happened, and in which process."""
+    return {"event": name, "time": time.time(), "monotonic": time.monotonic(), "pid": os.getpid()}
+
+
+def to_line(event: dict[str, Any]) -> bytes:
+    """An event as a line of a log."""
+    return json.dumps(event).encode() + b"\n"
+
+
 def event(name: str, /, **fields: Any) -> None:
     """Record that something happened now: one line of JSON, complete even if this process dies next.
 
     One that cannot be written is lost, and counted: that is no reason to end training. docs/events.md has them all.
     """
     logger.debug("event %s %s", name, fields)
-    now = {"event": name, "time": time.time(), "monotonic": time.monotonic(), "pid": os.getpid()}
+    happened = stamp(name) | fields
     for listener in _listeners:
-        listener(now | fields)
+        listener(happened)
     if _events >= 0:
-        line = json.dumps(now | fields)
         try:
-            os.write(_events, line.encode() + b"\n")
+            os.write(_events, to_line(happened))
         except OSError as error:
             if not counts["events_lost"]:
                 logger.warning("events are lost: %s", error)

@@ -14,12 +14,13 @@ from fastckpt import metrics
 from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.engine.saver import Saver
 from fastckpt.errors import ConfigError, FastckptError
+from fastckpt_run.chronicle import Chronicle, outcome_of
 from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.last_flush import close_patiently, signals_in
 from fastckpt_run.rendezvous import forget_last_round, hastened
 from fastckpt_run.report import explain
 from fastckpt_run.script import require_script
-from fastckpt_run.summary import report, require_durable
+from fastckpt_run.summary import conclude, report, require_durable
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -43,6 +44,7 @@ class FastckptAgent(LocalElasticAgent):
         super().__init__(spec, **arguments)
         self._settings = settings
         self._saver = Saver(settings)
+        self._chronicle = Chronicle(self._saver, keep=settings.event_log)
         self._watch = DeathWatch({})
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
@@ -53,25 +55,29 @@ class FastckptAgent(LocalElasticAgent):
         """Run the job to its end, and its last flush to its end."""
         require_script(self._worker_group.spec)
         self._open_events()
+        self._chronicle.begin(self._worker_group.spec)
         self._saver.start()
-        signals = 0
+        signals, outcome = 0, "failed"
         try:
             result: RunResult = super().run(role)
             self._explain(result)
+            outcome = outcome_of(result)
         except SignalException as error:
-            signals = signals_in(error)
+            signals, outcome = signals_in(error), "stopped"
             raise
         finally:
-            self._close(signals)
+            self._close(signals, outcome)
         if self._settings.require_persist and not result.is_failed():
             require_durable(self._saver.report())
         return result
 
-    def _close(self, signals: int) -> None:
+    def _close(self, signals: int, outcome: str) -> None:
         try:
             close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
             report(self._saver.report())
+            self._chronicle.end(outcome)
+            conclude(self._chronicle.lines)
 
     def _open_events(self) -> None:
         try:
@@ -81,7 +87,7 @@ class FastckptAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         handler = worker_group.spec.rdzv_handler
-        with metrics.phase("launch.rendezvous"), hastened(handler):
+        with metrics.phase("launch.rendezvous"), hastened(handler), self._chronicle.meeting(worker_group):
             forget_last_round(handler)
             super()._rendezvous(worker_group)
 
@@ -105,7 +111,10 @@ class FastckptAgent(LocalElasticAgent):
         deaths = [death for death in self._watch.wait(self._longest_wait) if death.exitcode]
         for death in deaths:
             self._tell(death)
+        self._chronicle.look()
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.state == WorkerState.SUCCEEDED:
+            metrics.event("workers_finished")
         if result.state == WorkerState.UNHEALTHY:
             return self._give_up_stuck(worker_group)
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
@@ -115,6 +124,7 @@ class FastckptAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
+        self._chronicle.look(now=True)
         metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])
         self._have_saved(self._saver.breakpoint)
 

@@ -3,15 +3,23 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.engine.tally import Tally
 from fastckpt.errors import NotDurable
+from fastckpt.tools.events import parsed
+from fastckpt.tools.goodput import USEFUL
+from fastckpt.tools.report import Report
+from fastckpt.tools.report import report as report_on
+from fastckpt_run import words
 
 logger = logging.getLogger("fastckpt.report")
 
 _SHOWN = 5
-"""How many of the reasons and of the bad checkpoints are shown."""
+"""How many of the reasons, of the bad checkpoints and of the failures are shown."""
+_SMALLEST = 1000
+"""The part of all time that a cause must have to be shown: one of so many."""
 
 
 def report(tallies: Iterable[Tally]) -> None:
@@ -35,6 +43,30 @@ def report(tallies: Iterable[Tally]) -> None:
             bad=tally.bad,
             resumes=dict(tally.resumes),
         )
+
+
+def conclude(lines: Iterable[bytes]) -> None:
+    """Log where the time of this launch went, as its events tell it."""
+    try:
+        found = report_on([parsed(Path(), lines)])
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        logger.exception("where the time of this launch went is not known")
+        return
+    if found.goodput is not None:
+        logger.info("%s", "\n".join(_time(found)))
+
+
+def _time(found: Report) -> Iterator[str]:
+    yield f"{words.duration(found.total)}, of which"
+    causes = sorted(found.lost.items(), key=lambda item: (item[0] != USEFUL, -item[1]))
+    for cause, spent in causes:
+        if cause == USEFUL or spent * _SMALLEST > found.total:
+            more = f", {words.count(found.steps.new, 'step')}" if cause == USEFUL else ""
+            yield f"  {words.CAUSES[cause]:19} {words.share(spent, found.total):>8}  {words.duration(spent)}{more}"
+    for one in found.failures[-_SHOWN:]:
+        yield f"  {words.failure(one)}; {words.recovery(one)}"
+    if (earlier := len(found.failures) - _SHOWN) > 0:
+        yield f"  and {words.count(earlier, 'failure')} before"
 
 
 def require_durable(tallies: Iterable[Tally]) -> None:

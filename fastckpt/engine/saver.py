@@ -86,8 +86,8 @@ class Saver:
         return self._call(ask()).result(START_TIMEOUT)
 
     def report(self) -> list[Tally]:
-        """What became of the checkpoints of each directory; may be asked when all has ended."""
-        return [keeper.persister.tally for keeper in self._keepers.values()]
+        """What became of the checkpoints of each directory; at any time."""
+        return [keeper.persister.tally for keeper in list(self._keepers.values())]
 
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""

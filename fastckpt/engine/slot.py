@@ -18,6 +18,7 @@ class Slot:
     """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
 
     Attributes:
+        size: Bytes of the checkpoint, once it is whole.
         wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
@@ -29,6 +30,7 @@ class Slot:
     writers: frozenset[int] = frozenset()
     done: set[int] = field(default_factory=set)
     committed: bool = False
+    size: int = 0
     wanted: list[str] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
@@ -39,6 +41,7 @@ class Slot:
         """Take the state from the records."""
         records = slots.read(self.path)
         self.committed = records.committed is not None
+        self.size = sum(records.files.values()) if self.committed else 0
         self.id = records.begin.id if records.begin else None
         self.writers = records.begin.writers if records.begin else frozenset()
         self.done = {writer for writer, done in records.done.items() if done.id == self.id}

@@ -17,6 +17,7 @@ class Tally:
 
     Attributes:
         directory: The checkpoint directory: a path, or the URL of a store.
+        saves: Checkpoints that came to be whole in memory, of ``saved_size`` bytes together.
         persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
@@ -28,6 +29,8 @@ class Tally:
     """
 
     directory: str
+    saves: int = 0
+    saved_size: int = 0
     persisted: int = 0
     size: int = 0
     seconds: float = 0.0
@@ -48,6 +51,11 @@ class Tally:
     def want(self, save: SaveId) -> None:
         """A checkpoint is to be made durable."""
         self.wanted = max(self.wanted or save, save)
+
+    def save(self, size: int) -> None:
+        """A checkpoint of ``size`` bytes is whole in memory."""
+        self.saves += 1
+        self.saved_size += size
 
     def made_durable(self, save: SaveId, size: int, seconds: float) -> None:
         """A checkpoint of ``size`` bytes is."""

@@ -3,7 +3,7 @@
 docs/events.md defines the causes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fastckpt.tools.launches import Launch, Round, Sample
@@ -72,9 +72,10 @@ def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def steps_per_step(launches: Iterable[Launch]) -> int:
     """How many steps of optimizers make one of the steps that the script counts, such as two, or those of an epoch."""
-    samples = [(sample, one) for launch in launches for one in launch.rounds for sample in one.samples]
-    counted = [(sample.steps, sample.step - max(_base(one), sample.loaded)) for sample, one in samples]
-    return max(1, min((steps // named for steps, named in counted if named > 0), default=1))
+    samples = [sample for launch in launches for one in launch.rounds for sample in one.samples]
+    counted = [(sample.step - max(0, sample.loaded), sample.named) for sample in samples]
+    script, optimizers = max(counted, default=(0, 0))
+    return max(1, round(optimizers / script)) if script > 0 else 1
 
 
 def spend(launch: Launch, steps: Steps) -> Spent:
@@ -163,14 +164,9 @@ def _base(one: Round) -> int:
     return max((load.step for load in one.loads.values() if load.step > 0), default=0)
 
 
-def _positions(one: Round, per_step: int) -> Iterator[tuple[Sample, int]]:
-    """How many steps lie before the point that was reached at each sample, from which it may have gone back since."""
-    origin, before = _base(one) * per_step, Sample(0, 0, 0, -1, -1, 0)
-    for sample in one.samples:
-        if sample.loaded != before.loaded and sample.loaded >= 0:
-            origin = sample.loaded * per_step - before.steps
-        yield sample, max(origin + sample.steps, sample.step * per_step)
-        before = sample
+def _position(sample: Sample, per_step: int) -> int:
+    """How many steps lie before the point that was reached."""
+    return max(0, sample.step) * per_step + sample.steps - sample.named
 
 
 def _repeats(one: Round, steps: Steps) -> int:
@@ -180,10 +176,11 @@ def _repeats(one: Round, steps: Steps) -> int:
 def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
     position, stalled = _base(one) * steps.per_step, 0
-    for sample, reached in _positions(one, steps.per_step):
+    for sample in one.samples:
         is_last = sample is one.samples[-1] and one.is_over
+        reached = _position(sample, steps.per_step)
         if reached <= position:
-            position = reached
+            position = reached  # not further, or back at an earlier checkpoint
             continue
         again = max(0, min(steps.furthest, reached) - position)
         instant = min(sample.beat if is_last else sample.at, halt)

@@ -38,6 +38,7 @@ class Sample:
         beat: When a worker said something last.
         steps: Steps completed since the worker started.
         step: The newest step that a save or load named; -1 for none.
+        named: How many steps were completed when it was named.
         loaded: The step that it resumed from; -1 for none.
         stalled: Time spent in saves since the worker started, of the rank that spent most.
     """
@@ -46,6 +47,7 @@ class Sample:
     beat: int
     steps: int
     step: int
+    named: int
     loaded: int
     stalled: int
 
@@ -185,12 +187,15 @@ def _progress(launch: Launch, event: Event) -> None:
     said = [rank for rank in objects(event, "ranks") if _is_of(rank, one)]
     if one.started is None or not said:
         return
+    at, far = _at(event), max(said, key=lambda rank: whole(rank, "steps", 0))
+    steps = max(0, whole(far, "steps", 0))
     sample = Sample(
-        at=_at(event),
-        beat=max(min(nanoseconds(rank, "beat") or 0, _at(event)) for rank in said),
-        steps=max(0, *(whole(rank, "steps", 0) for rank in said)),
-        step=max(whole(rank, "step", -1) for rank in said),
-        loaded=max(whole(rank, "loaded", -1) for rank in said),
+        at=at,
+        beat=max(min(nanoseconds(rank, "beat") or 0, at) for rank in said),
+        steps=steps,
+        step=max(-1, whole(far, "step", -1)),
+        named=min(steps, max(0, whole(far, "named", 0))),
+        loaded=max(-1, whole(far, "loaded", -1)),
         stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in said)),
     )
     if one.samples and one.samples[-1].at == sample.at:

@@ -49,19 +49,25 @@ def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[s
     assert job.returncode == 0, errors
     assert [(tmp_path / f"survivors.{rank}").read_text() for rank in (0, 1)] == ["", ""]
     assert [event["event"] for event in events(told)] == [
+        "job_started",
+        "rendezvous",
         "workers_started",
         "worker_died",
         "workers_stopped",
+        "rendezvous",
         "workers_started",
+        "workers_finished",
+        "job_ended",
     ]
-    died = events(told)[1]
+    died = events(told)[3]
     assert (died["rank"], died["local_rank"], died["exitcode"]) == (1, 1, -9)
 
 
 def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.run("--nproc-per-node=2", "--max-restarts=1", f"--fast-events={tmp_path / 'e'}", program("touch.py"))
     assert job.returncode == 0
-    assert [event["event"] for event in events(tmp_path / "e")] == ["workers_started"]
+    names = [event["event"] for event in events(tmp_path / "e")]
+    assert names == ["job_started", "rendezvous", "workers_started", "workers_finished", "job_ended"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,7 @@ class Saver:
     address = "@nobody"
     def __init__(self, settings): pass
     def start(self): note("start")
+    def telemetry(self): return {}
     def breakpoint(self):
         try:
             os.waitpid(-1, os.WNOHANG)

@@ -40,6 +40,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-flush-timeout",
         "--fast-persist-mbps",
         "--fast-fill-threads",
+        "--fast-event-log",
+        "--fast-no-event-log",
         "--fast-events",
     ]
     assert [option.name for option in command().params] == [field.name for field in fields(Settings)]

@@ -1,0 +1,66 @@
+"""What a report says, in words: durations, causes of lost time, failures."""
+
+from fastckpt.tools import goodput as g
+from fastckpt.tools.report import Recovery
+from fastckpt_run.deaths import describe
+
+CAUSES = {
+    g.USEFUL: "useful steps",
+    g.STALL: "stalled by saves",
+    g.REPEATED: "repeated steps",
+    g.INTERRUPTED: "interrupted steps",
+    g.DETECTION: "noticing a failure",
+    g.STOP: "stopping workers",
+    g.RENDEZVOUS: "rendezvous",
+    g.START: "starting workers",
+    g.IMPORTS: "imports",
+    g.SETUP: "set-up",
+    g.RESUME: "resume",
+    g.END: "end",
+    g.DOWN: "no agent",
+    g.UNEXPLAINED: "unexplained",
+}
+"""Each cause, in two or three words; docs/events.md has the definitions."""
+
+
+def duration(nanoseconds: int | None) -> str:
+    """A time for people, such as ``4 min 10 s``; ``?`` for None."""
+    if nanoseconds is None:
+        return "?"
+    if nanoseconds < 1e9:
+        return f"{nanoseconds / 1e6:.3g} ms" if nanoseconds < 999.5e6 else "1.00 s"
+    seconds = nanoseconds / 1e9
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    if minutes < 100:
+        return f"{int(minutes)} min {int(seconds) % 60} s"
+    return f"{int(hours)} h {int(minutes) % 60} min" if hours < 100 else f"{int(days)} d {int(hours) % 24} h"
+
+
+def share(part: int, whole: int) -> str:
+    """A part, in percent."""
+    return f"{100 * part / whole:.2f} %" if whole else "?"
+
+
+def count(number: int, what: str) -> str:
+    """How many of something there are."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def failure(one: Recovery) -> str:
+    """What failed."""
+    if one.kind == "died":
+        return f"rank {one.rank} died: {describe(one.exitcode)}"
+    if one.kind == "hung":
+        return f"rank {one.rank} hung for {duration(one.silent)}"
+    return "the agent died" if one.kind == "agent" else "stopped for another node"
+
+
+def recovery(one: Recovery) -> str:
+    """How training went on after it."""
+    if one.step is None:
+        return "did not go on"
+    whence = f"step {one.step} in {one.tier}" if one.tier else "the beginning"
+    back = f" after {duration(one.first_step)}" if one.first_step is not None else ""
+    return f"went on{back} from {whence}, {count(one.repeated, 'step')} repeated"
