@@ -30,6 +30,8 @@ class Settings:
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
+        max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
+        restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
         events: File to which agent and workers append one JSON object per event; empty for none.
     """
 
@@ -41,6 +43,8 @@ class Settings:
     persist_mbps: float = 0.0
     fill_threads: int = 0
     event_log: bool = True
+    max_stalls: int = 3
+    restart_budget: str = ""
     events: str = ""
 
     def __post_init__(self) -> None:
@@ -52,6 +56,8 @@ class Settings:
             raise ConfigError(f"persist_mbps is {self.persist_mbps}; give MB per second, or 0 for no limit")
         if self.fill_threads < 0:
             raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
+        if self.max_stalls < 0:
+            raise ConfigError(f"max_stalls is {self.max_stalls}; give a number of failures, or 0 for no limit")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:

@@ -19,6 +19,7 @@ from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.last_flush import close_patiently, signals_in
 from fastckpt_run.rendezvous import forget_last_round, hastened
 from fastckpt_run.report import explain
+from fastckpt_run.restarts import Restarts
 from fastckpt_run.script import require_script
 from fastckpt_run.summary import conclude, report, require_durable
 from fastckpt_run.workers import kill_orphans, run_script_path
@@ -37,6 +38,7 @@ class FastckptAgent(LocalElasticAgent):
     - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
     - Workers that another's failure takes along are killed at once, with their children.
     - Each round starts with an empty store, so that restarted workers find each other.
+    - There is no restart where it would be in vain; progress gives restarts back.
     - A group that is beyond repair is a failure, with an exit code that says so.
     """
 
@@ -50,6 +52,7 @@ class FastckptAgent(LocalElasticAgent):
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
             spec.entrypoint = run_script_path
+        self._restarts = Restarts(settings, spec, self._saver.telemetry)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
@@ -96,6 +99,7 @@ class FastckptAgent(LocalElasticAgent):
         worker_env |= {AGENT_VARIABLE: self._saver.address, **self._settings.to_environment()}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._restarts.started()
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._watch = DeathWatch(pids)
         metrics.event(
@@ -120,7 +124,19 @@ class FastckptAgent(LocalElasticAgent):
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._tell(Death(first.local_rank, first.pid, first.exitcode))
+        if result.is_failed():
+            self._allow(self._restarts.failed(result.failures, self._pcontext, self._remaining_restarts))
         return result
+
+    def _allow(self, restarts: int) -> None:
+        """Change how many restarts are left, but not how many there were: that number names each of them."""
+        self._remaining_restarts += restarts
+        self._worker_group.spec.max_restarts += restarts
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait
+            self._restarts.interrupted()
+        super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
@@ -161,7 +177,7 @@ class FastckptAgent(LocalElasticAgent):
             death.pid,
             describe(death.exitcode),
             self._remaining_restarts,
-            self._worker_group.spec.max_restarts,
+            self._restarts.limit,
         )
 
     def _give_up_stuck(self, worker_group: WorkerGroup) -> RunResult:

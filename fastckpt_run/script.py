@@ -1,4 +1,4 @@
-"""Refuse to start workers for a script that is not there."""
+"""Find the script that workers are to run; refuse to start them if it is not there."""
 
 import shutil
 import sys
@@ -25,3 +25,11 @@ def require_script(spec: WorkerSpec) -> None:
         found = shutil.which(str(script)) is not None or Path(str(script)).exists()
     if not found:
         raise click.ClickException(f"no such script: {script}")
+
+
+def script_of(spec: WorkerSpec) -> Path | None:
+    """The file that workers run by this interpreter; None if it is a module, or they run something else."""
+    if spec.entrypoint not in (run_script_path, sys.executable) or not spec.args:
+        return None
+    path = Path(spec.args[0 if callable(spec.entrypoint) else 1])
+    return path if path.is_file() else None
