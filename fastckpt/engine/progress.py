@@ -4,7 +4,6 @@ import logging
 import threading
 from pathlib import Path
 
-from fastckpt import metrics
 from fastckpt.errors import FastckptError
 from fastckpt.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
 
@@ -39,10 +38,9 @@ class Progress:
             return self._last
 
     def tell(self) -> None:
-        """Record and log how far each worker had come."""
+        """Log how far each worker had come."""
         for rank, last in enumerate(self.read()):
             if last.beat:
-                metrics.event("progress", local_rank=rank, step=last.step, phase=last.phase)
                 logger.info("local rank %d had come to step %d %s", rank, last.step, last.phase)
 
     def close(self) -> None:

@@ -218,7 +218,9 @@ def _hang(launch: Launch, event: Event) -> None:
     one = launch.rounds[-1]
     if one.failure is None and not one.is_over:
         silent = max(0, nanoseconds(event, "silent") or 0)
-        one.failure = Failure(_at(event), "hung", whole(event, "culprit", -1), None, silent)
+        culprits = event.get("culprits")
+        first = culprits[0] if isinstance(culprits, list) and culprits else -1
+        one.failure = Failure(_at(event), "hung", first if type(first) is int else -1, None, silent)
 
 
 def _workers_stopped(launch: Launch, event: Event) -> None:

@@ -89,7 +89,7 @@ def assert_caught_up(job: Job, step: int) -> None:
     """Storage has the step whole, and nothing of what failed."""
     job.until(lambda: job.stored()[:1] == [step], f"step {step} on storage")
     private = job.checkpoint_dir / ".fastckpt"
-    job.until(lambda: set(os.listdir(private)) <= {"identity", "writers"}, "a clean directory")
+    job.until(lambda: set(os.listdir(private)) <= {"identity", "writers", "events"}, "a clean directory")
 
 
 def failures(job: Job) -> int:
