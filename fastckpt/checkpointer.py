@@ -23,6 +23,7 @@ from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
+from fastckpt.memory.stacks import offer
 from fastckpt.metrics import counts, event, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.verify import level
@@ -94,7 +95,8 @@ class Writer:
         self._attempt = ""
         self._pid = os.getpid()
         self._closed = False
-        self.beats = Beats(self.link.line, self.place.restart_count)
+        stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
+        self.beats = Beats(self.link.line, self.place.restart_count, stacks)
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory made ready for states like these; raises ArenaTooSmall."""

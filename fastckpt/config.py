@@ -29,6 +29,7 @@ class Settings:
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
+        hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
@@ -42,6 +43,7 @@ class Settings:
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
     fill_threads: int = 0
+    hang_timeout: str = "auto"
     event_log: bool = True
     max_stalls: int = 3
     restart_budget: str = ""
@@ -58,6 +60,8 @@ class Settings:
             raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
         if self.max_stalls < 0:
             raise ConfigError(f"max_stalls is {self.max_stalls}; give a number of failures, or 0 for no limit")
+        if self.hang_timeout not in ("auto", "off") and not _is_positive(self.hang_timeout):
+            raise ConfigError(f"hang_timeout is {self.hang_timeout!r}; give a number of seconds, auto or off")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
@@ -71,6 +75,13 @@ class Settings:
         """The variables from which `from_environment` reads these settings again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def _parse(settings: type[Settings], name: str, text: str) -> object:

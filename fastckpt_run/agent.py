@@ -16,6 +16,7 @@ from fastckpt.engine.saver import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.chronicle import Chronicle, outcome_of
 from fastckpt_run.deaths import Death, DeathWatch, describe
+from fastckpt_run.hangs import HangWatch
 from fastckpt_run.last_flush import close_patiently, signals_in
 from fastckpt_run.rendezvous import forget_last_round, hastened
 from fastckpt_run.report import explain
@@ -36,6 +37,7 @@ class FastckptAgent(LocalElasticAgent):
       the workers the saver pins the newest checkpoint and flushes it in the background; the end of the job,
       a signal included, waits for the last flush.
     - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
+    - Workers that hang are killed, like those that died by themselves.
     - Workers that another's failure takes along are killed at once, with their children.
     - Each round starts with an empty store, so that restarted workers find each other.
     - There is no restart where it would be in vain; progress gives restarts back.
@@ -48,6 +50,7 @@ class FastckptAgent(LocalElasticAgent):
         self._saver = Saver(settings)
         self._chronicle = Chronicle(self._saver, keep=settings.event_log)
         self._watch = DeathWatch({})
+        self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
@@ -102,6 +105,7 @@ class FastckptAgent(LocalElasticAgent):
         self._restarts.started()
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._watch = DeathWatch(pids)
+        self._hangs.started(pids, worker_group.workers)
         metrics.event(
             "workers_started",
             pids=pids,
@@ -112,7 +116,10 @@ class FastckptAgent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        deaths = [death for death in self._watch.wait(self._longest_wait) if death.exitcode]
+        died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
+        if not died and self._hangs.end_hang(may_restart=self._remaining_restarts > 0):
+            died = self._watch.wait(0.0)
+        deaths = [death for death in died if death.exitcode]
         for death in deaths:
             self._tell(death)
         self._chronicle.look()

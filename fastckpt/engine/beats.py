@@ -54,14 +54,15 @@ def _show_marks() -> None:
 class Beats:
     """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
 
-    A process that has none (other libraries' may not be torch's) says it after each save.
+    A process that has none (other libraries' may not be torch's) says it after each save. ``stacks`` is what
+    `memory.stacks` offers.
     """
 
-    def __init__(self, line: Line, generation: int) -> None:
+    def __init__(self, line: Line, generation: int, stacks: int) -> None:
         self._line = line
         self._pid = os.getpid()
         self._has_optimizer = False
-        line.begin(generation, self._pid, 0)
+        line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
         observe(self._see)

@@ -168,7 +168,7 @@ class Line:
 
     def leave(self) -> None:
         """Say that the process takes leave."""
-        self._words[_PID] = self._words[_STACKS] = 0
+        self._words[_PID] = 0
         self.enter("")
 
     def release(self) -> None:

@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +86,36 @@ class Stop(Fault):
 
 
 @dataclass(frozen=True)
+class Hang(Fault):
+    """The worker ``rank`` hangs in the function of this name."""
+
+    rank: int
+    function: str
+
+    def strike(self, out: Path) -> None:
+        globals()[self.function]()
+
+
+def take_a_lock_that_another_thread_holds() -> None:
+    lock = threading.Lock()
+
+    def hold() -> None:
+        with lock:
+            threading.Event().wait()
+
+    holder = threading.Thread(target=hold, daemon=True)
+    holder.start()
+    while not lock.locked():
+        time.sleep(0.001)
+    with lock:
+        raise AssertionError("two threads have one lock")
+
+
+def loop_in_c_with_the_gil() -> None:
+    re.compile("(a+)+$").match("a" * 60 + "b")
+
+
+@dataclass(frozen=True)
 class Delay(Fault):
     """The phase begins so many seconds late."""
 
@@ -136,6 +168,10 @@ def stop(rank: int, at: str, step: int = 0) -> Fault:
     return Stop(at, step, rank)
 
 
+def hang(rank: int, at: str, step: int, function: str) -> Fault:
+    return Hang(at, step, rank, function)
+
+
 def delay(seconds: float, at: str, step: int = 0) -> Fault:
     return Delay(at, step, seconds)
 
@@ -150,7 +186,7 @@ def to_text(faults: list[Fault]) -> str:
 
 
 def from_text(text: str) -> list[Fault]:
-    names = {"Kill": Kill, "Stop": Stop, "Delay": Delay, "Refusal": Refusal}
+    names = {"Kill": Kill, "Stop": Stop, "Hang": Hang, "Delay": Delay, "Refusal": Refusal}
     return [eval(line, names) for line in text.splitlines()]  # the test wrote it
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from fastckpt import metrics
-from fastckpt.ddp import DdpCheckpointer, StorageType, settle
+from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.faults import from_text, strike_in_worker
@@ -52,6 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--remote", default="", help="a second level")
+    parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
+    parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
     parser.add_argument("--own-store", action="store_true", help="meet elsewhere than in torchrun's store")
     return parser.parse_args()
 
@@ -112,6 +114,7 @@ def train(args: argparse.Namespace) -> None:
     draft = args.out / f"draft.{rank}"
     draft.write_text(str(os.getpid()))
     draft.rename(args.out / f"pid.{rank}")  # who sees the name finds the number
+    others = dist.new_group() if args.skip_at else None
     log, data = Log(args.out, rank), Data(rank, world)
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 24), nn.GELU(), nn.Linear(24, 4))
@@ -157,6 +160,11 @@ def train(args: argparse.Namespace) -> None:
                 log(trouble=result.trouble)
             if not result.saved:
                 time.sleep(PAUSE)
+        if step == args.evaluate_at:
+            with phase("evaluation", timeout=60), metrics.phase("train.evaluate", step=step):
+                dist.barrier()
+        if step == args.skip_at and (rank != 1 or restarts):
+            dist.barrier(others)
         if step in args.wait_at:
             log(waiting=step)
             while not (args.out / f"go.{step}").exists():

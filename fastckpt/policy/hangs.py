@@ -1,0 +1,166 @@
+"""When silent ranks are taken for hung, and which of them is to blame: pure functions of what is seen of them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+MANY = 20
+"""Under "auto" a rank may be silent for so many times the slowest of the recent steps."""
+IDLE = 60.0
+"""Seconds, at least, under "auto", if nobody on the node does anything."""
+LONG = 3600.0
+"""Seconds, at least, under "auto", if somebody does something, or none of the ranks takes steps.
+
+More than torch lets a rank wait in a collective by default: until then a healthy job may be silent.
+"""
+PHASES = 10
+"""Without "auto": so many times longer a rank may be silent outside of steps."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For how many seconds a rank may be silent.
+
+    Attributes:
+        step: Between two steps.
+        phase: Before its first step, and in a phase for which the script gives no limit.
+        idle: Between two steps, if no worker of the node does anything, not even compute.
+    """
+
+    step: float
+    phase: float
+    idle: float = inf
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A rank as it is seen at a time.
+
+    Attributes:
+        rank: Which one.
+        silent: Seconds since it said something.
+        steps: How many it has completed since it was started.
+        phase: What it is doing; empty for taking steps.
+        allowed: Seconds that its phase may last, as the script says; 0 if it does not say.
+    """
+
+    rank: int
+    silent: float
+    steps: int = 0
+    phase: str = ""
+    allowed: float = 0.0
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it has done its first step, and nothing else is known to occupy it."""
+        return self.steps > 0 and not self.phase
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A rank as it is found when it is taken for hung.
+
+    Attributes:
+        rank: Which one.
+        steps: How many steps it has completed since it was started.
+        state: What the kernel says of it: a letter as in /proc/PID/stat; empty if it has exited.
+        has_left: Whether it has closed its checkpointer, or exited.
+        waits: Whether it waits in a collective for other ranks.
+        place: Where it is, in words; empty if that is not known.
+    """
+
+    rank: int
+    steps: int = 0
+    state: str = "S"
+    has_left: bool = False
+    waits: bool = False
+    place: str = ""
+
+
+def limits(setting: str, pace: float, alarms: int, *, sees_all: bool) -> Limits:
+    """The limits that a setting means.
+
+    Args:
+        setting: "auto", "off" or a number of seconds.
+        pace: Seconds of the slowest of the recent steps.
+        alarms: How many hangs were found in this job. Under "auto" each doubles the limits: it may have been in error.
+        sees_all: Whether all ranks of the job are in sight, and an error can be made good by a restart.
+    """
+    if setting == "off":
+        return Limits(inf, inf)
+    if setting != "auto":
+        return Limits(float(setting), PHASES * float(setting))
+    longest, doubled = MANY * pace, 2.0**alarms
+    long = max(LONG, longest) * doubled
+    return Limits(long, long, max(IDLE, longest) * doubled if sees_all else inf)
+
+
+def is_hung(sights: Sequence[Sight], limits: Limits, idle: float) -> bool:
+    """Whether some rank is silent for so long that the job cannot be well.
+
+    One that is between two steps may wait for another that is not: as long as that one keeps to its own limit, both do.
+
+    Args:
+        sights: All ranks that have a checkpointer, or are to have one soon.
+        limits: For how long they may be silent.
+        idle: Seconds since any rank said or did anything.
+    """
+    late = [sight for sight in sights if sight.silent > _patience(sight, limits)]
+    others = [sight for sight in sights if not sight.takes_steps]
+    if any(sight not in late for sight in others):
+        return False
+    return bool(late) or (bool(sights) and not others and idle > limits.idle)
+
+
+def _patience(sight: Sight, limits: Limits) -> float:
+    if sight.phase and sight.allowed:
+        return sight.allowed
+    return limits.step if sight.takes_steps else limits.phase
+
+
+def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
+    """Who holds the others up, and how that is known; all that have not left, if it cannot be known.
+
+    What the kernel says comes first. Then who is not where ranks wait for each other; if all wait, who is not where
+    most do; of several, who has done fewer steps. Unless all ranks of the job are in sight, it may be one that is not.
+    """
+    for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
+        if found := [witness for witness in witnesses if witness.state and witness.state in states]:
+            return found, why
+    present = [witness for witness in witnesses if not witness.has_left]
+    elsewhere = [witness for witness in present if not witness.waits]
+    if not elsewhere:
+        left = [witness for witness in witnesses if witness.has_left and not witness.waits]
+        return _among_waiting(present, left, sees_all=sees_all)
+    behind = _behind(elsewhere)
+    if len(elsewhere) < len(present):
+        return behind, "is not where the others wait for it"
+    return behind, "has done fewer steps than the others" if len(behind) < len(present) else _together(present)
+
+
+def _among_waiting(present: Sequence[Witness], left: list[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
+    """Who of those that all wait for each other holds the others up; or of those that have left."""
+    if left:
+        return left, "has ended, or is about to, while others wait for it"
+    if others := _not_with_most(present):
+        return others, "waits elsewhere than most others"
+    behind = _behind(present)
+    if len(behind) < len(present):
+        return behind, "has done fewer steps than the others"
+    return behind, _together(present) if sees_all else "waits, perhaps for a rank of another node"
+
+
+def _together(present: Sequence[Witness]) -> str:
+    return "hangs" if len(present) == 1 else "hang: which of them is to blame is not known"
+
+
+def _behind(witnesses: Sequence[Witness]) -> list[Witness]:
+    least = min([witness.steps for witness in witnesses], default=0)
+    return [witness for witness in witnesses if witness.steps == least]
+
+
+def _not_with_most(witnesses: Sequence[Witness]) -> list[Witness]:
+    """Those who are not at the place where more than half are; none if there is no such place."""
+    [(place, count)] = Counter(witness.place for witness in witnesses).most_common(1)
+    return [witness for witness in witnesses if witness.place != place] if 2 * count > len(witnesses) else []

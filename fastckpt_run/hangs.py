@@ -1,0 +1,237 @@
+"""Notice that workers hang, say which and where, and kill the culprit: what follows is as after any other death."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt import metrics
+from fastckpt.memory.stacks import Stacks, ask
+from fastckpt.memory.telemetry import Telemetry
+from fastckpt.policy.hangs import Sight, Witness, culprits, is_hung, limits
+from fastckpt_run.activity import Activity, processor_times, state_of
+from fastckpt_run.deaths import peek
+from fastckpt_run.workers import kill_group
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_STACKS_TIMEOUT = 5.0
+"""Seconds that all workers have to write their stacks."""
+_DEATH_TIMEOUT = 5.0
+"""Seconds in which a culprit that was killed is dead, unless the kernel does not let it."""
+_RECENT = 600.0
+"""Seconds after which a slow step counts half."""
+_REMEMBERED = 86400.0
+"""Seconds for which a hang is remembered, in case it was none."""
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
+"""Where ranks wait for each other; autograd, for the gradients of others."""
+_BUSY = 0.2
+"""Share of a processor from which on a worker computes, wherever its stack says that it waits."""
+
+_SHORT = 1.0
+"""Seconds of silence in which nobody asks whether a worker still runs."""
+_NOTHING = Telemetry(pid=-1)
+"""Of a worker that has said nothing since it was started."""
+
+Lines = Mapping[int, Telemetry]
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What was found: who is to blame, and all workers of the node as they were found, by local rank."""
+
+    culprits: tuple[int, ...]
+    reason: str
+    sights: Mapping[int, Sight]
+    witnesses: Mapping[int, Witness]
+    stacks: Mapping[int, Stacks]
+    last: Lines
+
+
+class HangWatch:
+    """Looks at what the workers of this node say of themselves, and takes them for hung by the limits of ``setting``.
+
+    Args:
+        setting: "auto", "off" or seconds.
+        read: What each local rank said last, by checkpoint directory.
+    """
+
+    def __init__(self, setting: str, read: Callable[[], Mapping[str, Sequence[Telemetry]]]) -> None:
+        self._setting = setting
+        self._read = read
+        self._pids: Mapping[int, int] = {}
+        self._ranks: Mapping[int, int] = {}
+        self._sees_all = True
+        self._known: set[int] = set()
+        self._hangs: list[float] = []
+        self._pace = _Pace()
+        # It may be that those who are silent were not let run, and this process neither: from then on counts.
+        self._awake = self._looked = self._started = time.monotonic()
+        self._activity = Activity((), self._started)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks, at most."""
+        if self._setting == "off":
+            return math.inf
+        return 1.0 if self._setting == "auto" else min(1.0, float(self._setting) / 10)
+
+    def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
+        """Watch new workers of this node, whose processes are given by local rank."""
+        self._pids = dict(pids)
+        self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        self._sees_all = len(pids) == workers[0].world_size
+        self._awake = self._looked = self._started = time.monotonic()
+        self._activity = Activity(pids.values(), self._started)
+        self._pace.begin()
+
+    def end_hang(self, *, may_restart: bool) -> bool:
+        """If the job hangs, tell how, and kill who is to blame; whether it did.
+
+        That takes some seconds, in which workers are asked for their stacks.
+
+        Args:
+            may_restart: Whether there are restarts left, so that an error can be made good.
+        """
+        hang = self._look(may_restart=may_restart)
+        if hang is not None:
+            _tell(hang, self._ranks, self._pids)
+            self._kill(hang)
+        return hang is not None
+
+    def _look(self, *, may_restart: bool) -> Hang | None:
+        if self._setting == "off":
+            return None
+        now = time.monotonic()
+        self._notice_pause(now)
+        lines = self._lines()
+        self._pace.see(lines)
+        self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
+        sees_all = self._sees_all and may_restart
+        allowed = limits(self._setting, self._pace.slowest(now), len(self._hangs), sees_all=sees_all)
+        sights = self._sights(now, lines)
+        idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
+        return self._inspect(lines, sights) if is_hung(list(sights.values()), allowed, idle) else None
+
+    def _kill(self, hang: Hang) -> None:
+        """Kill the culprits; all workers, if none of those can be killed."""
+        self._hangs.append(time.monotonic())
+        for ranks in (hang.culprits, self._pids):
+            running = [self._pids[rank] for rank in ranks if state_of(self._pids[rank])]
+            for pid in running:
+                kill_group(pid)
+            end = time.monotonic() + _DEATH_TIMEOUT
+            while running and time.monotonic() < end:
+                if any(peek(pid) is not None for pid in running):
+                    return
+                time.sleep(0.001)
+
+    def _notice_pause(self, now: float) -> None:
+        if now - self._looked > 2 * self.interval + 1.0:
+            self._awake = now
+        self._looked = now
+
+    def _lines(self) -> dict[int, Telemetry]:
+        """What each worker said last since it was started; one that is open goes before one that is closed."""
+        found: dict[int, Telemetry] = {}
+        for directory in self._read().values():
+            for rank, line in enumerate(directory):
+                if line.beat > self._started * 1e9 and rank in self._pids:
+                    found[rank] = max(found.get(rank, line), line, key=lambda said: (said.pid > 0, said.beat))
+        return found
+
+    def _idle(self, now: float, lines: Lines) -> float:
+        spoken = max([line.beat / 1e9 for line in lines.values()], default=now)
+        return self._activity.idle(now, max(spoken, self._awake))
+
+    def _sights(self, now: float, lines: Lines) -> dict[int, Sight]:
+        """All running ranks that have a checkpointer, or had one before they were restarted."""
+        self._known |= {rank for rank, line in lines.items() if line.pid}
+        found = {}
+        for rank in self._known & self._pids.keys():
+            line = lines.get(rank, _NOTHING)
+            silent = now - max(line.beat / 1e9, self._awake)
+            if line.pid and (silent < _SHORT or state_of(self._pids[rank])):
+                found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9)
+        return found
+
+    def _inspect(self, lines: Lines, sights: Mapping[int, Sight]) -> Hang | None:
+        """Look closely at what seems to hang; None if it does not after all."""
+        states = {rank: state_of(pid) for rank, pid in self._pids.items()}
+        if "t" in states.values():
+            return None  # somebody debugs it
+        begin, before = time.monotonic(), processor_times(self._pids.values())
+        asked = {rank: (lines.get(rank, _NOTHING), pid) for rank, pid in self._pids.items() if states[rank] != "T"}
+        stacks = ask({r: (max(line.pid, 0) or pid, line.stacks) for r, (line, pid) in asked.items()}, _STACKS_TIMEOUT)
+        passed, after = time.monotonic() - begin, processor_times(self._pids.values())
+        now = self._lines()
+        if any(now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat for rank in sights):
+            logger.info("a worker that was silent went on while it was asked for its stacks")
+            return None
+        witnesses = {}
+        for rank, pid in self._pids.items():
+            line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
+            waits = _waits(stack) and after[pid] - before[pid] < _BUSY * passed
+            has_left = not (line.pid and states[rank])
+            witnesses[rank] = Witness(rank, line.steps, states[rank], has_left, waits, str(stack.innermost or ""))
+        blamed, reason = culprits(list(witnesses.values()), sees_all=self._sees_all)
+        return Hang(tuple(each.rank for each in blamed), reason, sights, witnesses, stacks, lines)
+
+
+def _waits(stacks: Stacks) -> bool:
+    """Whether a worker's main thread is where ranks wait for each other."""
+    return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
+
+
+class _Pace:
+    """How long steps take: the slowest of the recent ones."""
+
+    def __init__(self) -> None:
+        self._slowest = self._when = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """New processes count their steps from the start; their first ones tell nothing."""
+        self._last: dict[int, Telemetry] = {}
+
+    def see(self, lines: Lines) -> None:
+        for rank, line in lines.items():
+            last = self._last.get(rank, line)
+            if line.steps != last.steps or rank not in self._last:
+                self._last[rank] = line
+            if line.steps > last.steps > 0:
+                now = line.beat / 1e9
+                took = (line.beat - last.beat) / (line.steps - last.steps) / 1e9
+                self._slowest, self._when = max(took, self.slowest(now)), now
+
+    def slowest(self, now: float) -> float:
+        """Seconds of the slowest step, half of it for each ten minutes that it is past."""
+        return self._slowest * math.exp2(-max(0.0, now - self._when) / _RECENT)
+
+
+def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
+    """Log a hang, with the stacks of all workers, and record it; ``ranks`` are those in the job, by local rank."""
+    blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
+    silent = max(sight.silent for sight in hang.sights.values())
+    logger.error("the job hangs, for %.1f s: %s %s; killing, to restart", silent, blamed, hang.reason)
+    found = []
+    for rank, witness in sorted(hang.witnesses.items()):
+        last, sight = hang.last.get(rank, Telemetry()), hang.sights.get(rank)
+        told: dict[str, Any] = {"rank": ranks[rank], "local_rank": rank, "worker_pid": pids[rank]}
+        told |= {"silent": sight.silent if sight else None, "step": last.step, "steps": last.steps, "phase": last.phase}
+        found.append(told | {"state": witness.state, "place": witness.place})
+        text = hang.stacks.get(rank, Stacks()).text.rstrip() or "its stacks cannot be had"
+        logger.error(
+            "rank %d (local rank %d, pid %d, state %s) after %d steps, %s:\n%s",
+            ranks[rank], rank, pids[rank], witness.state or "exited", witness.steps,
+            f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer", text,
+        )  # fmt: skip
+    metrics.event("hang", culprits=[ranks[r] for r in hang.culprits], reason=hang.reason, silent=silent, ranks=found)
+
+
+def _name(rank: int, witness: Witness) -> str:
+    return f"rank {rank}" + (f", in {witness.place}," if witness.place else "")
