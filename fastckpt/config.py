@@ -29,10 +29,11 @@ class Settings:
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
-        hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
-        event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
+        preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
+        hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
+        event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
         events: File to which agent and workers append one JSON object per event; empty for none.
     """
 
@@ -43,10 +44,11 @@ class Settings:
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
     fill_threads: int = 0
-    hang_timeout: str = "auto"
-    event_log: bool = True
     max_stalls: int = 3
     restart_budget: str = ""
+    preload: str = "off"
+    hang_timeout: str = "auto"
+    event_log: bool = True
     events: str = ""
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from fastckpt_run.chronicle import Chronicle, outcome_of
 from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.hangs import HangWatch
 from fastckpt_run.last_flush import close_patiently, signals_in
+from fastckpt_run.preload.launcher import OFF, Preloader
 from fastckpt_run.rendezvous import forget_last_round, hastened
 from fastckpt_run.report import explain
 from fastckpt_run.restarts import Restarts
@@ -44,11 +45,14 @@ class FastckptAgent(LocalElasticAgent):
     - A group that is beyond repair is a failure, with an exit code that says so.
     """
 
-    def __init__(self, spec: WorkerSpec, *, settings: Settings, **arguments: Any) -> None:
+    def __init__(
+        self, spec: WorkerSpec, *, settings: Settings, preloader: Preloader | None = None, **arguments: Any
+    ) -> None:
         super().__init__(spec, **arguments)
         self._settings = settings
         self._saver = Saver(settings)
         self._chronicle = Chronicle(self._saver, keep=settings.event_log)
+        self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
         # torch sleeps this long before each call of _monitor_workers, which waits for events instead.
@@ -62,6 +66,7 @@ class FastckptAgent(LocalElasticAgent):
         require_script(self._worker_group.spec)
         self._open_events()
         self._chronicle.begin(self._worker_group.spec)
+        self._preloader.begin(self._worker_group.spec)
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
@@ -78,6 +83,7 @@ class FastckptAgent(LocalElasticAgent):
         return result
 
     def _close(self, signals: int, outcome: str) -> None:
+        self._preloader.close()
         try:
             close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
@@ -103,6 +109,7 @@ class FastckptAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._restarts.started()
+        self._preloader.prepare()
         pids: dict[int, Any] = super()._start_workers(worker_group)
         self._watch = DeathWatch(pids)
         self._hangs.started(pids, worker_group.workers)
@@ -122,6 +129,7 @@ class FastckptAgent(LocalElasticAgent):
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
             self._tell(death)
+        self._preloader.tend()
         self._chronicle.look()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:

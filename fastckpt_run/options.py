@@ -13,6 +13,8 @@ import click
 from fastckpt.config import Settings, variable
 
 PREFIX = "--fast"
+SWITCHES_OFF = {f"{PREFIX}-no-preload": f"{PREFIX}-preload=off"}
+"""Options without a value that stand for one with a text."""
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 
 
@@ -30,6 +32,7 @@ def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Settings, Namesp
     ConfigError for our options; for torchrun's, ``parser`` exits as it does in torchrun.
     """
     ours, theirs = split(parser, argv)
+    ours = [SWITCHES_OFF.get(argument, argument) for argument in ours]
     given = command().make_context("fastckpt-run", ours).params
     settings = replace(Settings.from_environment(), **{n: v for n, v in given.items() if v is not None})
     return settings, parser.parse_args(theirs)
@@ -73,6 +76,8 @@ def _explanations() -> dict[str, str]:
 
 def _width_of_ours(rest: Sequence[str]) -> int:
     """How many arguments our option at the head of ``rest`` takes up, with itself."""
+    if rest[0] in SWITCHES_OFF:
+        return 1
     name, equals, _ = rest[0].partition("=")
     known = {flag: p for p in command().params for flag in (*p.opts, *p.secondary_opts)}
     if name not in known:

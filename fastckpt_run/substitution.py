@@ -12,17 +12,19 @@ from torch.distributed.launcher import api as launcher_api
 
 from fastckpt.config import Settings
 from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.preload.launcher import Preloader
 from fastckpt_run.workers import BoundSubprocessHandler, FunctionWorkers, ScriptWorkers
 
 
 @contextmanager
 def substituted(settings: Settings) -> Iterator[None]:
     """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
+    preloader = Preloader(settings.preload)
     ours: list[tuple[ModuleType, str, Any]] = [
-        (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings)),
+        (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),
         (multiprocessing, "SubprocessContext", ScriptWorkers),
         (multiprocessing, "MultiprocessContext", FunctionWorkers),
-        (multiprocessing_api, "get_subprocess_handler", BoundSubprocessHandler),
+        (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
     ]
     torchs = [(module, name, getattr(module, name)) for module, name, _ in ours]
     try:

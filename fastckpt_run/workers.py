@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import MultiprocessContext, RunPr
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from fastckpt_run.deaths import peek
+from fastckpt_run.preload.launcher import Preloader
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -60,9 +61,19 @@ def kill_orphans(leader: int) -> None:
 
 
 class BoundSubprocessHandler(SubprocessHandler):
-    """Starts a worker that the kernel kills when its agent dies."""
+    """Starts a worker that the kernel kills when its agent dies: forked from a template, or else executed."""
+
+    def __init__(self, *args: Any, preloader: Preloader, **kwargs: Any) -> None:
+        self._preloader = preloader
+        super().__init__(*args, **kwargs)
 
     def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+        streams = [0, *(file.fileno() if file else n for n, file in enumerate((self._stdout, self._stderr), start=1))]
+        worker = self._preloader.fork(args, env, streams) or self._execute(args, env)
+        self._preloader.started(worker.pid)
+        return worker
+
+    def _execute(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
         agent = os.getpid()
         return Popen(
             args,

@@ -44,6 +44,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-restart-budget",
         "--fast-event-log",
         "--fast-no-event-log",
+        "--fast-preload",
         "--fast-events",
     ]
     assert [option.name for option in command().params] == [field.name for field in fields(Settings)]
@@ -95,6 +96,12 @@ def test_wrong_options_are_named(argv: list[str], message: str) -> None:
     with pytest.raises(click.UsageError) as error:
         settings(*argv)
     assert re.search(message, error.value.format_message())
+
+
+def test_no_preload_is_a_switch() -> None:
+    assert settings("--fast-preload", "numpy,math").preload == "numpy,math"
+    assert settings("--fast-preload=numpy", "--fast-no-preload").preload == "off"
+    assert settings("--fast-no-preload", "--fast-preload=auto").preload == "auto"
 
 
 def test_an_impossible_value_is_refused_with_the_limit() -> None:

@@ -62,6 +62,8 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-fill-threads=4"], {"fill_threads": 4}),
     (["--fast-max-stalls", "0"], {"max_stalls": 0}),
     (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),
+    (["--fast-preload", "numpy"], {"preload": "numpy"}),
+    (["--fast-no-preload"], {"preload": "off"}),
     (["--fast-events", "train.py"], {"events": "train.py"}),
 ]
 VARIABLES = {

@@ -1,0 +1,60 @@
+"""The process's environment: who reads what while it imports, and its replacement by a worker's."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+PER_WORKER = re.compile(
+    r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_(RESTART_COUNT|MAX_RESTARTS|RUN_ID|ERROR_FILE|USE_AGENT_STORE)|CUDA_VISIBLE_DEVICES|FASTCKPT_\w+"
+)
+"""Variables that differ from worker to worker, or from start to start."""
+
+READ_BY_LIBRARIES = re.compile(
+    r"(OMP|MKL|KMP|GOMP|OPENBLAS|GOTO|NUMEXPR|PYTORCH|TORCH(?!_NCCL|ELASTIC)\w*|LD|MALLOC|GLIBC)_\w+|PYTHON\w+|LANG|LC_\w+"
+)
+"""Variables that native libraries or Python read when they are loaded, where nobody can watch them."""
+
+_read: set[str] = set()
+
+
+class _Recording(os._Environ):  # type: ignore[type-arg]
+    """os.environ that remembers the names of the variables that somebody asked for."""
+
+    def __getitem__(self, key: str) -> str:
+        _read.add(key)
+        value: str = super().__getitem__(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        _read.add(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        for name in super().__iter__():
+            _read.add(name)
+            yield name
+
+
+@contextmanager
+def recorded() -> Iterator[set[str]]:
+    """The names of variables that are read while this lasts."""
+    plain = type(os.environ)
+    _read.clear()
+    os.environ.__class__ = _Recording
+    try:
+        yield _read
+    finally:
+        os.environ.__class__ = plain
+
+
+def current() -> dict[str, str]:
+    """The environment as it is."""
+    return dict(os.environ)
+
+
+def replace(environment: Mapping[str, str]) -> None:
+    """Make ``environment`` the whole environment, for Python and for C."""
+    os.environ.clear()
+    os.environ.update(environment)

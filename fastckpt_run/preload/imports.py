@@ -1,0 +1,113 @@
+"""Import in the template what workers will import, and find out whether that made it unfit for forking."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fastckpt_run.preload.environment import PER_WORKER, recorded
+from fastckpt_run.preload.traces import Traces
+
+BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
+"""What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to import besides the base: modules as (name, names imported from it), and what the script's folder has.
+
+    Attributes:
+        asked: Modules that the user named; they may come from anywhere.
+        found: Modules that the script imports; only installed ones are imported.
+        folder: Where the script finds modules before all others; empty if that is not known.
+    """
+
+    asked: list[tuple[str, list[str]]] = field(default_factory=list)
+    found: list[tuple[str, list[str]]] = field(default_factory=list)
+    folder: str = ""
+
+    def without(self, module: str) -> "Plan":
+        """This plan without a module."""
+        asked, found = ([m for m in modules if m[0] != module] for modules in (self.asked, self.found))
+        return replace(self, asked=asked, found=found)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a plan: ``fault`` and the module that is to blame (empty: all), or none."""
+
+    module: str = ""
+    fault: str = ""
+    read: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is sent."""
+        return asdict(self)
+
+
+def preload(plan: Plan) -> Outcome:
+    """Import the base and what ``plan`` says; the first fault ends it."""
+    start = Traces.now()
+    with recorded() as read:
+        for name in BASE:
+            importlib.import_module(name)
+        now = Traces.now()
+        if fault := next(iter((*_misread(read), *now.base_faults(start))), ""):
+            return Outcome("", f"importing torch {fault}")
+        for name, attributes in [*plan.asked, *filter(_is_installed, plan.found)]:
+            before = now
+            fault = _import(name, attributes)
+            now = Traces.now()
+            if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
+                return Outcome(name, fault)
+    if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
+        return Outcome("", f"{shadowed} has the name of a module that torch imports")
+    return Outcome(read=sorted(read))
+
+
+def _import(name: str, attributes: list[str]) -> str:
+    """Import a module; the reason if it cannot be."""
+    try:
+        __import__(name, fromlist=attributes)
+    except Exception as error:  # noqa: BLE001 (a module of the user's may raise anything)
+        return f"raised {type(error).__name__}: {error}"
+    except SystemExit:
+        return "raised SystemExit"
+    return ""
+
+
+def _misread(read: set[str]) -> Iterator[str]:
+    return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
+
+
+def _is_installed(module: tuple[str, list[str]]) -> bool:
+    """Whether a module belongs to Python or an installed package: others may change between restarts."""
+    top = module[0].partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    places = [spec.origin, *(spec.submodule_search_locations or [])] if spec is not None else []
+    homes = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")]
+    return any(Path(place).is_relative_to(home) for place in places if place for home in homes)
+
+
+def _shadowed(folder: Path) -> Iterator[Path]:
+    """Modules in ``folder`` which a fresh process would find there, and not those that are imported already."""
+    suffixes = importlib.machinery.all_suffixes()
+    for path in folder.iterdir() if folder.is_dir() else ():
+        name, _, suffix = path.name.partition(".")
+        if name not in sys.modules or name == "__main__" or (f".{suffix}" not in suffixes and suffix):
+            continue
+        spec = sys.modules[name].__spec__
+        origin = Path((spec.origin if spec is not None else None) or "")
+        found = bool(suffix) or (path / "__init__.py").exists()
+        if found and origin.is_absolute() and not origin.is_relative_to(folder):
+            yield path

@@ -1,0 +1,209 @@
+"""Start workers by a fork of a template; where that is not possible, say why, and leave it to the caller."""
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from subprocess import Popen
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+
+from fastckpt import metrics
+from fastckpt_run.preload.environment import READ_BY_LIBRARIES
+from fastckpt_run.preload.imports import Outcome, Plan
+from fastckpt_run.preload.order import Order, Report, ignored_signals
+from fastckpt_run.preload.parent import Template, TemplateError, inheritance
+from fastckpt_run.preload.script import Script, read
+from fastckpt_run.preload.strays import reap
+
+logger = logging.getLogger("fastckpt.launcher")
+
+AUTO, OFF = "auto", "off"
+_OFF = {OFF, "no", "false", "0", ""}
+_PATIENCE = 60.0
+_FAILURES = 3
+
+
+class ForkedWorker(Popen[bytes]):
+    """A child of this process that a template has forked; all else is as with one that was executed."""
+
+    def __init__(self, arguments: Sequence[str], pid: int) -> None:
+        self._forked = pid
+        super().__init__(arguments)
+
+    def _execute_child(self, *_: Any) -> None:
+        self.pid = self._forked
+        self._child_created = True
+
+
+class Preloader:
+    """Keeps a template for the workers of one agent, and replaces it when it dies or no longer fits.
+
+    ``choice`` is "auto" for the base and what the script imports, "off" for no template, or names of modules.
+    """
+
+    def __init__(self, choice: str) -> None:
+        self._asked = [] if choice in (AUTO, *_OFF) else [name for name in re.split(r"[,\s]+", choice) if name]
+        self._off = choice in _OFF
+        self._script = Script()
+        self._plan = Plan()
+        self._template: Template | None = None
+        self._failures = 0
+        self._failed = False
+        self._said: set[str] = set()
+        self._workers: set[int] = set()
+        self._reports: dict[int, Report] = {}
+
+    def begin(self, spec: WorkerSpec) -> None:
+        """Start a template for the script of ``spec``, if it can be forked."""
+        if self._off:
+            return
+        if why := _unfit(spec):
+            self._give_up(why)
+            return
+        self._script = read([str(argument) for argument in spec.args[1:]])
+        asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
+        self._plan = Plan(asked, [] if asked else self._script.imports, str(self._script.folder or ""))
+        if why := self._script.unsettling:
+            self._give_up(why)
+            return
+        self._start()
+
+    def prepare(self) -> None:
+        """Call before the workers are started, when none is left of the last start."""
+        self._failed = False
+        self._reports.clear()
+        reap(self._workers)
+
+    def fork(
+        self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
+    ) -> ForkedWorker | None:
+        """A worker with this command line; None, with the reason told, if it must be executed."""
+        if self._off or self._failed:
+            return None
+        try:
+            template = self._ready(environment)
+            if template is None:
+                return None
+            order = Order(list(arguments), dict(environment), os.getpid(), ignored_signals())
+            pid, memory = template.fork(order, streams)
+        except TemplateError as error:
+            self._replace(str(error))
+            return None
+        self._failures = 0
+        self._reports[pid] = Report(memory)
+        os.close(memory)
+        return ForkedWorker(arguments, pid)
+
+    def started(self, pid: int) -> None:
+        """Tell of a worker, however it was started."""
+        self._workers.add(pid)
+
+    def start_failure(self, pid: int) -> str | None:
+        """The kind of exception with which the script of a worker ended: ImportError, SyntaxError or another.
+
+        Of a worker that was executed only a SyntaxError of the script itself is known.
+        """
+        if pid in self._reports:
+            return self._reports[pid].read() or None
+        return "SyntaxError" if self._script.broken else None
+
+    def tend(self) -> None:
+        """Replace a template that has died or been spoiled since it was last looked at; never waits."""
+        if self._template is not None:
+            try:
+                self._template.look()
+                self._outcome(self._template, time.monotonic())
+            except TemplateError as error:
+                self._replace(str(error))
+
+    def close(self) -> None:
+        """End the template."""
+        if self._template is not None:
+            self._template.close()
+            self._template = None
+
+    def _start(self) -> None:
+        self._template = Template(self._plan)
+
+    def _replace(self, why: str) -> None:
+        """Start another template in the background; workers of this start are executed."""
+        self.close()
+        self._failed = True
+        self._failures += 1
+        if self._failures > _FAILURES:
+            self._give_up(why)
+        else:
+            self._say(why)
+            self._start()
+
+    def _give_up(self, why: str) -> None:
+        self.close()
+        self._off = True
+        self._say(why)
+
+    def _say(self, why: str) -> None:
+        metrics.event("preload_fallback", why=why)
+        if why not in self._said:
+            logger.warning("workers start without preloaded modules: %s", why)
+        self._said.add(why)
+
+    def _ready(self, environment: Mapping[str, str]) -> Template | None:
+        """A template that can fork a worker with ``environment``, now or after as long as the imports take."""
+        while self._template is not None:
+            template = self._template
+            if template.inherited != inheritance():
+                raise TemplateError("what workers inherit from the agent has changed since the template started")
+            patient = bool(self._asked) or self._script.needs_packages
+            outcome = self._outcome(template, template.started + _PATIENCE if patient else time.monotonic())
+            if outcome is None:
+                self._failed = True
+                self._say("the template is not ready yet")
+                return None
+            if self._template is template:
+                _require_unread(outcome, template.environment, environment)
+                return template
+        return None
+
+    def _outcome(self, template: Template, deadline: float) -> Outcome | None:
+        """What came of a template's imports; one that they spoiled is replaced by one that does without them."""
+        known = template.known
+        outcome = template.outcome(deadline)
+        if outcome is None or known:
+            return outcome
+        if not outcome.fault:
+            seconds = time.monotonic() - template.started
+            metrics.event("preload_ready", template=template.pid, seconds=seconds)
+        elif not outcome.module:
+            self._give_up(outcome.fault)
+        else:
+            self._do_without(outcome)
+        return outcome
+
+    def _do_without(self, outcome: Outcome) -> None:
+        module, told = outcome.module, outcome.module in self._asked
+        logger.log(30 if told else 20, "%s is not preloaded: it %s", module, outcome.fault)
+        metrics.event("preload_unsafe", module=module, why=outcome.fault)
+        self._asked = [name for name in self._asked if name != module]
+        self._plan = self._plan.without(module)
+        self.close()
+        self._start()
+
+
+def _unfit(spec: WorkerSpec) -> str:
+    """Why workers of this kind cannot be forked; empty if they can."""
+    if callable(spec.entrypoint):
+        return "--run-path starts them in its own way"
+    if spec.entrypoint != sys.executable or spec.args[:1] != ("-u",):
+        return f"they run {spec.entrypoint}, not this Python"
+    return "the script comes from stdin" if spec.args[1] == "-" else ""
+
+
+def _require_unread(outcome: Outcome, then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise TemplateError if a variable that was read during the imports has another value now."""
+    for name in (name for name, _ in then.items() ^ now.items()):
+        if name in outcome.read or READ_BY_LIBRARIES.fullmatch(name):
+            raise TemplateError(f"{name}, which modules read when they are imported, has changed since then")

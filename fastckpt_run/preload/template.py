@@ -1,0 +1,90 @@
+"""The process from which workers are forked: it imports, and then only forks; it never computes."""
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+from fastckpt_run.preload.imports import Plan, preload
+from fastckpt_run.preload.order import DESCRIPTORS, READY
+from fastckpt_run.preload.worker import Worker
+
+_PR_SET_PDEATHSIG = 1
+_MESSAGE = 1 << 20
+
+
+def main(descriptor: int, agent: int) -> None:
+    """Serve the agent at the other end of a socket, until it ends; in a worker: run its script, and return."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != agent:
+        os._exit(1)
+    worker = serve(socket.socket(fileno=descriptor))
+    worker.run()
+
+
+def serve(agent: socket.socket) -> Worker:
+    """Import what the first message says, and fork for each later one; returns in each fork."""
+    path = sys.path.copy()
+    plan = Plan(**json.loads(agent.recv(_MESSAGE)))
+    outcome = preload(plan)
+    _forget_ours(path)
+    gc.collect()
+    gc.freeze()
+    printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
+    _answer(agent, outcome.to_dict())
+    if outcome.fault:
+        os._exit(1)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(agent, len(READY), DESCRIPTORS)
+        if not message:
+            os._exit(0)
+        worker = fork(agent, descriptors, printed)
+        if worker is not None:
+            return worker
+
+
+def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Worker | None:
+    """Fork a worker and tell the agent of it; returns the worker in the worker, else None.
+
+    It is forked from a process that ends at once, so that the agent, the nearest subreaper above, becomes its
+    parent. The agent hears of it when that has happened; then it lets the worker go.
+    """
+    told, tell = os.pipe()
+    try:
+        middle = os.fork()
+    except OSError as error:
+        middle = -1
+        _answer(agent, {"error": f"fork: {error.strerror}"})
+    if middle == 0:
+        try:
+            if os.fork():
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+        os.setsid()
+        os.write(tell, str(os.getpid()).encode())
+        return Worker(*descriptors, printed=printed)
+    for descriptor in (tell, *descriptors):
+        os.close(descriptor)
+    if middle > 0:
+        number = os.read(told, 32)
+        os.waitpid(middle, 0)
+        _answer(agent, {"pid": int(number)} if number else {"error": "the fork died at once"})
+    os.close(told)
+    return None
+
+
+def _answer(agent: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        agent.send(json.dumps(message).encode())
+    except OSError:
+        os._exit(1)  # the agent has gone, or given this process up
+
+
+def _forget_ours(path: list[str]) -> None:
+    """Take out of the search path what only this process needed."""
+    sys.path[:] = [entry for entry in sys.path if entry in path]

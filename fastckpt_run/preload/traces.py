@@ -1,0 +1,101 @@
+"""What an import may not leave behind in a process from which workers are forked."""
+
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fastckpt_run.preload.environment import current
+
+
+@dataclass(frozen=True)
+class Traces:
+    """The state of this process, as far as a fork would not inherit it, or a fresh process not have it.
+
+    ``tasks`` are threads of the kernel, which libraries start behind Python's back; OpenBLAS ends its own at a fork.
+    """
+
+    descriptors: frozenset[str]
+    tasks: frozenset[str]
+    threads: int
+    handlers: dict[int, Any]
+    environment: dict[str, str]
+    folder: str
+    generators: dict[str, Any]
+    traced: bool
+    devices: bool
+    groups: bool
+
+    @classmethod
+    def now(cls) -> Self:
+        """Look at this process."""
+        descriptors = _descriptors()
+        return cls(
+            descriptors=descriptors,
+            tasks=frozenset(os.listdir("/proc/self/task")),  # noqa: PTH208
+            threads=threading.active_count(),
+            handlers={n: signal.getsignal(n) for n in signal.valid_signals()},
+            environment=current(),
+            folder=str(Path.cwd()),
+            generators=_generators(),
+            traced=sys.gettrace() is not None or sys.getprofile() is not None,
+            devices=_torch("cuda", "is_initialized") or any("/dev/nvidia" in name for name in descriptors),
+            groups=_torch("distributed", "is_initialized"),
+        )
+
+    def base_faults(self, before: "Traces") -> Iterator[str]:
+        """Why torch itself, imported since ``before``, makes this process unfit."""
+        if self.devices:
+            yield "initialised CUDA"
+        if self.groups:
+            yield "initialised a process group"
+        if self.threads > 1:
+            yield "started a thread"
+        if self.traced:
+            yield "is traced"
+        if self.descriptors - before.descriptors:
+            yield f"opened {', '.join(sorted(self.descriptors - before.descriptors))}"
+        if changed := [n for n, handler in self.handlers.items() if handler != before.handlers[n]]:
+            yield f"changed the handler of {signal.Signals(changed[0]).name}"
+        if self.folder != before.folder:
+            yield "changed the working directory"
+
+    def faults(self, before: "Traces") -> Iterator[str]:
+        """Why what was imported since ``before`` makes this process unfit."""
+        yield from self.base_faults(before)
+        if self.tasks - before.tasks and self.threads == before.threads:
+            yield "started a thread in native code"
+        if changed := self.environment.items() ^ before.environment.items():
+            yield f"changed the variable {min(name for name, _ in changed)}"
+        for name, state in before.generators.items():
+            if self.generators[name] != state:
+                yield f"used the random generator of {name}"
+
+
+def _descriptors() -> frozenset[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            found.add(f"{os.readlink(f'/proc/self/fd/{name}')} (descriptor {name})")  # noqa: PTH115
+        except FileNotFoundError:
+            continue  # the one that listed the directory
+    return frozenset(found)
+
+
+def _generators() -> dict[str, Any]:
+    states: dict[str, Any] = {"random": hash(random.getstate())}
+    if "numpy.random" in sys.modules:
+        states["numpy"] = str(sys.modules["numpy.random"].get_state())
+    if "torch" in sys.modules:
+        states["torch"] = bytes(sys.modules["torch"].get_rng_state().numpy())
+    return states
+
+
+def _torch(part: str, question: str) -> bool:
+    module = sys.modules.get(f"torch.{part}")
+    return module is not None and bool(getattr(module, question, bool)())

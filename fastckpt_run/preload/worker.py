@@ -1,0 +1,174 @@
+"""Turn a fork of the template into what a fresh interpreter would be, and run a script in it."""
+
+import builtins
+import ctypes
+import importlib
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+from pkgutil import get_importer
+from types import ModuleType
+from typing import Any, NoReturn
+
+from fastckpt_run.preload import environment, title
+from fastckpt_run.preload.order import GO, Order, Report
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Worker:
+    """A fork of the template that becomes a worker."""
+
+    def __init__(self, stdin: int, stdout: int, stderr: int, memory: int, go: int, *, printed: list[int]) -> None:
+        """Take over what is a worker's own; returns when the agent says so. Ends the process if it does not."""
+        self._order, self._report = Order.read(memory), Report(memory)
+        self._pid = os.getpid()
+        said = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
+        environment.replace(self._order.environment)
+        title.show(self._order.argv, self._order.environment)
+        _restore_signals(set(self._order.ignored))
+        if os.read(go, 1) != GO:
+            os._exit(1)
+        _die_with(self._order.parent)
+        for number, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(descriptor, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _open_streams()
+        for number, text in enumerate(said, start=1):
+            os.write(number, text)
+        _be_fresh()
+
+    def run(self) -> None:
+        """Run the script as Python does; returns, or raises SystemExit, to end the process as Python does."""
+        sys.orig_argv = self._order.argv.copy()
+        script = self._order.argv[2:]
+        sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
+        _forget_ourselves()
+        if script[0] == "-m":
+            if not sys.flags.safe_path:
+                sys.path.insert(0, str(Path.cwd()))
+            self._end(_run_module(script[1], alter_argv=True))
+            return
+        path = _absolute(script[0])
+        if get_importer(path) is not None:
+            sys.path.insert(0, path)
+            self._end(_run_module("__main__", alter_argv=False))
+            return
+        if not sys.flags.safe_path:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(script[0])))  # noqa: PTH120
+        self._end(_run_file(path))
+
+    def _end(self, well: bool) -> None:
+        """Report how the script ended; a fork of its own that came here has nothing to report."""
+        if well:
+            return
+        kind = getattr(sys, "last_type", None)
+        if kind is not None and os.getpid() == self._pid:
+            self._report.write(_kind(kind))
+        if kind is not KeyboardInterrupt:  # Python itself ends with the signal then
+            sys.exit(1)
+
+
+def _kind(error: type[BaseException]) -> str:
+    """The name of an exception's class, or of ImportError or SyntaxError for their subclasses."""
+    return next((base.__name__ for base in (ImportError, SyntaxError) if issubclass(error, base)), error.__name__)
+
+
+def _run_file(path: str) -> bool:
+    """Run a file as Python does, by its own function: tracebacks show no frame of ours."""
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    file = libc.fopen(os.fsencode(path), b"rb")
+    if not file:
+        _refuse(path)
+    run = ctypes.pythonapi.PyRun_AnyFileExFlags
+    run.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
+    return bool(run(file, os.fsencode(path), 1, None) == 0)
+
+
+def _refuse(path: str) -> NoReturn:
+    try:
+        Path(path).open("rb").close()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
+    sys.exit(2)
+
+
+def _run_module(name: str, *, alter_argv: bool) -> bool:
+    """Run a module as ``python -m`` does."""
+    try:
+        runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 (as Python does)
+        caught = error
+        assert error.__traceback__ is not None
+        trace = error.__traceback__.tb_next
+    else:
+        return True
+    sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, trace
+    sys.excepthook(type(caught), caught.with_traceback(trace), trace)
+    return False
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("/") else f"{Path.cwd()}/{path.removeprefix('./')}"
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _restore_signals(ignored: set[int]) -> None:
+    """The dispositions that Python finds and makes in a process whose parent ignores ``ignored``."""
+    usual: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGPIPE: signal.SIG_IGN,
+        signal.SIGXFSZ: signal.SIG_IGN,
+    }
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        wanted = signal.SIG_IGN if number in ignored else usual.get(number, signal.SIG_DFL)
+        if signal.getsignal(number) != wanted:
+            signal.signal(number, wanted)
+
+
+def _open_streams() -> None:
+    """New text streams over the descriptors 0, 1, 2, as Python -u makes them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, f"__{name}__")
+        mode = "w" if number else "r"
+        binary: Any = open(number, f"{mode}b", buffering=0 if number else -1, closefd=False)  # noqa: SIM115
+        raw = binary if number else binary.raw
+        raw.name = f"<{name}>"
+        text = io.TextIOWrapper(binary, old.encoding, old.errors, newline="\n", write_through=True)
+        text.mode = mode  # type: ignore[misc]
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _be_fresh() -> None:
+    """What each process has of its own: seeds, keys, the name of its thread."""
+    sys.modules["torch"].default_generator.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    process = sys.modules["multiprocessing.process"]
+    process.current_process().authkey = os.urandom(32)
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+    importlib.invalidate_caches()
+
+
+def _forget_ourselves() -> None:
+    """Replace __main__ by a fresh one, and let our modules be imported anew."""
+    main = ModuleType("__main__")
+    main.__loader__ = importlib.machinery.BuiltinImporter
+    vars(main).update(__annotations__={}, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    for name in [name for name in sys.modules if name.split(".")[0] == "fastckpt_run"]:
+        del sys.modules[name]
