@@ -42,9 +42,10 @@ def test_each_setting_has_an_option() -> None:
         "--fast-fill-threads",
         "--fast-max-stalls",
         "--fast-restart-budget",
+        "--fast-preload",
+        "--fast-hang-timeout",
         "--fast-event-log",
         "--fast-no-event-log",
-        "--fast-preload",
         "--fast-events",
     ]
     assert [option.name for option in command().params] == [field.name for field in fields(Settings)]
