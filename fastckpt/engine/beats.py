@@ -118,6 +118,9 @@ class Beats:
             self._has_optimizer = True
             self._line.step()
 
+    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
+    _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
+
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
         # Other parts have phases, too, when the saver is in this process.
         if phase.startswith(("snapshot.", "resume.")) and os.getpid() == self._pid:

@@ -1,0 +1,107 @@
+"""When ranks count as hung, and who is to blame: tables, without processes."""
+
+from math import inf
+
+import pytest
+
+from fastckpt.policy.hangs import IDLE, LONG, Limits, Sight, Witness, culprits, is_hung, limits
+
+MINUTE = 60.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "pace", "alarms", "sees_all", "expected"),
+    [
+        ("off", 1.0, 0, True, Limits(inf, inf)),
+        ("5", 1.0, 0, True, Limits(5.0, 50.0)),
+        ("5", 100.0, 7, False, Limits(5.0, 50.0)),
+        ("auto", 0.0, 0, True, Limits(LONG, LONG, IDLE)),
+        ("auto", 0.1, 0, True, Limits(LONG, LONG, IDLE)),
+        ("auto", 10.0, 0, True, Limits(LONG, LONG, 200.0)),
+        ("auto", 600.0, 0, True, Limits(12000.0, 12000.0, 12000.0)),
+        ("auto", 0.1, 2, True, Limits(4 * LONG, 4 * LONG, 4 * IDLE)),
+        ("auto", 0.1, 0, False, Limits(LONG, LONG)),
+    ],
+)
+def test_limits(setting, pace, alarms, sees_all, expected):
+    assert limits(setting, pace, alarms, sees_all=sees_all) == expected
+
+
+SECONDS = Limits(5.0, 50.0)
+AUTO = Limits(LONG, LONG, MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("what", "limits", "sights", "idle", "expected"),
+    [
+        ("nobody is watched", SECONDS, [], inf, False),
+        ("nobody is watched, by auto", AUTO, [], 1e9, False),
+        ("all take steps", SECONDS, [Sight(0, 1, 9), Sight(1, 4.9, 9)], 0, False),
+        ("one is silent", SECONDS, [Sight(0, 1, 9), Sight(1, 5.1, 9)], 0, True),
+        ("all are silent", SECONDS, [Sight(0, 6, 9), Sight(1, 6, 9)], 0, True),
+        ("a first step is slow", SECONDS, [Sight(0, 49), Sight(1, 49)], 0, False),
+        ("a first step is too slow", SECONDS, [Sight(0, 51), Sight(1, 49, 1)], 0, True),
+        ("one waits for the first step of another", SECONDS, [Sight(0, 30, 1), Sight(1, 30)], 0, False),
+        ("a long save", SECONDS, [Sight(0, 49, 9, "save"), Sight(1, 49, 9)], 0, False),
+        ("a save that hangs", SECONDS, [Sight(0, 51, 9, "snapshot.fill"), Sight(1, 51, 9)], 0, True),
+        ("a phase of unknown length", SECONDS, [Sight(0, 49, 9, "evaluation")], 0, False),
+        ("a phase with a limit", SECONDS, [Sight(0, 899, 9, "evaluation", 900)], 0, False),
+        ("a phase beyond its limit", SECONDS, [Sight(0, 901, 9, "evaluation", 900)], 0, True),
+        ("a phase with a short limit", SECONDS, [Sight(0, 2, 9, "load", 1), Sight(1, 2, 9)], 0, True),
+        ("all wait for the one that evaluates", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 800, 9)], 0, False),
+        ("one of two phases is late", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 60, 9, "y")], 0, False),
+        ("idle for a minute", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 61, True),
+        ("silent for a minute, but at work", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 1, False),
+        ("silent for an hour, at work", AUTO, [Sight(0, LONG + 1, 9), Sight(1, LONG - 1, 9)], 1, True),
+        ("idle before the first step", AUTO, [Sight(0, 70), Sight(1, 70, 1)], 61, False),
+        ("idle in a save", AUTO, [Sight(0, 70, 9, "save"), Sight(1, 70, 9)], 61, False),
+        ("idle in a marked phase", AUTO, [Sight(0, LONG + 9, 9, "x", 9000), Sight(1, LONG + 9, 9)], 5000, False),
+        ("off", Limits(inf, inf), [Sight(0, 1e9, 9)], 1e9, False),
+    ],
+)
+def test_is_hung(what, limits, sights, idle, expected):
+    assert is_hung(sights, limits, idle) is expected, what
+    assert is_hung(sights[::-1], limits, idle) is expected, what
+
+
+def waits(rank: int, steps: int = 9, place: str = "barrier", **fields) -> Witness:
+    return Witness(rank, steps, waits=True, place=place, **fields)
+
+
+def gone(rank: int, steps: int = 9) -> Witness:
+    return Witness(rank, steps, state="", has_left=True)
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "blamed", "reason"),
+    [
+        ([Witness(0)], [0], "hangs"),
+        ([Witness(0, 9, "T"), waits(1, 3)], [0], "stopped"),
+        ([Witness(0, 9, "D"), Witness(1, 3)], [0], "uninterruptibly"),
+        ([Witness(0, 9, "D"), Witness(1, 9, "T")], [1], "stopped"),
+        ([waits(0), Witness(1)], [1], "is not where the others wait"),
+        ([waits(0, 8), Witness(1, 9)], [1], "is not where the others wait"),
+        ([waits(0), Witness(1, 9), Witness(2, 8)], [2], "is not where the others wait"),
+        ([Witness(0, 9), Witness(1, 8)], [1], "fewer steps"),
+        ([waits(0, 9), waits(1, 8)], [1], "fewer steps"),
+        ([waits(0), waits(1)], [0, 1], "which of them is to blame is not known"),
+        ([Witness(0), Witness(1)], [0, 1], "which of them is to blame is not known"),
+        ([waits(0), waits(1, place="backward"), waits(2)], [1], "elsewhere than most"),
+        ([waits(0), waits(1, place="backward")], [0, 1], "not known"),
+        ([waits(0), gone(1)], [1], "has ended"),
+        ([waits(0), Witness(1, has_left=True)], [1], "has ended, or is about to"),
+        ([Witness(0), waits(1, has_left=True)], [0], "hangs"),
+        ([Witness(0), gone(1)], [0], "hangs"),
+    ],
+)
+def test_culprits(witnesses, blamed, reason):
+    found, why = culprits(witnesses, sees_all=True)
+    assert [each.rank for each in found] == blamed
+    assert reason in why
+
+
+def test_on_several_nodes_the_one_to_blame_may_be_elsewhere():
+    found, why = culprits([waits(0), waits(1)], sees_all=False)
+    assert ([each.rank for each in found], why) == ([0, 1], "waits, perhaps for a rank of another node")
+    found, _ = culprits([waits(0), Witness(1)], sees_all=False)
+    assert [each.rank for each in found] == [1]
