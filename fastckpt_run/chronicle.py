@@ -23,11 +23,11 @@ from fastckpt_run.event_log import EventLog
 
 logger = logging.getLogger("fastckpt.launcher")
 
-INTERVAL = 10.0
-"""Seconds from one look at the workers' progress to the next, in a job that is young."""
+INTERVAL = 1.0
+"""Seconds from one record of the workers' progress to the next, in a job that is young."""
 LOOKS = 1000
 """How many of them a job has as often as it grows e times older: a log stays small."""
-MOST = 10_000
+MOST = 20_000
 """How many events of one name are recorded."""
 CLOSING = 3.0
 """Seconds that the end of the job waits for the last events to be written."""

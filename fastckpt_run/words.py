@@ -43,9 +43,14 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f} %" if whole else "?"
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, what: str, many: str = "") -> str:
     """How many of something there are."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
+def goodput(part: float | None) -> str:
+    """The useful part of all time."""
+    return "unknown: no steps were told of" if part is None else f"{100 * part:.2f} %"
 
 
 def failure(one: Recovery) -> str:

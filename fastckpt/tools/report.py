@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fastckpt.tools import goodput
 from fastckpt.tools.events import Event, Log, launches, nanoseconds, text, whole
-from fastckpt.tools.goodput import Span, Spent, Steps
-from fastckpt.tools.launches import Failure, Launch, Round, launch_of
+from fastckpt.tools.goodput import Span, Spent, Steps, trains_from
+from fastckpt.tools.launches import Failure, Launch, Round, Sample, launch_of
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Recovery:
     exitcode: int | None
     silent: int
     stopped: int | None
+    relaunched: int | None = None
     met: int | None = None
     started: int | None = None
     imported: int | None = None
@@ -121,6 +122,7 @@ def report(logs: Iterable[Log]) -> Report:
     nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
     progress = {node: Steps(goodput.steps_per_step(found)) for node in sorted(chains)}
     for node, steps in progress.items():
+        _see_in_hindsight(chains[node])
         nodes[node] = [Placed(each, goodput.spend(each, steps), _offset(each, offsets)) for each in chains[node]]
         times += [placed.spent.by_cause() for placed in nodes[node]]
         times += [{goodput.DOWN: gap} for gap in _gaps(nodes[node])]
@@ -135,6 +137,18 @@ def report(logs: Iterable[Log]) -> Report:
         sum(log.unreadable for log in logs),
         lost,
     )
+
+
+def _see_in_hindsight(chain: list[Launch]) -> None:
+    """Where an agent was killed, workers had come further than it had recorded, if the next launch resumes there."""
+    for before, after in pairwise(chain):
+        one, following = before.rounds[-1], next((one for one in after.rounds if one.loads), None)
+        if following is None or one.is_over or trains_from(one) is None:
+            continue
+        step = max(load.step for load in following.loads.values())
+        last = one.samples[-1] if one.samples else Sample(0, 0, 0, -1, 0, -1, 0)
+        if step > last.step:
+            one.samples.append(replace(last, at=before.end, beat=before.end, step=step, named=last.steps))
 
 
 def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
@@ -178,6 +192,7 @@ def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed,
     last = max(loads, key=lambda load: load.at, default=None)
     return Recovery(
         *known,
+        relaunched=None if there is placed else since(there.launch.begin),
         met=since(new.met),
         started=since(new.started),
         imported=since(max(new.imported.values(), default=None)),

@@ -1,4 +1,4 @@
-"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them."""
+"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; tells what happened."""
 
 import click
 
@@ -6,6 +6,7 @@ from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
 from fastckpt_run.cli.prune import prune
+from fastckpt_run.cli.report import report
 from fastckpt_run.cli.shm import shm
 from fastckpt_run.cli.show import show
 from fastckpt_run.cli.verify import verify
@@ -15,7 +16,7 @@ from fastckpt_run.cli.which import which
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="fastckpt")
 def main() -> None:
-    """Look at checkpoints, check, compare, export and remove them.
+    """Look at checkpoints, check, compare, export and remove them; tell what happened.
 
     DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
     DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if
@@ -29,5 +30,5 @@ def main() -> None:
     """
 
 
-for _command in (ls, show, which, verify, diff, export, prune, shm):
+for _command in (ls, show, which, verify, diff, export, prune, shm, report):
     main.add_command(_command)

@@ -1,0 +1,79 @@
+"""A timeline as inline SVG: lanes of coloured bars over one axis of time."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+
+WIDTH = 2000
+"""Units of a lane's width; a bar has at least one."""
+_HEIGHT = 20
+_MARK = 4.0
+"""Units of the width of an instant."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time in a lane: nanoseconds, its kind (a class of the style sheet), and what it is."""
+
+    begin: int
+    end: int
+    kind: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The time that a chart shows, in nanoseconds."""
+
+    begin: int
+    end: int
+
+    def at(self, instant: int) -> float:
+        """Where an instant is, from 0 to 1."""
+        return min(1.0, max(0.0, (instant - self.begin) / max(1, self.end - self.begin)))
+
+    def ticks(self, most: int) -> list[int]:
+        """Round times since the beginning, at most so many."""
+        length = max(1, self.end - self.begin)
+        step = next(step for step in _steps() if step * most >= length)
+        return list(range(0, length + 1, step))
+
+
+def _steps() -> Iterator[int]:
+    """Steps between ticks, in nanoseconds: round to those who count in tens, minutes, hours and days."""
+    for power in range(3, 10):
+        yield from (factor * 10**power for factor in (1, 2, 5))
+    seconds = [10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200]
+    yield from (second * 10**9 for second in seconds)
+    days = 1
+    while True:
+        yield days * 86400 * 10**9
+        days *= 2
+
+
+def lane(bars: Iterable[Bar], axis: Axis) -> str:
+    """The bars of a lane, first ones below; those too thin to be told apart are drawn as one."""
+    drawn = "".join(_rectangle(bar, axis) for bar in _merged(bars, axis))
+    return f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
+
+
+def _merged(bars: Iterable[Bar], axis: Axis) -> Iterator[Bar]:
+    unit = max(1, (axis.end - axis.begin) // WIDTH)
+    waiting: Bar | None = None
+    for bar in bars:
+        if waiting is not None and waiting.kind == bar.kind and bar.end - waiting.begin < unit:
+            waiting = Bar(waiting.begin, max(waiting.end, bar.end), bar.kind, waiting.title)
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = bar
+    if waiting is not None:
+        yield waiting
+
+
+def _rectangle(bar: Bar, axis: Axis) -> str:
+    left, right = axis.at(bar.begin) * WIDTH, axis.at(bar.end) * WIDTH
+    title = f"<title>{escape(bar.title)}</title>" if bar.title else ""
+    least = _MARK if bar.begin == bar.end else 1.0
+    place = f'x="{min(left, WIDTH - least):.1f}" width="{max(least, right - left):.1f}" height="{_HEIGHT}"'
+    return f'<rect class="{escape(bar.kind)}" {place}>{title}</rect>'

@@ -1,0 +1,147 @@
+"""A report as one page of HTML: no script, nothing from the network; all that comes from a log is escaped."""
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from importlib.resources import files
+
+from fastckpt.tools.report import Recovery, Report
+from fastckpt_run import words
+from fastckpt_run.cli import lanes
+from fastckpt_run.cli.answer import plain
+from fastckpt_run.cli.chart import Axis, Bar, lane
+from fastckpt_run.cli.report import facts, when
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_TICKS = 6
+_CHECKPOINT_KINDS = {
+    "persist": "persist", "flush": "flush", "upload": "upload", "failure": "failure", "skip": "skipped save"
+}  # fmt: skip
+_MOST_FAILURES = 200
+
+
+def page(found: Report, directory: str) -> str:
+    """The whole page."""
+    style = files("fastckpt_run.cli").joinpath("page.css").read_text(encoding="utf-8")
+    title = _text(f"What happened in {directory}")
+    body = "".join([_summary(found), _time(found), _timeline(found), _failures(found), _launches(found)])
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><style>\n{style}</style></head>\n'
+        f"<body><main><h1>{title}</h1>\n{body}</main></body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return escape(plain(str(value)))
+
+
+def _summary(found: Report) -> str:
+    launches = sum(len(chain) for chain in found.nodes.values())
+    figures = [
+        (words.goodput(found.goodput) if found.goodput is not None else "?", "goodput: useful part of all time"),
+        (words.duration(found.total), f"in {words.count(launches, 'launch', 'launches')}"),
+        (f"{found.steps.new:,}", f"steps, {found.steps.repeated:,} of them repeated"),
+        (f"{len(found.failures):,}", "failures"),
+    ]
+    cards = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)
+    said = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
+    return f'<section class="figures">{cards}</section>\n<ul class="facts">{said}</ul>\n'
+
+
+def _time(found: Report) -> str:
+    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
+    whole, begin, bars = Axis(0, found.total), 0, list[Bar]()
+    for cause, spent in causes:
+        bars.append(Bar(begin, begin + spent, cause, words.CAUSES[cause]))
+        begin += spent
+    rows = [
+        [f'<i class="{cause}"></i>{words.CAUSES[cause]}', words.share(spent, found.total), words.duration(spent)]
+        for cause, spent in causes
+    ]
+    return (
+        f'<section><h2>Where the time went</h2><div class="whole">{lane(bars, whole)}</div>'
+        f"{_table(['cause', 'share', 'time'], rows)}</section>\n"
+    )
+
+
+def _timeline(found: Report) -> str:
+    axis = lanes.axis_of(found)
+    shown, used = list[str](), dict[str, str]()
+
+    def add(name: str, bars: Iterable[Bar]) -> None:
+        bars = list(bars)
+        used.update({bar.kind: words.CAUSES.get(bar.kind) or _CHECKPOINT_KINDS.get(bar.kind, "") for bar in bars})
+        shown.append(f'<div class="lane"><span>{_text(name)}</span>{lane(bars, axis)}</div>')
+
+    for node, chain in found.nodes.items():
+        prefix = f"node {node}: " if len(found.nodes) > 1 else ""
+        add(f"{prefix}time", lanes.time_lane(chain))
+        there = lanes.ranks(chain)
+        for rank in there[: lanes.MOST_RANKS]:
+            add(f"{prefix}worker {rank}", lanes.worker_lane(chain, rank))
+        if len(there) > lanes.MOST_RANKS:
+            shown.append(f"<p>{len(there) - lanes.MOST_RANKS} more workers are not shown.</p>")
+        add(f"{prefix}storage", lanes.checkpoint_lane(chain))
+    failures = [Bar(one.at, one.at, "failure", words.failure(one)) for one in found.failures]
+    add("failures", failures)
+    ticks = "".join(
+        f'<span style="left:{100 * axis.at(axis.begin + tick):.2f}%">{words.duration(tick) if tick else "0"}</span>'
+        for tick in axis.ticks(_TICKS)
+    )
+    legend = "".join(f'<li><i class="{kind}"></i>{_text(name)}</li>' for kind, name in used.items() if name)
+    return (
+        f"<section><h2>Timeline</h2><p>Since {when(axis.begin)}. Point at a bar to read what it is.</p>"
+        f'<div class="chart">{"".join(shown)}<div class="axis"><span></span><div>{ticks}</div></div></div>'
+        f'<ul class="legend">{legend}</ul></section>\n'
+    )
+
+
+def _failures(found: Report) -> str:
+    if not found.failures:
+        return "<section><h2>Failures</h2><p>None.</p></section>\n"
+    start = lanes.axis_of(found).begin
+    last = found.failures[-_MOST_FAILURES:]
+    longest = max(_length(one) for one in last)
+    rows = [list(_failure(one, start, longest)) for one in last]
+    heads = ["at", "what", "went on", "from", "steps repeated", "phases, up to the first step"]
+    more = (
+        f"<p>{len(found.failures) - len(last)} earlier ones are not shown.</p>"
+        if len(last) < len(found.failures)
+        else ""
+    )
+    return f"<section><h2>Failures</h2>{more}{_table(heads, rows)}</section>\n"
+
+
+def _length(one: Recovery) -> int:
+    return one.silent + max(at or 0 for at in (one.stopped, one.met, one.started, one.resumed, one.first_step))
+
+
+def _failure(one: Recovery, start: int, longest: int) -> Iterator[str]:
+    yield words.duration(one.at - start)
+    yield _text(words.failure(one))
+    yield "?" if one.first_step is None else words.duration(one.silent + one.first_step)
+    yield "?" if one.step is None else _text(f"step {one.step}, {one.tier}") if one.tier else "the beginning"
+    yield f"{one.repeated:,}"
+    yield f'<div class="phases">{lane(lanes.failure_bars(one), Axis(-one.silent, longest - one.silent))}</div>'
+
+
+def _launches(found: Report) -> str:
+    rows = [
+        [
+            str(node), _text(placed.launch.host), when(placed.begin), words.duration(placed.end - placed.begin),
+            _text(placed.launch.outcome or "runs, or was killed"), _text(placed.launch.script),
+        ]
+        for node, chain in found.nodes.items() for placed in chain
+    ]  # fmt: skip
+    return (
+        f"<section><h2>Launches</h2>{_table(['node', 'host', 'begin', 'time', 'outcome', 'script'], rows)}</section>\n"
+    )
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

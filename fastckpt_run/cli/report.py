@@ -1,0 +1,150 @@
+"""`fastckpt report`: what happened in all launches of a training, and where the time went."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastckpt_run.cli.answer import Answer, Screen, answering, size
+
+if TYPE_CHECKING:
+    from fastckpt.tools.report import Recovery, Report
+
+INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
+"""What follows a failure, in this order."""
+
+
+@click.command()
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it to FILE as a page, with a chart."
+)
+@answering
+def report(directory: str, html: Path | None) -> Answer:
+    """Tell what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
+
+    It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
+    run meanwhile. docs/events.md defines all figures.
+    """
+    from fastckpt.tools.events import find, read
+    from fastckpt.tools.report import report as report_on
+
+    logs = [read(path) for path in find(directory)]
+    found = report_on(logs)
+    if html is not None:
+        from fastckpt_run.cli.page import page
+
+        html.write_text(page(found, directory), encoding="utf-8")
+    document = _document(found) | {"directory": directory, "logs": [str(log.path) for log in logs]}
+
+    def show(screen: Screen) -> None:
+        _show(screen, found, directory)
+        if html is not None:
+            screen.line(f"written to {html}")
+
+    return Answer(document, show)
+
+
+def _document(found: "Report") -> dict[str, Any]:
+    """A report as JSON; all times in seconds."""
+    counts = asdict(found.counts)
+    useful = found.lost["useful"]
+    return {
+        "goodput": found.goodput,
+        "total": found.total / 1e9,
+        "time": {cause: spent / 1e9 for cause, spent in found.lost.items()},
+        "steps": {
+            "new": found.steps.new,
+            "repeated": found.steps.repeated,
+            "per_second": found.steps.new * len(found.nodes) * 1e9 / useful if useful else None,
+        },
+        "launches": [
+            {
+                "node": node,
+                "host": placed.launch.host,
+                "pid": placed.launch.pid,
+                "run_id": placed.launch.run_id,
+                "script": placed.launch.script,
+                "begin": placed.begin / 1e9,
+                "seconds": (placed.end - placed.begin) / 1e9,
+                "starts": sum(one.started is not None for one in placed.launch.rounds),
+                "outcome": placed.launch.outcome or None,
+            }
+            for node, chain in found.nodes.items()
+            for placed in chain
+        ],
+        "failures": [_failure(one) for one in found.failures],
+        "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
+        "unreadable": found.unreadable,
+        "events_lost": found.events_lost,
+    }
+
+
+def _failure(one: "Recovery") -> dict[str, Any]:
+    document = asdict(one) | {"at": one.at / 1e9, "silent": one.silent / 1e9}
+    for name in (*INSTANTS, "load"):
+        document[name] = None if document[name] is None else document[name] / 1e9
+    return document
+
+
+def _show(screen: Screen, found: "Report", directory: str) -> None:
+    from fastckpt_run import words
+
+    launches = sum(len(chain) for chain in found.nodes.values())
+    screen.line(
+        f"{directory}: {words.count(launches, 'launch', 'launches')} on {words.count(len(found.nodes), 'node')}, "
+        f"{words.duration(found.total)}; goodput {words.goodput(found.goodput)}"
+    )
+    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
+    rows = [[words.CAUSES[cause], words.share(spent, found.total), words.duration(spent)] for cause, spent in causes]
+    screen.table(["TIME", ">SHARE", ">"], rows)
+    for line in facts(found):
+        screen.line(line)
+    if found.failures:
+        start = min(placed.begin for chain in found.nodes.values() for placed in chain)
+        screen.table(["FAILURE", *(f">{name}" for name in _HEADS)], [_row(one, start) for one in found.failures])
+
+
+_SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
+_HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
+
+
+def _row(one: "Recovery", start: int) -> list[str]:
+    from fastckpt_run import words
+
+    instants = [words.duration(getattr(one, name)) for name in _SHOWN]
+    step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
+    return [words.failure(one), words.duration(one.at - start), *instants, step, one.tier or "-", str(one.repeated)]
+
+
+def facts(found: "Report") -> list[str]:
+    """Steps and checkpoints, in words."""
+    from fastckpt_run import words
+
+    counts, steps, useful = found.counts, found.steps, found.lost["useful"]
+    stall = found.lost["stall"] // max(1, counts.saves) // max(1, len(found.nodes))
+    rate = f" at {counts.persisted_bytes / counts.persist_time * 1e3:.3g} MB/s" if counts.persist_time else ""
+    said = [
+        f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
+        + (f", {steps.new * len(found.nodes) * 1e9 / useful:.3g} per second of useful time" if useful else ""),
+        f"saves: {counts.saves:,} of {size(counts.saved_bytes)} in all, each stalls for {words.duration(stall)}; "
+        f"{counts.skipped:,} skipped",
+        f"persists: {counts.persisted:,} of {size(counts.persisted_bytes)} in all{rate}; "
+        f"{counts.persist_failures:,} attempts failed",
+    ]
+    if counts.uploads:
+        said.append(f"uploads: {counts.uploads:,}")
+    if counts.bad_checkpoints:
+        said.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
+    if found.unreadable or found.events_lost:
+        said.append(
+            f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
+        )
+    return said
+
+
+def when(nanoseconds: int) -> str:
+    """An instant since the epoch, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(nanoseconds // 10**9))
