@@ -1,0 +1,202 @@
+"""The watch for hangs, over real lines of telemetry and real processes."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt.config import Settings
+from fastckpt.errors import ConfigError
+from fastckpt.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt_run import activity
+from fastckpt_run.activity import Activity, processor_times, state_of
+from fastckpt_run.hangs import HangWatch, _Pace
+
+TIMEOUT = 1.0
+LONGER = 0.2
+"""How much longer than its limit a test waits to see that nothing happens."""
+
+
+class Node:
+    """Two processes that do nothing, whose lines the test writes, and the watch over them."""
+
+    def __init__(self, arena: Path, setting: str) -> None:
+        self.block = TelemetryBlock(telemetry_name(arena), 2)
+        self.other = TelemetryBlock(telemetry_name(arena.with_name("other")), 2)
+        self.watch = HangWatch(setting, self.read)
+        self.workers = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
+        self.lines = [self.block.line(rank) for rank in range(2)]
+        self.start()
+
+    def read(self) -> dict[str, list[Telemetry]]:
+        return {block.name: [block.read(rank) for rank in range(2)] for block in (self.block, self.other)}
+
+    def start(self) -> None:
+        ranks = [Worker(rank, global_rank=rank, world_size=2) for rank in range(2)]
+        self.watch.started({rank: worker.pid for rank, worker in enumerate(self.workers)}, ranks)
+
+    def train(self, *ranks: int) -> None:
+        for rank in ranks or (0, 1):
+            self.lines[rank].begin(0, self.workers[rank].pid, 0)
+            self.lines[rank].step()
+
+    def hangs(self) -> bool:
+        return self.watch.end_hang(may_restart=True)
+
+    def hangs_within(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            meanwhile()
+            if self.hangs():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        for block in (self.block, self.other):
+            block.close()
+            unlink(block.name)
+
+
+@pytest.fixture
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    node = Node(tmp_path / "arena", getattr(request, "param", str(TIMEOUT)))
+    yield node
+    node.end()
+
+
+def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
+    node.train()
+    assert not node.hangs()
+    os.kill(node.workers[1].pid, signal.SIGSTOP)
+    assert node.hangs_within(60, meanwhile=node.lines[0].step)
+    assert node.workers[1].wait(10) == -signal.SIGKILL
+    assert node.workers[0].poll() is None
+
+
+def test_nobody_is_watched_who_never_made_a_checkpointer(node: Node):
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+@pytest.mark.parametrize("node", ["off"], indirect=True)
+def test_off_means_off(node: Node):
+    node.train()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+    assert node.watch.interval == float("inf")
+
+
+def test_who_has_taken_leave_or_exited_is_not_silent(node: Node):
+    node.train()
+    node.lines[1].leave()
+    node.workers[0].kill()
+    node.workers[0].wait()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+def test_a_second_checkpointer_speaks_for_a_worker_that_has_closed_the_first(node: Node):
+    node.train()
+    second = node.other.line(1)
+    second.begin(0, node.workers[1].pid, 0)
+    node.lines[1].leave()
+    assert not node.hangs_within(TIMEOUT + LONGER, meanwhile=lambda: (node.lines[0].step(), second.step()))
+    assert node.hangs_within(60, meanwhile=node.lines[0].step)
+    assert node.workers[1].wait(10) == -signal.SIGKILL
+
+
+def test_a_watch_that_was_not_run_itself_begins_anew(node: Node):
+    node.train()
+    assert not node.hangs()
+    time.sleep(TIMEOUT + 1)  # longer than it may be silent, and than the watch expects to sleep
+    assert not node.hangs()
+    assert not node.hangs(), "nor the next time"
+    assert node.hangs_within(60), "but if they stay silent while it runs"
+
+
+def test_what_workers_before_them_said_is_not_theirs(node: Node):
+    node.train()
+    assert not node.hangs()
+    time.sleep(TIMEOUT)
+    node.start()
+    assert not node.hangs_within(TIMEOUT + LONGER), "they may take long to begin"
+    node.train(0)
+    assert not node.hangs_within(TIMEOUT + LONGER), "and so may one for which the other waits"
+
+
+def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
+    program = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    traced = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    os.waitpid(traced.pid, 0)  # it has stopped, for this process to look at
+    node.workers.append(traced)
+    try:
+        node.watch.started({0: node.workers[0].pid, 1: traced.pid}, [Worker(0, world_size=2), Worker(1, world_size=2)])
+        node.train()
+        assert state_of(traced.pid) == "t"
+        assert not node.hangs_within(TIMEOUT + LONGER)
+    finally:
+        ctypes.CDLL(None).ptrace(8, traced.pid, 0, 0)
+        traced.wait()
+
+
+def test_pace_is_that_of_the_slowest_recent_step():
+    pace = _Pace()
+
+    def at(seconds: float, steps: int) -> None:
+        pace.see({0: Telemetry(beat=int(seconds * 1e9), steps=steps, pid=1)})
+
+    at(100, 0)
+    at(150, 1)
+    assert pace.slowest(150) == 0, "a first step tells nothing"
+    for step in range(2, 12):
+        at(149 + step, step)
+    assert pace.slowest(160) == pytest.approx(1)
+    at(190, 12)
+    assert pace.slowest(190) == pytest.approx(30), "one that is slow counts at once"
+    at(191, 13)
+    at(192, 15)
+    assert pace.slowest(192) == pytest.approx(30, rel=0.01), "and for long"
+    assert pace.slowest(191 + 600) == pytest.approx(15, rel=0.01)
+    pace.begin()
+    at(900, 3)
+    at(900.5, 4)
+    assert 5 < pace.slowest(900.5) < 15, "also after a restart"
+
+
+def test_activity_tells_who_computes_from_who_waits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(activity, "_WINDOW", 0.3)
+    loop = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'while True: pass'])"
+    worker = subprocess.Popen([sys.executable, "-c", loop], start_new_session=True)
+    try:
+        end = time.monotonic() + 60
+        while not processor_times([worker.pid])[worker.pid] > 1 and time.monotonic() < end:
+            time.sleep(0.1)
+        began = time.monotonic()
+        watched = Activity([worker.pid], began)
+        for _ in range(20):
+            assert watched.idle(time.monotonic(), began) < time.monotonic() - began + 0.01
+            time.sleep(0.1)
+        assert watched.idle(time.monotonic(), began) < 1.5, "its child computes"
+        os.killpg(worker.pid, signal.SIGSTOP)
+        while watched.idle(time.monotonic(), began) < 1.5:
+            assert time.monotonic() < end + 60
+            time.sleep(0.05)
+        spoken = time.monotonic()
+        assert watched.idle(spoken, spoken) == 0
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan", ""])
+def test_a_limit_that_is_none_is_refused(text: str):
+    with pytest.raises(ConfigError, match="hang_timeout"):
+        Settings(hang_timeout=text)
