@@ -187,6 +187,7 @@ def launch(what: str, options: argparse.Namespace, folder: Path) -> list[dict[st
     folder.mkdir()
     out, events = folder / "out", folder / "events"
     command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1", "--max-restarts=100"]
+    command += ["--fast-max-stalls=0"]  # those that measure resumes take no steps
     command += ["--fast-events", str(events), __file__, "--worker", what, "--out", str(out)]
     command += ["--gigabytes", str(options.gigabytes), "--repeats", str(options.repeats)]
     environment = os.environ | {"FASTCKPT_SHM_DIR": str(shm), "PYTHONPATH": str(Path(__file__).parent.parent)}

@@ -65,7 +65,8 @@ class Job:
     def _environment(self) -> dict[str, str]:
         # torchrun leaves its logs in TMPDIR
         mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
-        return mine | {"FAULTS_LAUNCH": str(self.launches)}
+        # Faults may strike many starts in a row before their first step: that is no reason to give up here.
+        return mine | {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""

@@ -1,0 +1,57 @@
+"""Train until a file ``end`` appears, save every few steps and fail as told, at each start in another step."""
+
+import argparse
+import importlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from fastckpt import DdpCheckpointer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--every", type=int, default=10, help="steps between saves")
+parser.add_argument("--fail", type=int, nargs="*", default=[], help="in which step, at each start; the last repeats")
+parser.add_argument("--how", default="raise")
+parser.add_argument("--pace", type=float, default=0.0, help="seconds per step")
+arguments = parser.parse_args()
+
+folder, attempt = Path(os.environ["JOB_FOLDER"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+(folder / f"pid.{os.getpid()}").touch()
+fail = arguments.fail[min(attempt, len(arguments.fail) - 1)] if arguments.fail else -1
+
+
+def log(text: str) -> None:
+    with (folder / "log").open("a") as file:
+        file.write(f"{attempt} {text}\n")
+
+
+def fall() -> None:
+    if arguments.how == "import":
+        importlib.import_module("nosuch")
+    elif arguments.how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("MARK")
+
+
+log(f"begins {os.getpid()} {os.environ['TORCHELASTIC_MAX_RESTARTS']}")
+if fail == 0:
+    fall()
+w = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([w], lr=0.1)
+checkpointer = DdpCheckpointer(folder / "checkpoints")
+loaded = checkpointer.load_checkpoint()
+for step in range(checkpointer.loaded_step + 1 if loaded else 1, arguments.steps + 1):
+    if (folder / "end").exists():
+        break
+    if step == fail:
+        fall()
+    w.grad = torch.ones(3)
+    optimizer.step()
+    log(f"step {step}")
+    if step % arguments.every == 0:
+        checkpointer.save_checkpoint(step, {"w": w.detach()})
+    time.sleep(arguments.pace)

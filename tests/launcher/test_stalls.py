@@ -1,0 +1,224 @@
+"""Jobs that fail again and again: when they are started again, and what is said when they are not."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from fastckpt.config import Settings
+from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
+from fastckpt_run.restarts import Restarts
+from tests.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
+
+TRAIN = program("train.py")
+FORK = ["--run-path", "--start-method=fork"]
+"""Such workers need not import torch."""
+
+
+def starts(folder: Path) -> list[list[str]]:
+    """Of each start the worker's pid, how many restarts it was told of, and the steps that it did."""
+    found: list[list[str]] = []
+    path = folder / "log"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        attempt, what, *rest = line.split()
+        if what == "begins":
+            assert int(attempt) == len(found), "starts are counted, and no number comes twice"
+            found.append(rest)
+        else:
+            found[int(attempt)] += rest
+    return found
+
+
+def steps(folder: Path) -> list[list[int]]:
+    return [[int(step) for step in start[2:]] for start in starts(folder)]
+
+
+def told(folder: Path, name: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
+    return [event for event in events if event["event"] == name]
+
+
+def launch(jobs: Jobs, *arguments: str, **environment: str) -> Any:
+    return jobs.run(f"--fast-events={jobs.folder / 'events'}", *arguments, **environment)
+
+
+def test_a_step_that_always_fails_ends_the_job(jobs: Jobs, tmp_path: Path) -> None:
+    """Bad data at step 57, a save every ten steps: each start trains, and none but the first comes further."""
+    job = launch(jobs, *FORK, "--max-restarts=20", TRAIN, "--fail=57")
+    assert job.returncode == 1
+    assert [done[-1] for done in steps(tmp_path)] == [56] * 4
+    assert [done[0] for done in steps(tmp_path)] == [1, 51, 51, 51]
+    assert "no restart: the workers failed 3 times in a row before they came further than before" in job.stderr
+    for start in (2, 3, 4):
+        assert f"  start {start} resumed step 50 and came 6 steps further: worker 0 exit code 1\n" in job.stderr
+    assert "allow more with --fast-max-stalls" in job.stderr
+    assert "ValueError: MARK" in job.stderr.partition("Root Cause")[2]
+    (event,) = told(tmp_path, "gave_up")
+    assert (event["why"], event["restarts_left"]) == ("stalled", 17)
+    assert event["text"] in job.stderr
+
+
+def test_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) -> None:
+    job = launch(jobs, *FORK, "--max-restarts=9", "--fast-max-stalls=2", TRAIN, "--fail", "3", "0", "--how=kill")
+    assert job.returncode == 1
+    assert steps(tmp_path) == [[1, 2], [], []]
+    for start in (2, 3):
+        assert f"  start {start} ended before anything was loaded or done: worker 0 SIGKILL\n" in job.stderr
+
+
+@pytest.mark.parametrize("limit", ["3", "0"])
+def test_failures_that_come_later_each_time_are_no_stalls(jobs: Jobs, tmp_path: Path, limit: str) -> None:
+    """Up to --max-restarts, though most come before the next save."""
+    fail = ["--fail", "4", "7", "9", "11", "12"] if limit == "3" else ["--fail=3"]
+    job = launch(jobs, *FORK, "--max-restarts=4", f"--fast-max-stalls={limit}", TRAIN, *fail)
+    assert job.returncode == 1
+    assert len(steps(tmp_path)) == 5
+    assert [event["why"] for event in told(tmp_path, "gave_up")] == ["spent"]
+    assert "no restart: --max-restarts allows 4, and none is left" in job.stderr
+
+
+CANNOT_START = {
+    "import": ("import os\nimport nosuch\n", "ModuleNotFoundError: No module named 'nosuch'"),
+    "syntax": ("def f(:\n    pass\n", "SyntaxError: "),
+    "argparse": ("import argparse\nargparse.ArgumentParser().parse_args()\nimport fastckpt\n", "script.py: error: "),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "streams"),
+    [("import", ["--tee=2"]), ("syntax", []), ("argparse", []), ("argparse", ["--redirects=2"])],
+    ids=["import-tee", "syntax", "argparse", "argparse-redirected"],
+)
+def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, kind: str, streams: list[str]) -> None:
+    script, why = CANNOT_START[kind]
+    why = "exit code 2, as of refused arguments" if kind == "argparse" and not streams else why
+    (tmp_path / "script.py").write_text(script)
+    job = launch(jobs, "--max-restarts=5", f"--log-dir={tmp_path / 'logs'}", *streams, "script.py", "--no-such-option")
+    assert job.returncode == 1
+    assert len(told(tmp_path, "workers_started")) == 1
+    (event,) = told(tmp_path, "gave_up")
+    assert event["why"] == "cannot_start"
+    assert f"no restart: the script cannot start: {why}" in job.stderr
+    assert "Root Cause (first observed failure)" in job.stderr
+
+
+def test_a_lazy_import_that_fails_is_a_failure_like_others(jobs: Jobs, tmp_path: Path) -> None:
+    job = launch(jobs, *FORK, "--max-restarts=1", TRAIN, "--steps=20", "--fail", "5", "-1", "--how=import")
+    assert job.returncode == 0, job.stderr
+    assert [done[-1] for done in steps(tmp_path)] == [4, 20]
+    assert told(tmp_path, "gave_up") == []
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_script_without_a_checkpointer_is_restarted_as_by_torchrun(jobs: Jobs, tmp_path: Path, code: int) -> None:
+    (tmp_path / "script.py").write_text(f"print('started', flush=True)\nraise SystemExit({code})\n")
+    both = [jobs.start("--max-restarts=3", "script.py", launcher=launcher) for launcher in (OURS, TORCHRUN)]
+    printed = [job.communicate(timeout=120)[0] for job in both]
+    assert both[0].returncode == both[1].returncode == 1
+    assert printed[0].count("started") == printed[1].count("started") == 4
+
+
+def test_kills_from_outside_are_no_stalls_while_steps_advance(jobs: Jobs, tmp_path: Path) -> None:
+    """More in a row than may stall, each at a step drawn by chance beyond all that were done."""
+    rng, kills = random.Random(4), 4
+    options = [*FORK, "--max-restarts=20", "--fast-max-stalls=1", f"--fast-events={tmp_path / 'events'}"]
+    job = jobs.start(*options, TRAIN, "--steps=100000", "--every=7", "--pace=0.002")
+    for _ in range(kills):
+        # A step more may have been done than was logged.
+        target = max(map(max, filter(None, steps(tmp_path))), default=0) + rng.randrange(2, 30)
+        until(lambda target=target: target in steps(tmp_path)[-1:][0] if steps(tmp_path) else False, f"step {target}")
+        os.kill(int(starts(tmp_path)[-1][0]), signal.SIGKILL)
+    (tmp_path / "end").touch()
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 0, errors
+    assert len(steps(tmp_path)) == kills + 1
+    assert told(tmp_path, "gave_up") == []
+
+
+def test_progress_gives_restarts_back(jobs: Jobs, tmp_path: Path) -> None:
+    """Three failures in a job that may be restarted once, each after a while of progress: no number comes twice."""
+    budget = ["--max-restarts=1", "--fast-restart-budget=1/0.2s"]
+    failing = ["--steps=40", "--every=5", "--pace=0.03", "--fail", "11", "21", "31", "-1"]
+    job = launch(jobs, *FORK, *budget, TRAIN, *failing)
+    assert job.returncode == 0, job.stderr
+    assert [start[1] for start in starts(tmp_path)] == ["1", "1", "2", "3"], "so many restarts are allowed in all"
+    given = told(tmp_path, "restarts_given_back")
+    assert [(event["restarts"], event["restarts_left"]) for event in given] == [(1, 1), (1, 1)]
+
+
+class Node:
+    """The decisions of an agent whose workers say in shared memory what a test has them say."""
+
+    def __init__(self, block: TelemetryBlock, **settings: Any) -> None:
+        self.block, self.line = block, block.line(0)
+        spec = WorkerSpec("", 1, Mock(), entrypoint="true", max_restarts=5)
+        self.restarts = Restarts(Settings(**settings), spec, lambda: {"d": [block.read(0)]})
+
+    def run(self, resumed: int = -1, steps: int = 0, seconds: float = 0.0) -> None:
+        self.restarts.started()
+        self.line.begin(0, 1, 0)
+        if resumed >= 0:
+            self.line.resume(resumed)
+        for step in range(steps):
+            self.line.step()
+            time.sleep(seconds / (steps - 1) if step < steps - 1 else 0.0)
+
+    def fail(self, left: int = 5) -> int:
+        """Both workers end, the first by the agent's hand."""
+        failures = {rank: ProcessFailure(rank, rank, -9, "") for rank in (0, 1)}
+        return self.restarts.failed(failures, Mock(stopped={0}, stderrs={1: ""}), left)
+
+
+@pytest.fixture
+def block() -> Iterator[TelemetryBlock]:
+    name = telemetry_name(Path(os.environ["FASTCKPT_SHM_DIR"]) / "arena")
+    block = TelemetryBlock(name, 1)
+    yield block
+    block.close()
+    unlink(name)
+
+
+def test_a_restart_that_follows_no_failure_does_not_count(
+    block: TelemetryBlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Node(block, max_stalls=2)
+    node.run(steps=5)
+    assert node.fail() == 0
+    for _ in range(5):
+        node.run(steps=2)
+        node.restarts.interrupted()
+    node.run(steps=5)
+    assert node.fail() == 0, "the first that came no further"
+    node.run(steps=3)
+    node.restarts.interrupted()
+    node.run(steps=5)
+    with caplog.at_level("ERROR", "fastckpt.launcher"):
+        assert node.fail() == -5
+    assert "start 9 began afresh and came 5 steps further: worker 1 SIGKILL\n" in caplog.text
+
+
+def test_what_the_workers_before_have_said_is_not_taken_for_theirs(block: TelemetryBlock) -> None:
+    node = Node(block, max_stalls=1)
+    node.run(resumed=3, steps=5)
+    assert node.fail() == 0
+    node.restarts.started()  # and they die before they say anything
+    assert node.fail() == -5
+
+
+def test_steps_done_again_give_no_restart_back(block: TelemetryBlock) -> None:
+    node = Node(block, restart_budget="1/0.05s")
+    node.run(steps=5, seconds=0.06)
+    assert node.fail(left=5) == 0
+    node.run(steps=5, seconds=0.06)
+    assert node.fail(left=4) == 0
+    node.run(steps=6, seconds=0.06)
+    assert node.fail(left=4) == 1
