@@ -30,14 +30,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 HERE = Path(__file__).parent
 WORKERS = 2
 PATIENCE = 120.0
-"""Seconds for a job to start, or to come back."""
+"""Seconds for a job to start, or to end."""
+COMEBACK = 40.0
+"""Seconds for a job to come back; one that does not is lost, and another is started."""
 LEAST_STEPS = 4
 """Steps between a resume and the next kill."""
 AGENT = ("notice", "stop", "rendezvous", "failed attempts")
-WORKER = ("start process", "imports", "process group", "model", "load", "first step")
+WORKER = ("start process", "imports", "process group", "load", "model", "first step")
 STAGES = (*AGENT, *WORKER)
 Line = dict[str, Any]
 
@@ -57,16 +61,24 @@ def contenders(dlrover: Path) -> dict[str, Contender]:
     ours, shape = ("fastckpt_run", "--standalone"), (f"--nproc-per-node={WORKERS}", "--max-restarts=40")
     return {
         "torchrun": Contender("torchrun, torch.save", sys.executable, "torch",
-                              ("torch.distributed.run", "--standalone", *shape)),
+                              ("torch.distributed.run", "--standalone", *shape),
+                              {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
+        "plain": Contender("torchrun as it is", sys.executable, "torch",
+                           ("torch.distributed.run", "--standalone", *shape)),
         "exec": Contender("fastckpt-run, no preload", sys.executable, "fastckpt",
-                          (*ours, *shape), {"FASTCKPT_PRELOAD": "0"}),
-        "preload": Contender("fastckpt-run", sys.executable, "fastckpt", (*ours, *shape)),
+                          (*ours, *shape), {"FASTCKPT_PRELOAD": "off"}),
+        "preload": Contender("fastckpt-run", sys.executable, "fastckpt",
+                             (*ours, *shape), {"FASTCKPT_PRELOAD": "auto"}),
         "noflush": Contender("fastckpt-run, no flush", sys.executable, "fastckpt",
-                             (*ours, *shape), {"FASTCKPT_FLUSH": "0"}),
+                             (*ours, *shape), {"FASTCKPT_PRELOAD": "auto", "FASTCKPT_FLUSH": "0"}),
         "dlrover": Contender("dlrover-run 0.6.1", str(dlrover / "bin/python"), "dlrover",
                              ("dlrover.trainer.torch.elastic_run", "--standalone", "--max_restarts=40",
                               "--save-at-breakpoint", f"--nproc_per_node={WORKERS}")),
     }  # fmt: skip
+
+
+class LostError(Exception):
+    """A job has not come so far in time."""
 
 
 class Job:
@@ -95,13 +107,12 @@ class Job:
         try:
             yield process
         finally:
-            workers = {line["pid"] for line in self.lines()}
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+                process.kill()
                 process.wait()
-                for pid in workers:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(pid, signal.SIGKILL)  # each leads a session; of dead ones there is none
 
     def lines(self) -> list[Line]:
         """All that the workers stamped, in the order of time."""
@@ -118,13 +129,12 @@ class Job:
         """The newest process of each rank that has begun since then."""
         return {line["rank"]: line["pid"] for line in self.lines() if line["what"] == "script" and line["at"] > after}
 
-    def wait_for(self, condition: Callable[[], Any], process: subprocess.Popen[bytes], what: str) -> Any:
-        """Wait until a condition is true; raises RuntimeError if the job ends first, or nothing comes."""
-        end = time.monotonic() + PATIENCE
+    def wait_for(self, condition: Callable[[], Any], process: subprocess.Popen[bytes], seconds: float) -> Any:
+        """Wait until a condition is true; raises LostError if the job ends first, or the time is over."""
+        end = time.monotonic() + seconds
         while not (found := condition()):
             if process.poll() is not None or time.monotonic() > end:
-                tail = (self.folder / "output").read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"{self.contender.name}, {self.size}: no {what} ({process.poll()})\n{tail}")
+                raise LostError((self.folder / "output").read_text(errors="replace")[-2000:])
             time.sleep(0.005)
         return found
 
@@ -155,28 +165,36 @@ def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], r
         select.select([fd], [], [], PATIENCE)
         os.close(fd)
     stopped = time.monotonic()
-    now = job.wait_for(lambda: stepped(job, killed), process, "step after the kill")
+    now = job.wait_for(lambda: stepped(job, killed), process, COMEBACK)
     ends = [min(job.launcher_stamp("noticed", killed), stopped), stopped, job.launcher_stamp("rendezvous", killed)]
     ends.append(job.launcher_stamp("rendezvous", killed, max))
     mine = [line for line in job.lines() if line["pid"] in now.values()]
-    for what in ("script", "imports", "group", "model", "load", "step"):
+    for what in ("script", "imports", "group", "load", "model", "step"):
         ends.append(max(min(l["at"] for l in mine if l["what"] == what and l["rank"] == r) for r in now))  # noqa: E741
     return dict(zip(STAGES, (b - a for a, b in zip([killed, *ends], ends, strict=False)), strict=True))
 
 
-def restarts(job: Job, kills: int) -> list[dict[str, float]]:
-    """The stages of so many restarts of one job, which then comes to its good end."""
-    found, since = list[dict[str, float]](), 0.0
+def restarts(job: Job, kills: int) -> list[dict[str, float] | None]:
+    """The stages of so many restarts of one job, which then comes to its good end; None for the one that lost it."""
+    found, since = list[dict[str, float] | None](), 0.0
     with job.started() as process:
         for turn in range(kills):
-            pids = job.wait_for(lambda since=since: job.ready(since), process, "steps")
+            pids = job.wait_for(lambda since=since: job.ready(since), process, PATIENCE)
             time.sleep(random.uniform(0.0, 0.5))
             since = time.monotonic()
-            found.append(kill_one(job, process, pids, turn % WORKERS))
-            print(f"  {job.contender.name}, {job.size}: {sum(found[-1].values()):.3f} s", file=sys.stderr, flush=True)
+            try:
+                found.append(stages := kill_one(job, process, pids, turn % WORKERS))
+            except LostError as error:
+                say(f"  {job.contender.name}, {job.size}: did not come back\n{error}")
+                return [*found, None]
+            say(f"  {job.contender.name}, {job.size}: {sum(stages.values()):.3f} s")
         (job.folder / "stop").touch()
         process.wait(PATIENCE)
     return found
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def losses(job: Job) -> dict[int, set[str]]:
@@ -252,6 +270,8 @@ def limit(size: str, repeats: int) -> tuple[list[float], float]:
 
 
 def summary(seconds: list[float]) -> str:
+    if not seconds:
+        return "-"
     return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}-{max(seconds):.3f})"
 
 
@@ -262,31 +282,26 @@ class Result:
     contender: Contender
     size: str
     restarts: list[dict[str, float]]
+    lost: int = 0
 
     @property
     def seconds(self) -> list[float]:
         return [sum(restart.values()) for restart in self.restarts]
 
-    @property
-    def at_once(self) -> list[float]:
-        """Without restarts that took more than one attempt."""
-        return [sum(restart.values()) for restart in self.restarts if not restart["failed attempts"]]
-
     def stage(self, name: str) -> float:
-        return statistics.median(restart[name] for restart in self.restarts)
+        return statistics.median([restart[name] for restart in self.restarts] or [0.0])
 
 
 def print_totals(results: list[Result], limits: dict[str, tuple[list[float], float]]) -> None:
-    print("\n| size | launcher | kill to first step, s | when the first attempt succeeds | attempts that failed |")
-    print("| --- | --- | --- | --- | --- |")
+    print("\n| size | launcher | kill to first step, s | in the first attempt | later | never |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for result in results:
-        failed = sum(1 for restart in result.restarts if restart["failed attempts"])
-        at_once = summary(result.at_once) if result.at_once else "never"
+        at_once = len(result.restarts) - sum(1 for restart in result.restarts if restart["failed attempts"])
         print(f"| {result.size} | {result.contender.name} | {summary(result.seconds)} | {at_once} "
-              f"| in {failed} of {len(result.restarts)} |")  # fmt: skip
+              f"| {len(result.restarts) - at_once} | {result.lost} |")  # fmt: skip
     for size, (seconds, total) in limits.items():
         print(f"| {size} | limit: {WORKERS} workers copy {total / 1e9:.2f} GB each into fresh memory "
-              f"| {summary(seconds)} | | |")  # fmt: skip
+              f"| {summary(seconds)} | | | |")  # fmt: skip
     print("\n| size | launcher | " + " | ".join(STAGES) + " |\n" + "| --- " * (len(STAGES) + 2) + "|")
     for result in results:
         stages = " | ".join(f"{result.stage(name):.3f}" for name in STAGES)
@@ -325,15 +340,20 @@ def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[
     results, wrong = list[Result](), list[str]()
     known = contenders(options.dlrover)
     for size in options.sizes:
-        jobs = []
+        jobs = list[Job]()
         for key in options.contenders:
             if not Path(known[key].python).exists():
-                print(f"{known[key].name} is left out: there is no {known[key].python}", file=sys.stderr, flush=True)
+                say(f"{known[key].name} is left out: there is no {known[key].python}")
                 continue
-            jobs.append(Job(known[key], size, folder / f"{key}-{size}", shm))
-            results.append(Result(known[key], size, restarts(jobs[-1], options.kills)))
-            shutil.rmtree(jobs[-1].folder / "checkpoints", ignore_errors=True)
-            forget_dlrover(known[key])
+            result, number = Result(known[key], size, []), 0
+            while (left := options.kills - len(result.restarts) - result.lost) > 0:
+                jobs.append(Job(known[key], size, folder / f"{key}-{size}-{(number := number + 1)}", shm))
+                found = restarts(jobs[-1], left)
+                result.restarts += [stages for stages in found if stages]
+                result.lost += found.count(None)
+                shutil.rmtree(jobs[-1].folder / "checkpoints", ignore_errors=True)
+                forget_dlrover(known[key])
+            results.append(result)
         nobody = Contender("no faults", sys.executable, "none", known["torchrun"].launcher)
         wrong += wrong_losses(jobs, Job(nobody, size, folder / f"reference-{size}", shm))
     return results, wrong
@@ -349,7 +369,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=["tiny", "0.5", "1.5"], choices=("tiny", "0.5", "1.5"))
     parser.add_argument("--contenders", nargs="+", default=["torchrun", "exec", "preload", "dlrover"],
-                        choices=("torchrun", "exec", "preload", "noflush", "dlrover"))  # fmt: skip
+                        choices=contenders(Path()).keys())  # fmt: skip
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--dlrover", type=Path, default=Path(".venv-dlrover"), help="virtual environment of DLRover")
     parser.add_argument("--picture", type=Path, help="file for the bars")

@@ -9,6 +9,7 @@ import time
 BEGIN = time.monotonic()
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -130,20 +131,32 @@ class Stamps:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
+def build(shape: GPTConfig, loaded: State) -> tuple[GPT, DistributedDataParallel, torch.optim.Optimizer]:
+    """The model and what trains it, as torch recommends it for a state that is there already.
+
+    Weights that would be replaced are neither drawn, nor copied, nor sent to the other ranks, which have the same.
+    """
+    torch.manual_seed(0)
+    with torch.device("meta") if loaded else contextlib.nullcontext():
+        model = GPT(shape)
+    if loaded:
+        model.load_state_dict(loaded["model"], assign=True)
+    ddp = DistributedDataParallel(model, init_sync=not loaded, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-4, fused=True)
+    if loaded:
+        optimizer.load_state_dict(loaded["optimizer"])
+    return model, ddp, optimizer
+
+
 def train(args: argparse.Namespace, stamp: Stamps) -> None:
     rank, shape = dist.get_rank(), GPTConfig(**SHAPES[args.size])
-    torch.manual_seed(0)
-    model = GPT(shape)
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-4, fused=True)
-    stamp("model")
-    saver, step = SAVERS[args.saver](args.out / "checkpoints"), 0
-    if loaded := saver.load():
-        model.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
-        step = loaded["step"]
-    del loaded
+    saver = SAVERS[args.saver](args.out / "checkpoints")
+    loaded = saver.load()
+    step = loaded.get("step", 0)
     stamp("load", step=step)
+    model, ddp, optimizer = build(shape, loaded)
+    del loaded
+    stamp("model")
     stop = torch.zeros(())
     while not stop and step < args.steps:
         step += 1
