@@ -169,12 +169,10 @@ class Keeper:
             return
         if message.persist:
             slot.wanted.append(message.path)
-        was_whole = slot.committed
         self._read(slot)
         if slot.committed:
             self.digester.look()
-            if not was_whole:
-                self.persister.tally.save(slot.size)
+            self.persister.tally.save(save, slot.size)
 
     def prepare(self, files: dict[str, int]) -> None:
         """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""

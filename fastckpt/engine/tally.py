@@ -17,7 +17,7 @@ class Tally:
 
     Attributes:
         directory: The checkpoint directory: a path, or the URL of a store.
-        saves: Checkpoints that came to be whole in memory, of ``saved_size`` bytes together.
+        saves: Checkpoints that came to be whole in memory, of ``saved_size`` bytes together; ``saved`` is the last.
         persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
@@ -31,6 +31,7 @@ class Tally:
     directory: str
     saves: int = 0
     saved_size: int = 0
+    saved: SaveId | None = None
     persisted: int = 0
     size: int = 0
     seconds: float = 0.0
@@ -52,10 +53,12 @@ class Tally:
         """A checkpoint is to be made durable."""
         self.wanted = max(self.wanted or save, save)
 
-    def save(self, size: int) -> None:
-        """A checkpoint of ``size`` bytes is whole in memory."""
-        self.saves += 1
-        self.saved_size += size
+    def save(self, save: SaveId, size: int) -> None:
+        """A checkpoint of ``size`` bytes is whole in memory; it may be said more than once."""
+        if save != self.saved:
+            self.saved = save
+            self.saves += 1
+            self.saved_size += size
 
     def made_durable(self, save: SaveId, size: int, seconds: float) -> None:
         """A checkpoint of ``size`` bytes is."""

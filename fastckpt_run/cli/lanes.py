@@ -100,7 +100,8 @@ def failure_bars(one: Recovery) -> Iterator[Bar]:
     load = None if one.resumed is None else one.resumed - (one.load or 0)
     phases = [
         (0, "detection"), (one.stopped, "stop"), (one.relaunched, "down"), (one.met, "rendezvous"),
-        (one.started, "start"), (one.imported, "imports"), (load, "setup"), (one.resumed, "resume"), (one.first_step, "steps"),
+        (one.started, "start"), (one.imported, "imports"), (load, "setup"), (one.resumed, "resume"),
+        (one.first_step, "steps"),
     ]  # fmt: skip
     for instant, kind in phases:
         if instant is not None and instant > begin:
