@@ -34,6 +34,7 @@ class EventLog:
         self._path: Path | None = None
         self._waiting = deque(lines)
         self._size = sum(map(len, self._waiting))
+        self._rest = b""
         self._lost = 0
         self._closed = False
         self._wake = threading.Condition()
@@ -57,13 +58,13 @@ class EventLog:
             self._closed = True
             self._wake.notify()
         self._thread.join(seconds)
-        return not self._thread.is_alive() and not self._waiting
+        return not (self._thread.is_alive() or self._waiting or self._rest)
 
     def _run(self) -> None:
-        rest, pause = b"", FIRST_PAUSE
-        while rest := rest or self._take():
+        pause = FIRST_PAUSE
+        while self._rest or self._take():
             try:
-                rest = self._write(rest)
+                self._rest = self._write(self._rest)
                 pause = FIRST_PAUSE
             except OSError as error:
                 if pause == FIRST_PAUSE:
@@ -73,7 +74,7 @@ class EventLog:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _take(self) -> bytes:
-        """The next lines, once there are some; empty at the end."""
+        """Take the next lines, once there are some; none at the end."""
         with self._wake:
             while not self._waiting and not self._closed:
                 self._wake.wait()
@@ -84,7 +85,8 @@ class EventLog:
             while self._waiting and sum(map(len, lines)) < BATCH:
                 lines.append(self._waiting.popleft())
                 self._size -= len(lines[-1])
-            return b"".join(lines)
+            self._rest = b"".join(lines)
+            return self._rest
 
     def _rest_for(self, seconds: float) -> bool:
         """Give storage time; False if there is none left."""

@@ -1,0 +1,99 @@
+"""The event logs of real jobs, really killed: what the report says is what the training's own log says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fastckpt.tools.events import find, read
+from fastckpt.tools.report import Report, report
+from fastckpt_run.cli import main
+from tests.faults.jobs import Job
+from tests.tools.schema import faults, table
+
+SAVES = ("--memory", "5", "--disk", "1000")
+
+
+def reported(job: Job) -> Report:
+    found = report([read(path) for path in find(str(job.checkpoint_dir))])
+    assert sum(found.lost.values()) == found.total and not found.unreadable
+    return found
+
+
+def told(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_as_the_job_logged(found: Report, job: Job) -> None:
+    """Each failure's resume and repeated steps, and all steps."""
+    assert [(one.step, one.tier) for one in found.failures] == job.resumes()[1:]
+    assert [one.repeated for one in found.failures] == [steps for steps, _ in job.repeated()]
+    assert found.steps.repeated == sum(steps for steps, _ in job.repeated())
+    done = [line["step"] for line in job.log(0) if "loss" in line]
+    assert found.steps.new == max(done)
+    assert found.goodput is not None and 0 < found.goodput < 1
+    for one in found.failures:
+        instants = [one.met, one.started, one.joined, one.resumed, one.first_step]
+        assert None not in instants and instants == sorted(instants)
+
+
+def test_workers_are_killed_twice(new_job):
+    """Three steps after a save, then two; the log of the agent, that of --fast-events and the summary agree."""
+    job: Job = new_job()
+    events = job.folder / "events"
+    job.start(*SAVES, "--wait-at", "13", "27", restarts=3, FASTCKPT_EVENTS=str(events))
+    for step, victims, left in ((13, (1,), 3), (27, (0, 1), 2)):
+        job.wait_for_all(step)
+        job.strike(*victims)
+        job.until(lambda left=left: f"died: SIGKILL; stopping all, {left} of 3" in job.text(), "the notice")
+        job.go_on(step)
+    assert job.wait() == 0, job.text()
+    found = reported(job)
+    assert_as_the_job_logged(found, job)
+    assert [(one.kind, one.exitcode, one.repeated) for one in found.failures] == [("died", -9, 3), ("died", -9, 2)]
+    assert found.failures[0].rank == 1
+    assert found.counts.saves == 12 and not found.counts.skipped
+    assert "useful steps" in job.text() and "rank 1 died: SIGKILL; went on after" in job.text()
+    [path] = find(str(job.checkpoint_dir))
+    own = told(path)
+    assert not [fault for event in [*own, *told(events)] for fault in faults(event)]
+    assert [event for event in told(events) if event["event"] != "saved"] == own
+    assert {event["event"] for event in own} <= table().keys()
+    [launch] = found.nodes[0]
+    assert launch.launch.outcome == "succeeded" and len(launch.launch.rounds) == 3
+    assert found.lost["unexplained"] == 0 == found.lost["down"]
+
+
+def test_the_agent_is_killed_and_the_job_launched_again(new_job):
+    """Each launch has its file; between the two there was no agent."""
+    job: Job = new_job()
+    job.start(*SAVES, "--wait-at", "13")
+    job.wait_for_all(13)
+    folder = job.checkpoint_dir / ".fastckpt/events"
+
+    def seen() -> bool:
+        events = [event for path in folder.glob("*") for event in read(path).events]
+        return any(rank["steps"] == 13 for e in events if e["event"] == "progress" for rank in e["ranks"])
+
+    job.until(seen, "a record of step 13")
+    job.strike("agent")
+    assert job.wait() == -9
+    during = reported(job)
+    assert during.nodes[0][0].launch.outcome == "" and not during.failures
+    job.go_on(13)
+    job.run(*SAVES, "--wait-at", "13")
+    found = reported(job)
+    assert [path.name[:7] for path in find(str(job.checkpoint_dir))] == ["000001-", "000002-"]
+    assert_as_the_job_logged(found, job)
+    assert [(one.kind, one.step, one.tier, one.repeated) for one in found.failures] == [("agent", 10, "memory", 3)]
+    assert found.lost["down"] > 0 and found.steps.new == 60
+
+
+@pytest.mark.parametrize("switch", [{"FASTCKPT_EVENT_LOG": "off"}], ids=["off"])
+def test_there_is_no_log_if_none_is_wanted(new_job, switch):
+    job: Job = new_job().run("--steps", "4", ranks=1, **switch)
+    assert not (job.checkpoint_dir / ".fastckpt/events").exists()
+    said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)])
+    assert said.exit_code == 2 and "has no event log" in said.stderr
+    assert "useful steps" in job.text(), "the summary at the end is there all the same"

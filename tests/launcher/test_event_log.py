@@ -1,0 +1,160 @@
+"""The file of events beside the checkpoints: nobody waits for it, whatever its storage does."""
+
+import json
+import os
+import stat
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt import metrics
+from fastckpt.tools.events import FOLDER, find, parsed, read
+from fastckpt_run import event_log
+from fastckpt_run.event_log import EventLog
+from tests.launcher.conftest import until
+
+
+def line(number: int, padding: str = "") -> bytes:
+    return metrics.to_line(metrics.stamp("saved") | {"step": number, "rank": 0, "padding": padding})
+
+
+def steps(path: Path) -> list[int]:
+    log = read(path)
+    assert not log.unreadable
+    return [event["step"] for event in log.events if event["event"] == "saved"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "run/.fastckpt").mkdir(parents=True, mode=0o700)
+    return tmp_path / "run"
+
+
+def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> None:
+    log = EventLog(directory, [line(0), line(1)])
+    for number in range(2, 500):
+        log.tell(line(number))
+    assert log.close(30)
+    [path] = find(str(directory))
+    assert steps(path) == list(range(500))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_what_was_told_is_there_at_once(directory: Path) -> None:
+    """Whoever kills the agent has what it told a moment before."""
+    log = EventLog(directory, [])
+    for number in range(3):
+        log.tell(line(number))
+        until(lambda number=number: number in [s for p in directory.glob(f"{FOLDER}/*") for s in steps(p)], "the line")
+    assert log.close(30)
+
+
+def test_launches_have_a_file_each_and_the_oldest_make_room(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_log, "KEPT", 3)
+    (directory / FOLDER).mkdir()
+    (directory / FOLDER / "notes.txt").write_text("a user's own")
+    for number in range(5):
+        assert EventLog(directory, [line(number)]).close(30)
+    assert [steps(path) for path in find(str(directory))] == [[2], [3], [4]]
+    assert (directory / FOLDER / "notes.txt").exists()
+
+
+def test_a_directory_that_was_removed_is_not_made_again(directory: Path) -> None:
+    (directory / ".fastckpt").rmdir()
+    directory.rmdir()
+    assert not EventLog(directory, [line(0)]).close(30)
+    assert not directory.exists()
+
+
+def mounted(path: Path, *arguments: Any) -> Path:
+    path.mkdir()
+    done = subprocess.run(["mount", *map(str, arguments), str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file system of 64 kB, of which lines may wait at once for as much."""
+    monkeypatch.setattr(event_log, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(event_log, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(event_log, "WAITING", 1 << 16)
+    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs")
+    (path / ".fastckpt").mkdir()
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_loses_the_oldest_and_says_how_many(small: Path) -> None:
+    (small / "ballast").write_bytes(bytes(1 << 15))
+    log = EventLog(small, [])
+    lost = metrics.counts["events_lost"]
+    for number in range(200):
+        log.tell(line(number, "p" * 900))
+    until(lambda: metrics.counts["events_lost"] > lost, "the loss")
+    (small / "ballast").unlink()
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
+    log.tell(line(200))
+    assert log.close(30)
+    [path] = find(str(small))
+    told = read(path)
+    assert not told.unreadable, "a line that was written in part was completed"
+    [gap] = [event["count"] for event in told.events if event["event"] == "events_lost"]
+    there = steps(path)
+    assert there[-1] == 200 and len(there) + gap == 201 and metrics.counts["events_lost"] - lost == gap
+
+
+def test_a_disk_that_is_read_only_for_a_while(small: Path) -> None:
+    """The log holds no file open, so that nothing keeps the disk from being remounted."""
+    log = EventLog(small, [line(0)])
+    until(lambda: any(small.glob(f"{FOLDER}/*")), "the file")
+    time.sleep(0.05)
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    log.tell(line(1))
+    time.sleep(0.05)
+    subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
+    assert log.close(30)
+    [path] = find(str(small))
+    assert steps(path) == [0, 1]
+
+
+def test_a_disk_that_hangs_keeps_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open that does not return: there is nobody at the other end of a pipe."""
+    pipe = directory / ".fastckpt/pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(EventLog, "_new", lambda log: pipe)
+    log = EventLog(directory, [line(0)])
+    for number in range(1, 1000):
+        log.tell(line(number))
+    assert not log.close(0.1)
+    told = b""
+    while len(parsed(pipe, told.splitlines()).events) < 1000:  # it answers again
+        told += pipe.read_bytes()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "fastckpt-events"], "its end")
+
+
+def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("as it was")
+    log = EventLog(directory, [])
+    (directory / FOLDER).mkdir()
+    log._path = directory / FOLDER / "000001-host-1.jsonl"
+    log._path.symlink_to(target)
+    log.tell(line(0))
+    assert not log.close(30)
+    assert target.read_text() == "as it was"
+
+
+def test_lines_are_whole_however_little_is_written_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    assert EventLog(directory, [line(number) for number in range(20)]).close(30)
+    monkeypatch.undo()
+    [path] = find(str(directory))
+    assert steps(path) == list(range(20))
+    assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == list(range(20))
