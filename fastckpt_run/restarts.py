@@ -34,13 +34,19 @@ class Restarts:
     """
 
     def __init__(
-        self, settings: Settings, spec: WorkerSpec, telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]]
+        self,
+        settings: Settings,
+        spec: WorkerSpec,
+        telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]],
+        last_words: Callable[[int], str],
     ) -> None:
+        """``telemetry`` says how far the workers are, and ``last_words`` with what traceback a pid ended, if known."""
         self.limit = spec.max_restarts
         self._script = script_of(spec)
         self._max_stalls = settings.max_stalls
         self._budget = parse_budget(settings.restart_budget)
         self._telemetry = telemetry
+        self._last_words = last_words
         self._attempts: list[Attempt] = []
         self._trained = 0.0
         self._watched = False
@@ -111,7 +117,7 @@ class Restarts:
     def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
         """Why the script cannot start; empty unless that is certain."""
         for failure in failures:
-            words = _last_words(failure, workers)
+            words = self._last_words(failure.pid) or _last_words(failure, workers)
             why = why_not_started(words, failure.exitcode) if words else self._guess(failure.exitcode)
             if why:
                 return why

@@ -12,7 +12,7 @@ _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationE
 _NO_MODULE = re.compile(r"/.*: (No module named \S+|Error while finding module specification for .*)")
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(r"(\S.*: )?error: ", re.IGNORECASE)
-_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in <module>')
+_FRAME = re.compile(r'  File "(?P<file>[^<].*)", line (?P<line>\d+), in (?P<function>.+)')
 _IN_CHILD = ", in spawn_main"
 """Ends a line of the traceback of a process that multiprocessing spawned."""
 _REFUSED_ARGUMENTS = 2
@@ -40,10 +40,11 @@ def _was_starting(traceback: list[str], error: str) -> bool:
     """Whether the lines of a traceback lead through the first imports of a script, or the script was not compiled."""
     if any(line.endswith(_IN_CHILD) for line in traceback):
         return False
-    frames = [found for line in traceback if (found := _FRAME.fullmatch(line)) and not found["file"].startswith("<")]
+    frames = [found for line in traceback if (found := _FRAME.fullmatch(line))]
     if not frames:
         return not error.startswith(("ImportError", "ModuleNotFoundError"))
-    return is_among_first_imports(_text(Path(frames[0]["file"])), int(frames[0]["line"]))
+    script = next((frame for frame in frames if frame["function"] == "<module>"), None)
+    return script is not None and is_among_first_imports(_text(Path(script["file"])), int(script["line"]))
 
 
 def broken_syntax(script: Path) -> str:
@@ -76,7 +77,7 @@ def is_among_first_imports(source: str, line: int) -> bool:
 
 def _last_traceback(lines: list[str]) -> list[str]:
     starts = [i for i, line in enumerate(lines) if line == _TRACEBACK]
-    return lines[starts[-1] :] if starts else []
+    return lines[starts[-1] if starts else 0 :]
 
 
 def _text(path: Path) -> str:

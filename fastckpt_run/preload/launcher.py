@@ -102,14 +102,9 @@ class Preloader:
         """Tell of a worker, however it was started."""
         self._workers.add(pid)
 
-    def start_failure(self, pid: int) -> str | None:
-        """The kind of exception with which the script of a worker ended: ImportError, SyntaxError or another.
-
-        Of a worker that was executed only a SyntaxError of the script itself is known.
-        """
-        if pid in self._reports:
-            return self._reports[pid].read() or None
-        return "SyntaxError" if self._script.broken else None
+    def last_words(self, pid: int) -> str:
+        """The traceback of the exception with which a worker's script ended; empty if there is none, or not known."""
+        return self._reports[pid].read() if pid in self._reports else ""
 
     def tend(self) -> None:
         """Replace a template that has died or been spoiled since it was last looked at; never waits."""

@@ -10,7 +10,7 @@ from typing import Self
 READY, GO = b"r", b"g"
 DESCRIPTORS = 5
 """With each order come the worker's stdin, stdout and stderr, the order itself, and the pipe that lets it go."""
-_REPORT = 256
+_REPORT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Report:
         self._room = mmap.mmap(memory, _REPORT)
 
     def write(self, text: str) -> None:
-        """Leave the report of how a script ended."""
-        content = text.encode(errors="replace")[: _REPORT - 1]
+        """Leave the report of how a script ended, or the end of it."""
+        content = text.encode(errors="replace")[1 - _REPORT :]
         self._room[: len(content)] = content
 
     def read(self) -> str:

@@ -20,13 +20,11 @@ class Script:
         folder: Where Python looks for its modules first; None if there is no source to read.
         imports: Modules that it imports at its top level, each with the names that it takes from it.
         sets: Variables that it sets before its last import; ``*`` for one whose name is not written there.
-        broken: Whether the source is no Python.
     """
 
     folder: Path | None = None
     imports: list[tuple[str, list[str]]] = field(default_factory=list)
     sets: set[str] = field(default_factory=set)
-    broken: bool = False
 
     @property
     def needs_packages(self) -> bool:
@@ -55,7 +53,7 @@ def read(arguments: Sequence[str]) -> Script:
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:
-        return Script(folder, broken=True)
+        return Script(folder)
     except (OSError, ValueError, RecursionError):  # a zip file, for one
         return Script()
     script = Script(folder)

@@ -10,6 +10,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from pkgutil import get_importer
 from types import ModuleType
@@ -67,16 +68,11 @@ class Worker:
         """Report how the script ended; a fork of its own that came here has nothing to report."""
         if well:
             return
-        kind = getattr(sys, "last_type", None)
-        if kind is not None and os.getpid() == self._pid:
-            self._report.write(_kind(kind))
-        if kind is not KeyboardInterrupt:  # Python itself ends with the signal then
+        error = getattr(sys, "last_value", None)
+        if error is not None and os.getpid() == self._pid:
+            self._report.write("".join(traceback.format_exception(error)))
+        if not isinstance(error, KeyboardInterrupt):  # Python itself ends with the signal then
             sys.exit(1)
-
-
-def _kind(error: type[BaseException]) -> str:
-    """The name of an exception's class, or of ImportError or SyntaxError for their subclasses."""
-    return next((base.__name__ for base in (ImportError, SyntaxError) if issubclass(error, base)), error.__name__)
 
 
 def _run_file(path: str) -> bool:

@@ -95,8 +95,15 @@ CANNOT_START = {
 
 @pytest.mark.parametrize(
     ("kind", "streams"),
-    [("import", ["--tee=2"]), ("syntax", []), ("argparse", []), ("argparse", ["--redirects=2"])],
-    ids=["import-tee", "syntax", "argparse", "argparse-redirected"],
+    [
+        ("import", ["--tee=2", "--fast-no-preload"]),
+        ("import", ["--fast-preload=auto"]),
+        ("syntax", ["--fast-no-preload"]),
+        ("syntax", ["--fast-preload=auto"]),
+        ("argparse", []),
+        ("argparse", ["--redirects=2"]),
+    ],
+    ids="".join,
 )
 def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, kind: str, streams: list[str]) -> None:
     script, why = CANNOT_START[kind]
@@ -104,7 +111,7 @@ def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, 
     (tmp_path / "script.py").write_text(script)
     job = launch(jobs, "--max-restarts=5", f"--log-dir={tmp_path / 'logs'}", *streams, "script.py", "--no-such-option")
     assert job.returncode == 1
-    assert len(told(tmp_path, "workers_started")) == 1
+    assert len(told(tmp_path, "workers_started")) == 1, job.stderr
     (event,) = told(tmp_path, "gave_up")
     assert event["why"] == "cannot_start"
     assert f"no restart: the script cannot start: {why}" in job.stderr
@@ -161,7 +168,7 @@ class Node:
     def __init__(self, block: TelemetryBlock, **settings: Any) -> None:
         self.block, self.line = block, block.line(0)
         spec = WorkerSpec("", 1, Mock(), entrypoint="true", max_restarts=5)
-        self.restarts = Restarts(Settings(**settings), spec, lambda: {"d": [block.read(0)]})
+        self.restarts = Restarts(Settings(**settings), spec, lambda: {"d": [block.read(0)]}, lambda pid: "")
 
     def run(self, resumed: int = -1, steps: int = 0, seconds: float = 0.0) -> None:
         self.restarts.started()
