@@ -50,8 +50,8 @@ def recorded() -> Iterator[set[str]]:
 
 
 def current() -> dict[str, str]:
-    """The environment as it is."""
-    return dict(os.environ)
+    """The environment as it is; that is not recorded."""
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
 
 
 def replace(environment: Mapping[str, str]) -> None:

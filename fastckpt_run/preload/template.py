@@ -17,21 +17,23 @@ _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20
 
 
-def main(descriptor: int, agent: int) -> None:
-    """Serve the agent at the other end of a socket, until it ends; in a worker: run its script, and return."""
+def main(ours: str, descriptor: int, agent: int) -> None:
+    """Serve the agent at the other end of a socket, until it ends; in a worker: run its script, and return.
+
+    ``ours`` is the entry of the search path where this package is.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != agent:
         os._exit(1)
-    worker = serve(socket.socket(fileno=descriptor))
+    worker = serve(socket.socket(fileno=descriptor), ours)
     worker.run()
 
 
-def serve(agent: socket.socket) -> Worker:
+def serve(agent: socket.socket, ours: str) -> Worker:
     """Import what the first message says, and fork for each later one; returns in each fork."""
-    path = sys.path.copy()
     plan = Plan(**json.loads(agent.recv(_MESSAGE)))
     outcome = preload(plan)
-    _forget_ours(path)
+    sys.path[:] = [entry for entry in sys.path if entry is not ours]
     gc.collect()
     gc.freeze()
     printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
@@ -83,8 +85,3 @@ def _answer(agent: socket.socket, message: dict[str, Any]) -> None:
         agent.send(json.dumps(message).encode())
     except OSError:
         os._exit(1)  # the agent has gone, or given this process up
-
-
-def _forget_ours(path: list[str]) -> None:
-    """Take out of the search path what only this process needed."""
-    sys.path[:] = [entry for entry in sys.path if entry in path]

@@ -13,7 +13,7 @@ import threading
 import traceback
 from pathlib import Path
 from pkgutil import get_importer
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from fastckpt_run.preload import environment, title
@@ -102,18 +102,53 @@ def _run_module(name: str, *, alter_argv: bool) -> bool:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 (as Python does)
-        caught = error
-        assert error.__traceback__ is not None
-        trace = error.__traceback__.tb_next
+        caught, trace = error, _below(error)
     else:
         return True
     sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, trace
-    sys.excepthook(type(caught), caught.with_traceback(trace), trace)
+    _print(caught.with_traceback(trace))
+    if isinstance(caught, KeyboardInterrupt):
+        _end_by_interrupt()
     return False
 
 
+def _below(error: BaseException) -> TracebackType | None:
+    """The traceback of an error without the frame of ours that caught it."""
+    return error.__traceback__.tb_next if error.__traceback__ is not None else None
+
+
+def _print(error: BaseException) -> None:
+    """Show an error that nothing caught, as PyErr_Print does."""
+    trace = error.__traceback__
+    failure: BaseException | None = None
+    if not hasattr(sys, "excepthook"):
+        sys.stderr.write("sys.excepthook is missing\n")
+        sys.__excepthook__(type(error), error, trace)
+        return
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit:
+        raise
+    except BaseException as raised:  # noqa: BLE001 (as Python does)
+        failure = raised
+    if failure is not None:
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failure), failure.with_traceback(_below(failure)), _below(failure))
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error.with_traceback(trace), trace)
+
+
+def _end_by_interrupt() -> None:
+    """Have Python end this process by SIGINT: it notes that the code of a string was interrupted."""
+    hook, shown = sys.__excepthook__, (sys.last_type, sys.last_value, sys.last_traceback)
+    sys.excepthook = lambda *_: None
+    ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
+    sys.excepthook = hook
+    sys.last_type, sys.last_value, sys.last_traceback = shown
+
+
 def _absolute(path: str) -> str:
-    return path if path.startswith("/") else f"{Path.cwd()}/{path.removeprefix('./')}"
+    return path if path.startswith("/") else f"{Path.cwd()}/{path}"
 
 
 def _die_with(parent: int) -> None:
@@ -165,6 +200,6 @@ def _forget_ourselves() -> None:
     main = ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
     vars(main).update(__annotations__={}, __builtins__=builtins)
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second is what multiprocessing calls it
     for name in [name for name in sys.modules if name.split(".")[0] == "fastckpt_run"]:
         del sys.modules[name]

@@ -1,0 +1,104 @@
+"""End as the argument says, with something to see of how Python ends."""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import warnings
+
+how = sys.argv[1]
+atexit.register(print, "atexit")
+
+
+class Last(BaseException):
+    pass
+
+
+def fail(depth: int = 3) -> None:
+    if depth:
+        fail(depth - 1)
+    raise ValueError("é failed")
+
+
+def hook(kind: type, value: BaseException, trace: object) -> None:
+    print("hook", kind, value, trace.tb_frame.f_code.co_name, trace.tb_lineno, sys.exc_info())
+
+
+class Loud:
+    def __str__(self) -> str:
+        return "loud"
+
+
+match how:
+    case "well":
+        print("no newline", end="")
+    case "raise":
+        fail()
+    case "chain":
+        try:
+            fail()
+        except ValueError as error:
+            raise KeyError("second") from error
+    case "group":
+        raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+    case "base":
+        raise Last("base")
+    case "interrupt":
+        raise KeyboardInterrupt
+    case "sigint":
+        os.kill(os.getpid(), signal.SIGINT)
+    case "sigterm":
+        os.kill(os.getpid(), signal.SIGTERM)
+    case "none":
+        sys.exit()
+    case "number":
+        sys.exit(3)
+    case "large":
+        sys.exit(300)
+    case "text":
+        sys.exit("text")
+    case "object":
+        sys.exit(Loud())
+    case "exit":
+        raise SystemExit(5)
+    case "hook":
+        sys.excepthook = hook
+        fail(0)
+    case "bad hook":
+        sys.excepthook = lambda *_: 1 / 0
+        fail(0)
+    case "no hook":
+        del sys.excepthook
+        fail(0)
+    case "exiting hook":
+        sys.excepthook = lambda *_: sys.exit(9)
+        fail(0)
+    case "import":
+        import none_such_module  # noqa: F401
+    case "syntax":
+        exec(compile("x = = 1", "text", "exec"))
+    case "atexit":
+        atexit.register(fail)
+    case "thread":
+        threading.Thread(target=fail).start()
+    case "at once":
+        os._exit(7)
+    case "closed":
+        sys.stdout.close()
+    case "warn":
+        warnings.warn("careful", stacklevel=1)
+    case "fork":
+        if os.fork() == 0:
+            fail()
+        os.wait()
+    case "forked":
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        print("both come here")
+    case "recursion":
+        fail(10**6)
+    case "stopped hook":
+        sys.excepthook = None
+        fail(0)
