@@ -40,9 +40,10 @@ def report(directory: str, html: Path | None) -> Answer:
     document = _document(found) | {"directory": directory, "logs": [str(log.path) for log in logs]}
 
     def show(screen: Screen) -> None:
-        _show(screen, found, directory)
         if html is not None:
             screen.line(f"written to {html}")
+        else:
+            _show(screen, found, directory)
 
     return Answer(document, show)
 
@@ -99,7 +100,7 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
     )
     causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
     rows = [[words.CAUSES[cause], words.share(spent, found.total), words.duration(spent)] for cause, spent in causes]
-    screen.table(["TIME", ">SHARE", ">"], rows)
+    screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
     for line in facts(found):
         screen.line(line)
     if found.failures:

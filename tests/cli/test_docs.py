@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 import tempfile
@@ -17,10 +18,13 @@ from click.testing import CliRunner
 
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.memory import slots
+from fastckpt.tools.events import FOLDER
 from fastckpt_run.cli import main
 from tests.cli import harm
 
 PAGE = Path(__file__).parents[2] / "docs/cli.md"
+RECORDED = Path(__file__).with_name("recorded.jsonl")
+"""The event log of a job that lost a worker twice."""
 _PART = re.compile(r"```console\n(?P<block>.*?)```|<!-- flip (?P<flip>\S+) -->", re.DOTALL)
 _DIGEST, _NUMBER = re.compile(r"\b[0-9a-f]{16,32}\b"), re.compile(r"\d+([.:-]\d+)*")
 
@@ -45,6 +49,12 @@ def train(directory: Path) -> DdpCheckpointer:
     return checkpointer
 
 
+def leave_log(directory: Path) -> None:
+    """As an agent would have."""
+    (directory / FOLDER).mkdir()
+    shutil.copy(RECORDED, directory / FOLDER / "000001-node1-1176.jsonl")
+
+
 def newest_slots() -> list[Path]:
     found = Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*")
     return [slot for slot in found if (slots.read(slot).committed or (0, 0))[1] == 300]
@@ -67,6 +77,7 @@ def run(line: str, folder: Path) -> list[str]:
 def pages(folder: Path) -> Iterator[tuple[str, str]]:
     """Each block of the page, and what it is when it is run now."""
     with train(folder / "run"):
+        leave_log(folder / "run")
         for part in _PART.finditer(PAGE.read_text()):
             if part["flip"]:
                 harm.flip(folder / part["flip"])

@@ -16,12 +16,17 @@ from fastckpt import DdpCheckpointer
 from fastckpt_run.cli import answer, main
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
+from tests.cli.test_docs import leave_log
 
 FASTCKPT = str(Path(sys.executable).with_name("fastckpt"))
 CHECKPOINT = {"step", "history", "tier", "state", "whole", "why", "size", "world", "time", "age", "path"}
 JOB = {"pid", "host", "started", "arena"}
 ARENA = {"path", "state", "kind", "uid", "size", "directory", "pid", "host", "started", "writers", "newest", "slots"}
 ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
+FAILURE = {
+    "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
+    "resumed", "first_step", "load", "step", "tier", "repeated",
+}  # fmt: skip
 # Scripts depend on these keys: new ones may come, none may go or change its meaning.
 KEYS: dict[str, dict[str, Any]] = {
     "ls": {"directory": str, "jobs": [JOB], "checkpoints": [CHECKPOINT]},
@@ -40,6 +45,11 @@ KEYS: dict[str, dict[str, Any]] = {
         "directory": str, "policy": dict, "done": bool, "keep": [CHECKPOINT], "delete": [CHECKPOINT], "freed": int,
         "jobs": [JOB],
     },
+    "report": {
+        "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
+        "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
+        "failures": [FAILURE], "checkpoints": dict, "unreadable": int, "events_lost": int,
+    },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},
 }  # fmt: skip
@@ -50,6 +60,7 @@ def test_documents_have_these_keys(fastckpt: Fastckpt, three: Path, tmp_path: Pa
     more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
     with DdpCheckpointer(three) as checkpointer:
         checkpointer.save_checkpoint(40, {"w": torch.ones(1)})
+        leave_log(three)
         arguments = [] if command.startswith("shm") else [three, *more.get(command, [])]
         said = fastckpt(*command.split(), *arguments, "--json")
     assert not said.err and said.out.endswith("}\n")
@@ -76,7 +87,9 @@ def test_every_command_is_frozen_above():
     assert names | {name for name, subs in groups.items() if not subs} == set(KEYS)
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["show"], ["which"], ["verify"], ["prune", "--keep-last", "1"], ["report"]]
+)
 def test_errors_go_to_stderr_with_code_2(fastckpt: Fastckpt, tmp_path: Path, command: list[str]):
     said = fastckpt(*command, tmp_path / "none", "--json")
     assert said.code == 2 and not said.out and said.err.startswith("fastckpt: error: ") and "none" in said.err
@@ -101,7 +114,7 @@ def test_errors_of_the_system_have_code_2_too(fastckpt: Fastckpt, three: Path, t
 def test_the_codes_are_in_the_help(fastckpt: Fastckpt):
     said = fastckpt("--help")
     assert said.code == 0
-    for text in ("Exit code", "DIR@STEP", "ls", "show", "which", "verify", "diff", "export", "prune", "shm"):
+    for text in ("Exit code", "DIR@STEP", "ls", "show", "which", "verify", "diff", "export", "prune", "shm", "report"):
         assert text in said.out
 
 
@@ -112,11 +125,13 @@ def test_the_installed_command_starts_quickly(three: Path):
         "try: main(sys.argv[1:])\n"
         "finally: print([m for m in ('torch', 'rich', 'fsspec', 'numpy') if m in sys.modules], file=sys.stderr)"
     )
+    leave_log(three)
     for arguments, imported in (
         (["ls", "--json"], []),
         (["ls"], ["rich"]),
         (["show"], ["rich"]),
         (["verify"], ["rich"]),
+        (["report", "--json"], []),
     ):
         command = [sys.executable, "-c", program, arguments[0], str(three), *arguments[1:]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
