@@ -29,10 +29,12 @@ _REMEMBERED = 86400.0
 """Seconds for which a hang is remembered, in case it was none."""
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
 """Where ranks wait for each other; autograd, for the gradients of others."""
+_GLANCE = 0.25
+"""Seconds for which it is watched whether workers compute."""
 _BUSY = 0.2
 """Share of a processor from which on a worker computes, wherever its stack says that it waits."""
 
-_SHORT = 1.0
+_SHORT = 0.25
 """Seconds of silence in which nobody asks whether a worker still runs."""
 _NOTHING = Telemetry(pid=-1)
 """Of a worker that has said nothing since it was started."""
@@ -164,10 +166,11 @@ class HangWatch:
         states = {rank: state_of(pid) for rank, pid in self._pids.items()}
         if "t" in states.values():
             return None  # somebody debugs it
-        begin, before = time.monotonic(), processor_times(self._pids.values())
+        before = processor_times(self._pids.values())
+        time.sleep(_GLANCE)
+        after = processor_times(self._pids.values())
         asked = {rank: (lines.get(rank, _NOTHING), pid) for rank, pid in self._pids.items() if states[rank] != "T"}
         stacks = ask({r: (max(line.pid, 0) or pid, line.stacks) for r, (line, pid) in asked.items()}, _STACKS_TIMEOUT)
-        passed, after = time.monotonic() - begin, processor_times(self._pids.values())
         now = self._lines()
         if any(now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat for rank in sights):
             logger.info("a worker that was silent went on while it was asked for its stacks")
@@ -175,7 +178,7 @@ class HangWatch:
         witnesses = {}
         for rank, pid in self._pids.items():
             line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
-            waits = _waits(stack) and after[pid] - before[pid] < _BUSY * passed
+            waits = _waits(stack) and after[pid] - before[pid] < _BUSY * _GLANCE
             has_left = not (line.pid and states[rank])
             witnesses[rank] = Witness(rank, line.steps, states[rank], has_left, waits, str(stack.innermost or ""))
         blamed, reason = culprits(list(witnesses.values()), sees_all=self._sees_all)

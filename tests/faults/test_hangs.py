@@ -4,12 +4,16 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 
-from tests.faults.faults import delay, hang, stop
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+import pytest
 
-TIMEOUT = 3.0
+from tests.faults.faults import delay, hang, stop
+from tests.faults.jobs import HERE, Job, assert_all_struck, assert_as_if_nothing_had_happened
+
+TIMEOUT = 2.5
+SLOW = TIMEOUT + 0.7
 
 
 def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job:
@@ -70,11 +74,10 @@ def test_a_collective_that_one_rank_skips(new_job, uninterrupted):
 
 def test_the_slow_are_left_alone(new_job, uninterrupted):
     """A first step, a marked phase and a save that take longer than steps may; and a machine that stood still."""
-    slow = TIMEOUT + 1
     job = new_job().befalls(
-        delay(slow, at="train.step", step=1),
-        delay(slow, at="snapshot.fill", step=10),
-        delay(slow, at="train.evaluate", step=20),
+        delay(SLOW, at="train.step", step=1),
+        delay(SLOW, at="snapshot.fill", step=10),
+        delay(SLOW, at="train.evaluate", step=20),
     )
     start(job, "--evaluate-at", "20", "--wait-at", "40")
     job.wait_for_all(40)
@@ -82,7 +85,7 @@ def test_the_slow_are_left_alone(new_job, uninterrupted):
     everybody = [job.process.pid, job.pid(0), job.pid(1)]
     for pid in everybody:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(slow)
+    time.sleep(SLOW)
     for pid in everybody:
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.5)
@@ -92,3 +95,74 @@ def test_the_slow_are_left_alone(new_job, uninterrupted):
     assert hangs(job) == [], job.text()
     assert len(job.resumes()) == 1
     assert job.ends() == uninterrupted().ends()
+
+
+@pytest.mark.campaign
+def test_a_rank_that_ends_early_is_not_silent(new_job):
+    """Nor is one that exits without a word, nor a worker that never made a checkpointer."""
+    job = new_job()
+    assert start(job, program="early.py", ranks=4, restarts=0).wait() == 0, job.text()
+    assert hangs(job) == [], job.text()
+    assert (job.folder / "steps").read_text() == "done"
+
+
+@pytest.mark.campaign
+def test_first_steps_and_saves_may_hang_too(new_job, uninterrupted):
+    job = new_job().befalls(
+        stop(rank=1, at="train.step", step=1),
+        stop(rank=0, at="snapshot.fill", step=10),
+        stop(rank=1, at="resume.load"),
+    )
+    assert start(job, timeout="2", restarts=5).wait() == 0, job.text()
+    assert_all_struck(job)
+    found = hangs(job)
+    assert [line["culprits"] for line in found] == [[1], [0], [1]], job.text()
+    assert all(line["silent"] > 20 for line in found)
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.campaign
+def test_auto_notices_that_nobody_does_anything(new_job, uninterrupted):
+    job = new_job().befalls(stop(rank=1, at="train.step", step=21))
+    assert start(job, timeout="auto").wait() == 0, job.text()
+    [found] = hangs(job)
+    assert (found["culprits"], found["silent"] > 60) == ([1], True)
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+@pytest.mark.campaign
+def test_auto_leaves_alone_who_computes_or_waits_with_no_restart_left(new_job):
+    """An evaluation that nobody has marked looks no different. It has an hour."""
+    computes = new_job("computes").befalls(hang(rank=1, at="train.step", step=21, function="loop_in_c_with_the_gil"))
+    waits = new_job("waits").befalls(stop(rank=1, at="train.step", step=21))
+    start(computes, timeout="auto", restarts=1)
+    start(waits, timeout="auto", restarts=0)
+    for job in (computes, waits):
+        job.until(lambda job=job: job.struck() == 1, "the fault")
+    time.sleep(120)
+    for job in (computes, waits):
+        assert hangs(job) == [], job.text()
+        job.strike(1)
+    assert (computes.wait(), waits.wait()) == (0, 1)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("fault", [stop(1, "train.step", 23), hang(0, "train.step", 23, "loop_in_c_with_the_gil")])
+def test_two_nodes(new_job, uninterrupted, fault):
+    """Each agent looks at its own workers; what ends those of one restarts those of all."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    first, second = new_job().befalls(fault), new_job("second")
+    second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
+    for job in (first, second):
+        launcher = (str(HERE / "launch.py"), str(job.folder), *shape, *rendezvous)
+        start(job, "--out", str(first.folder), launcher=launcher)
+    assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
+    found = hangs(first) + hangs(second)
+    assert [fault.rank] in [line["culprits"] for line in found], first.text() + second.text()
+    reasons = {line["reason"] for line in found if line["culprits"] != [fault.rank]}
+    assert reasons <= {"waits, perhaps for a rank of another node"}, first.text() + second.text()
+    assert_as_if_nothing_had_happened(first, uninterrupted(), interval=10)

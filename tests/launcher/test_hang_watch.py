@@ -19,7 +19,7 @@ from fastckpt_run import activity
 from fastckpt_run.activity import Activity, processor_times, state_of
 from fastckpt_run.hangs import HangWatch, _Pace
 
-TIMEOUT = 1.0
+TIMEOUT = 0.5
 LONGER = 0.2
 """How much longer than its limit a test waits to see that nothing happens."""
 
@@ -116,7 +116,7 @@ def test_a_second_checkpointer_speaks_for_a_worker_that_has_closed_the_first(nod
 def test_a_watch_that_was_not_run_itself_begins_anew(node: Node):
     node.train()
     assert not node.hangs()
-    time.sleep(TIMEOUT + 1)  # longer than it may be silent, and than the watch expects to sleep
+    time.sleep(TIMEOUT + 1.2)  # longer than it may be silent, and than the watch expects to sleep
     assert not node.hangs()
     assert not node.hangs(), "nor the next time"
     assert node.hangs_within(60), "but if they stay silent while it runs"
