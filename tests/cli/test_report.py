@@ -1,0 +1,187 @@
+"""`fastckpt report`: while a job runs, after it was killed, of what is no log; and its page, whatever the log says."""
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastckpt.tools.events import FOLDER, parsed
+from fastckpt.tools.report import report
+from fastckpt_run import words
+from fastckpt_run.cli.chart import Axis, Bar, lane
+from fastckpt_run.cli.page import page
+from tests.cli.conftest import Fastckpt
+from tests.cli.test_docs import RECORDED, leave_log
+from tests.tools.stories import Story
+
+EVIL = "</title></style><script>alert(1)</script>\"'><img src=x onerror=y>&amp;\x1b[31m\u202e"
+VOID = {"meta", "rect", "br", "img", "input", "link"}
+
+
+class Page(HTMLParser):
+    """Refuses what is not well-formed; keeps what could reach out of the page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID or tag == "rect":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        raise AssertionError(f"<{tag}/>")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+SAFE_TAGS = {
+    *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "section", "div", "span", "p", "b", "i"),
+    *("ul", "li", "svg", "rect", "table", "thead", "tbody", "tr", "th", "td"),
+}
+SAFE_ATTRIBUTES = {
+    *("lang", "charset", "name", "content", "http-equiv", "class", "style", "viewbox", "preserveaspectratio"),
+    *("aria-hidden", "x", "width", "height"),
+}
+
+
+def assert_safe(text: str) -> Page:
+    found = Page(text)
+    assert found.tags <= SAFE_TAGS and found.attributes <= SAFE_ATTRIBUTES
+    assert "http:" not in text and "https:" not in text and "url(" not in text and "@import" not in text
+    return found
+
+
+def test_the_page_says_what_the_log_says(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
+    directory.mkdir()
+    (directory / ".fastckpt").mkdir()
+    leave_log(directory)
+    said = fastckpt("report", directory, "--html", tmp_path / "page.html", "--json")
+    assert said.code == 0 and said.document["goodput"] == pytest.approx(0.633, abs=0.001)
+    text = (tmp_path / "page.html").read_text()
+    shown = " ".join(assert_safe(text).text)
+    for figure in ("63.30 %", "33.2 s", "rank 1 died: SIGKILL", "step 700, memory", "starting workers", "node1"):
+        assert figure in shown
+    assert len(text) < 200_000
+
+
+def test_a_log_by_its_name_and_one_that_is_torn(fastckpt: Fastckpt, tmp_path: Path):
+    whole = RECORDED.read_bytes()
+    (tmp_path / "events").write_bytes(whole[:-20])
+    said = fastckpt("report", tmp_path / "events", "--json")
+    assert said.document["unreadable"] == 1 and said.document["launches"][0]["outcome"] is None
+    assert sum(said.document["time"].values()) == pytest.approx(said.document["total"])
+    assert "1 lines of the logs cannot be read" in fastckpt("report", tmp_path / "events").out
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 5000, b"not json\n", b'{"event": "saved", "time": 1, "pid": 1}\n'])
+def test_what_is_no_log_says_nothing(fastckpt: Fastckpt, tmp_path: Path, content: bytes):
+    (tmp_path / "events").write_bytes(content)
+    said = fastckpt("report", tmp_path / "events", "--json", "--html", tmp_path / "page")
+    assert said.document["goodput"] is None and said.document["launches"] == [] and said.document["total"] == 0
+    assert_safe((tmp_path / "page").read_text())
+    assert fastckpt("report", tmp_path / "events").code == 0
+
+
+def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
+    directory.mkdir()
+    said = fastckpt("report", directory)
+    assert said.code == 2 and "has no event log" in said.err and "--fast-events" in said.err
+    os.mkfifo(tmp_path / "pipe")
+    (directory / FOLDER).mkdir(parents=True)
+    os.mkfifo(directory / FOLDER / "000001-host-1.jsonl")
+    assert fastckpt("report", directory).code == 2
+    assert fastckpt("report", RECORDED, "--html", tmp_path / "none" / "page").code == 2
+
+
+def test_hostile_texts_stay_texts(fastckpt: Fastckpt, tmp_path: Path):
+    lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    for event in lines:
+        for name, value in event.items():
+            if isinstance(value, str) and name not in ("event", "directory"):
+                event[name] = EVIL
+    path = tmp_path / f"{EVIL.replace('/', '|')}"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    said = fastckpt("report", path, "--html", tmp_path / "page")
+    assert said.code == 0 and "\x1b" not in said.out
+    shown = assert_safe((tmp_path / "page").read_text())
+    assert any("alert(1)" in text for text in shown.text)
+    assert "\x1b" not in fastckpt("report", path).out
+
+
+def test_a_long_job_makes_a_small_page():
+    """A month, ten thousand records and persists, a hundred failures."""
+    story = Story(ranks=8).starts(1, 2, 3, 4).loads(5, 1)
+    for number in range(1, 10_001):
+        story.trains(5 + number * 250, number * 100, stalled=number)
+        story.at(5 + number * 250, "persisted", step=number, bytes=10**9, seconds=20)
+        if number % 100 == 0:
+            story.dies(6 + number * 250).stops(7 + number * 250)
+            at = 8 + number * 250
+            story.starts(at, at, at, at).loads(at + 1, 1, step=number)
+    text = page(report([story.log]), "run")
+    assert_safe(text)
+    assert len(text) < 3_000_000
+
+
+VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.just(EVIL)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 12), VALUES), max_size=30))
+def test_any_log_makes_a_page(fastckpt: Fastckpt, tmp_path: Path, changes):
+    events = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    for line, field, value in changes:
+        event = events[line % len(events)]
+        event[list(event)[field % len(event)]] = value
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, events)))
+    for options in (["--json"], [], ["--html", tmp_path / "page"]):
+        said = fastckpt("report", tmp_path / "log", *options)
+        assert said.code == 0, said.err
+    assert_safe((tmp_path / "page").read_text())
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (None, "?"), (0, "0 ms"), (1_234_567, "1.23 ms"), (999_400_000, "999 ms"), (999_900_000, "1.00 s"),
+        (12_345_000_000, "12.3 s"), (99_949_000_000, "99.9 s"), (100 * 10**9, "1 min 40 s"),
+        (5999 * 10**9, "99 min 59 s"), (6000 * 10**9, "1 h 40 min"), (359_999 * 10**9, "99 h 59 min"),
+        (360_000 * 10**9, "4 d 4 h"),
+    ],
+)  # fmt: skip
+def test_durations(nanoseconds: int | None, text: str):
+    assert words.duration(nanoseconds) == text
+
+
+@pytest.mark.parametrize("length", [0, 1, 10**6, 10**9, 3600 * 10**9, 86400 * 10**9, 10**18, 10**21])
+def test_ticks_are_few(length: int):
+    axis = Axis(5, 5 + length)
+    assert 1 <= len(axis.ticks(6)) <= 7 and axis.ticks(6)[-1] <= max(1, length)
+
+
+@given(st.lists(st.tuples(st.integers(-50, 2000), st.integers(0, 500)), max_size=20), st.integers(0, 1000))
+def test_bars_stay_in_their_lane(bars, length):
+    drawn = lane([Bar(begin, begin + width, "useful") for begin, width in bars], Axis(0, length))
+    for x, width in re.findall(r'x="([-\d.]+)" width="([-\d.]+)"', drawn):
+        assert float(x) >= 0 and float(width) >= 1 and float(x) + float(width) <= 2001
+
+
+def test_an_empty_log_has_a_page():
+    assert_safe(page(report([parsed(Path("log"), [])]), EVIL))
