@@ -149,8 +149,9 @@ class FastckptAgent(LocalElasticAgent):
         self._worker_group.spec.max_restarts += restarts
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait
+        if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
+            worker_group.spec.max_restarts += 1  # but this one, too, has a number of its own
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -119,7 +121,7 @@ def test_a_script_that_cannot_start_is_started_once(jobs: Jobs, tmp_path: Path, 
 
 
 def test_a_lazy_import_that_fails_is_a_failure_like_others(jobs: Jobs, tmp_path: Path) -> None:
-    job = launch(jobs, *FORK, "--max-restarts=1", TRAIN, "--steps=20", "--fail", "5", "-1", "--how=import")
+    job = launch(jobs, *FORK, "--max-restarts=1", TRAIN, "--steps=20", "--fail", "5", "99", "--how=import")
     assert job.returncode == 0, job.stderr
     assert [done[-1] for done in steps(tmp_path)] == [4, 20]
     assert told(tmp_path, "gave_up") == []
@@ -151,10 +153,31 @@ def test_kills_from_outside_are_no_stalls_while_steps_advance(jobs: Jobs, tmp_pa
     assert told(tmp_path, "gave_up") == []
 
 
+def test_a_node_that_joins_is_no_failure(jobs: Jobs, tmp_path: Path) -> None:
+    """It costs no restart, has a number of its own, and neither counts nor hides the stalls around it."""
+    store = TCPStore("localhost", 0, None, True)  # else one agent would have it, and the other could not end alone
+    place = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}", "--rdzv-id=7"]
+    conf = "--rdzv-conf=join_timeout=60,last_call_timeout=1,is_host=false"
+    arguments = [*FORK, *place, conf, "--max-restarts=4", "--fast-max-stalls=2", TRAIN, "--alone"]
+    first = jobs.start(f"--fast-events={tmp_path / 'events'}", *arguments, "--pace=0.01", "--fail", "3", "3", "-3", "3")
+    mine = tmp_path / "node-0"
+    until(lambda: len(starts(mine)) == 3, "the third start")
+    other = jobs.start(*arguments, "--pace=0.01", "--steps=100000")
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 1, errors
+    assert "2 times in a row" in errors
+    assert re.findall(r"start (\d) ", errors) == ["2", "4"]
+    started = told(tmp_path, "workers_started")
+    assert [(event["restart_count"], event["world_size"]) for event in started] == [(0, 1), (1, 1), (2, 1), (3, 2)]
+    assert [event["restarts_left"] for event in told(tmp_path, "worker_died")] == [4, 3, 2]
+    other.terminate()
+    other.communicate(timeout=60)
+
+
 def test_progress_gives_restarts_back(jobs: Jobs, tmp_path: Path) -> None:
     """Three failures in a job that may be restarted once, each after a while of progress: no number comes twice."""
     budget = ["--max-restarts=1", "--fast-restart-budget=1/0.2s"]
-    failing = ["--steps=40", "--every=5", "--pace=0.03", "--fail", "11", "21", "31", "-1"]
+    failing = ["--steps=40", "--every=5", "--pace=0.03", "--fail", "11", "21", "31", "99"]
     job = launch(jobs, *FORK, *budget, TRAIN, *failing)
     assert job.returncode == 0, job.stderr
     assert [start[1] for start in starts(tmp_path)] == ["1", "1", "2", "3"], "so many restarts are allowed in all"

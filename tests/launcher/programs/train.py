@@ -14,14 +14,21 @@ from fastckpt import DdpCheckpointer
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--every", type=int, default=10, help="steps between saves")
-parser.add_argument("--fail", type=int, nargs="*", default=[], help="in which step, at each start; the last repeats")
+parser.add_argument(
+    "--fail", type=int, nargs="*", default=[], help="in which step, at each start, the last repeats; -7: wait in step 7"
+)
 parser.add_argument("--how", default="raise")
 parser.add_argument("--pace", type=float, default=0.0, help="seconds per step")
+parser.add_argument("--alone", action="store_true", help="do not know of other workers")
 arguments = parser.parse_args()
 
 folder, attempt = Path(os.environ["JOB_FOLDER"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if arguments.alone:
+    folder /= f"node-{os.environ['GROUP_RANK']}"
+    folder.mkdir(exist_ok=True)
+    os.environ.update(RANK="0", WORLD_SIZE="1", GROUP_RANK="0", GROUP_WORLD_SIZE="1")
 (folder / f"pid.{os.getpid()}").touch()
-fail = arguments.fail[min(attempt, len(arguments.fail) - 1)] if arguments.fail else -1
+fail = arguments.fail[min(attempt, len(arguments.fail) - 1)] if arguments.fail else arguments.steps + 1
 
 
 def log(text: str) -> None:
@@ -49,6 +56,8 @@ for step in range(checkpointer.loaded_step + 1 if loaded else 1, arguments.steps
         break
     if step == fail:
         fall()
+    if step == -fail:
+        time.sleep(600)
     w.grad = torch.ones(3)
     optimizer.step()
     log(f"step {step}")
