@@ -177,6 +177,8 @@ def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
     position, stalled = _base(one) * steps.per_step, 0
     for sample in one.samples:
+        if sample.at <= tape.now:
+            continue  # its workers did not have their states yet
         is_last = sample is one.samples[-1] and one.is_over
         reached = _position(sample, steps.per_step)
         if reached <= position:

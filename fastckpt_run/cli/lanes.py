@@ -69,7 +69,8 @@ def _life(placed: Placed, one: Round, rank: int) -> Iterator[Bar]:
     cuts.append((steps, "steps", "takes steps"))
     known = [(max(begin, min(at, end)), kind, title) for at, kind, title in cuts if at is not None]
     for (at, kind, title), (until, _, _) in zip(known, [*known[1:], (end, "", "")], strict=True):
-        yield Bar(at + placed.offset, max(at, until) + placed.offset, kind, title)
+        if until > at:
+            yield Bar(at + placed.offset, until + placed.offset, kind, title)
 
 
 def checkpoint_lane(chain: list[Placed]) -> Iterator[Bar]:

@@ -55,6 +55,14 @@ def test_a_worker_dies():
     assert (failure.first_step, failure.tier, failure.load) == (5_250_000_000, "memory", 500_000_000)
 
 
+def test_a_sample_from_before_the_load_is_no_way_back():
+    story = started().trains(30, 20).dies(30).stops(30).starts(met=31, started=31, imported=31, joined=32)
+    story._origin = 0
+    story.trains(33, 0).loads(35, 1, step=18).trains(45, 10)
+    found = report([story.finishes(45, 45).log])
+    assert (found.steps.new, found.steps.repeated) == (28, 2) and seconds(found)["repeated"] == 2
+
+
 def test_a_worker_hangs():
     story = started().trains(25, 15, beat=25).trains(100, 15, beat=25)
     story.at(100, "hang", culprits=[1], silent=75.0, reason="", ranks=[]).trains(101, 15, beat=25).stops(101)
