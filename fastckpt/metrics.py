@@ -72,8 +72,8 @@ def stamp(name: str) -> dict[str, Any]:
 
 
 def to_line(event: dict[str, Any]) -> bytes:
-    """An event as a line of a log."""
-    return json.dumps(event).encode() + b"\n"
+    """An event as a line of a log; what JSON does not have becomes a text."""
+    return json.dumps(event, default=str).encode() + b"\n"
 
 
 def event(name: str, /, **fields: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.tools.events import FOLDER, name_of, number_of
+from fastckpt.tools.events import FOLDER, Name, in_folder
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -18,7 +18,7 @@ WAITING = 4 << 20
 BATCH = 1 << 16
 """Bytes that are written at once."""
 KEPT = 50
-"""Files that are kept; older ones are removed."""
+"""Files of a host that are kept; older ones are removed."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before storage that failed is tried again: twice as long each time."""
 
@@ -104,10 +104,11 @@ class EventLog:
             os.close(file)
 
     def _new(self) -> Path:
-        """The path of a new file, after those of all launches before; the oldest make room."""
+        """The path of a new file, after those of all launches before; this host's oldest make room."""
         self._folder.mkdir(mode=0o700, exist_ok=True)  # in what the saver made: a directory that was removed stays so
-        numbers = sorted((n, path) for path in self._folder.iterdir() if (n := number_of(path.name)) is not None)
-        for _, path in numbers[: max(0, len(numbers) - KEPT + 1)]:
+        logs = in_folder(self._folder)
+        new = Name.new(logs[-1][0].number + 1 if logs else 1, socket.gethostname())
+        ours = [path for name, path in logs if name.host == new.host]
+        for path in ours[: max(0, len(ours) - KEPT + 1)]:
             path.unlink(missing_ok=True)
-        number = numbers[-1][0] + 1 if numbers else 1
-        return self._folder / name_of(number, socket.gethostname(), os.getpid())
+        return self._folder / new.to_text(os.getpid())

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from fastckpt.errors import ConfigError
 from fastckpt.storage.layout import PRIVATE
@@ -16,7 +16,7 @@ FOLDER = f"{PRIVATE}/events"
 """Where logs lie in a checkpoint directory: one file for each launch on each node, in order of launch."""
 LARGEST = 1 << 28
 """Bytes of a file of which no more is read."""
-_NAME = re.compile(r"(\d{6,12})-[^/]{1,200}\.jsonl")
+_NAME = re.compile(r"(\d{6,12})-([^/]{1,200})-\d+\.jsonl")
 _LONGEST = 1e12
 """Seconds that no clock shows."""
 
@@ -32,15 +32,26 @@ class Log:
     unreadable: int = 0
 
 
-def name_of(number: int, host: str, pid: int) -> str:
-    """The name of a new log."""
-    return f"{number:06d}-{re.sub('[^A-Za-z0-9._-]', '_', host)[:100]}-{pid}.jsonl"
+class Name(NamedTuple):
+    """What the name of a log says: its place in the order of launches, and whose it is."""
 
+    number: int
+    host: str
 
-def number_of(name: str) -> int | None:
-    """The place of a log in the order of launches; None for what is no log."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    @classmethod
+    def of(cls, text: str) -> "Name | None":
+        """Read a file's name; None if it is not that of a log."""
+        match = _NAME.fullmatch(text)
+        return cls(int(match[1]), match[2]) if match else None
+
+    @classmethod
+    def new(cls, number: int, host: str) -> "Name":
+        """One for a new log."""
+        return cls(number, re.sub("[^A-Za-z0-9._-]", "_", host)[:100])
+
+    def to_text(self, pid: int) -> str:
+        """As the name of a file that the process ``pid`` writes."""
+        return f"{self.number:06d}-{self.host}-{pid}.jsonl"
 
 
 def find(location: str) -> list[Path]:
@@ -51,14 +62,18 @@ def find(location: str) -> list[Path]:
     if not location or not path.is_dir():
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory, or an event log")
     folder = path / FOLDER
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    found = sorted((number, name) for name in names if (number := number_of(name)) is not None)
+    found = in_folder(folder) if folder.is_dir() else []
     if not found:
         raise ConfigError(
             f"{path} has no event log: agents of fastckpt-run write it unless there is --fast-no-event-log; for a "
             "checkpoint directory that is a URL, give the file of --fast-events"
         )
-    return [folder / name for _, name in found]
+    return [path for _, path in found]
+
+
+def in_folder(folder: Path) -> list[tuple[Name, Path]]:
+    """The logs that lie there, oldest first; raises OSError."""
+    return sorted((name, path) for path in folder.iterdir() if (name := Name.of(path.name)) is not None)
 
 
 def read(path: Path) -> Log:

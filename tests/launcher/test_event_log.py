@@ -6,6 +6,7 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,11 @@ def test_launches_have_a_file_each_and_the_oldest_make_room(directory: Path, mon
     (directory / FOLDER).mkdir()
     (directory / FOLDER / "notes.txt").write_text("a user's own")
     for number in range(5):
+        (directory / FOLDER / f"00000{number}-other-host-7.jsonl").write_bytes(line(100 + number))
+    for number in range(5):
         assert EventLog(directory, [line(number)]).close(30)
-    assert [steps(path) for path in find(str(directory))] == [[2], [3], [4]]
+    theirs = [[100], [101], [102], [103], [104]]
+    assert [steps(path) for path in find(str(directory))] == [*theirs, [2], [3], [4]]
     assert (directory / FOLDER / "notes.txt").exists()
 
 
@@ -136,6 +140,34 @@ def test_a_disk_that_hangs_keeps_nobody(directory: Path, monkeypatch: pytest.Mon
     while len(parsed(pipe, told.splitlines()).events) < 1000:  # it answers again
         told += pipe.read_bytes()
     until(lambda: not [t for t in threading.enumerate() if t.name == "fastckpt-events"], "its end")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A file system on a device of its own."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    path = mounted(tmp_path / "device", "-o", "loop", image)
+    (path / ".fastckpt").mkdir()
+    yield path
+    subprocess.run(["fsfreeze", "-u", str(path)], capture_output=True, check=False)
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_file_system_that_stands_still(device: Path) -> None:
+    """As the kernel lets it: what writes to it sleeps, and hears no signal."""
+    log = EventLog(device, [line(0)])
+    until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
+    subprocess.run(["fsfreeze", "-f", str(device)], check=True)
+    for number in range(1, 1000):
+        log.tell(line(number))
+    assert not log.close(0.1)
+    subprocess.run(["fsfreeze", "-u", str(device)], check=True)
+    assert log.close(30)
+    [path] = find(str(device))
+    assert steps(path) == list(range(1000))
 
 
 def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
