@@ -1,6 +1,9 @@
 """The event logs of real jobs, really killed: what the report says is what the training's own log says."""
 
 import json
+import os
+import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -97,3 +100,49 @@ def test_there_is_no_log_if_none_is_wanted(new_job, switch):
     said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)])
     assert said.exit_code == 2 and "has no event log" in said.stderr
     assert "useful steps" in job.text(), "the summary at the end is there all the same"
+
+
+@pytest.mark.campaign
+def test_a_worker_that_hangs(new_job):
+    """Its silence is time lost by noticing, as long as the limit says."""
+    job: Job = new_job()
+    job.start(*SAVES, "--wait-at", "13", FASTCKPT_HANG_TIMEOUT="5")
+    job.wait_for_all(13)
+    os.kill(job.pid(1), signal.SIGSTOP)
+    job.go_on(13)
+    assert job.wait() == 0, job.text()
+    found = reported(job)
+    assert_as_the_job_logged(found, job)
+    [failure] = found.failures
+    assert (failure.kind, failure.rank, failure.repeated) == ("hung", 1, 3)
+    assert found.lost["detection"] >= 4.5e9 and failure.silent >= 4.5e9
+    [path] = find(str(job.checkpoint_dir))
+    assert not [fault for event in told(path) for fault in faults(event)]
+
+
+@pytest.mark.campaign
+def test_a_worker_of_one_of_two_nodes_dies(new_job):
+    """Each node has its log; the other node's worker is stopped for its sake, or fails since its peer is gone."""
+    job: Job = new_job()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    shape = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=two"]
+    launcher = ("-m", "fastckpt_run", *shape, f"--rdzv-endpoint={endpoint}")
+    one = job.start(*SAVES, "--wait-at", "13", launcher=launcher).process
+    two = job.start(*SAVES, "--wait-at", "13", launcher=launcher, FAULTS_LAUNCH="1").process
+    assert one is not None and two is not None
+    try:
+        job.wait_for_all(13)
+        job.strike(1)
+        job.until(lambda: "died: SIGKILL" in job.text(), "the notice")
+        job.go_on(13)
+        assert [process.wait(120) for process in (one, two)] == [0, 0], job.text()
+    finally:
+        one.kill()
+    found = reported(job)
+    assert list(found.nodes) == [0, 1] and len(found.failures) == 2
+    assert {one.kind for one in found.failures} <= {"died", "elsewhere"}
+    assert {(one.step, one.repeated) for one in found.failures} == {(10, 3)}
+    assert (found.steps.new, found.steps.repeated, found.counts.saves) == (60, 3, 12)
+    assert found.lost["useful"] > 0 == found.lost["unexplained"]
