@@ -11,6 +11,8 @@ import psutil
 import pytest
 
 MARK = "FASTCKPT_TEST"
+PRELOAD = "TEST_PRELOAD"
+"""Sets how the jobs of all tests start their workers that do not say so themselves; else they execute them."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,7 @@ def leaves_nothing_behind(
     monkeypatch.setenv("FASTCKPT_SHM_DIR", str(shm))
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("FASTCKPT_PRELOAD", os.environ.get(PRELOAD, "off"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)

@@ -122,7 +122,10 @@ class Preloader:
             self._template = None
 
     def _start(self) -> None:
-        self._template = Template(self._plan)
+        try:
+            self._template = Template(self._plan)
+        except OSError as error:
+            self._give_up(f"no template could be started: {error.strerror}")
 
     def _replace(self, why: str) -> None:
         """Start another template in the background; workers of this start are executed."""

@@ -55,7 +55,8 @@ class Template:
             )
         self.pid = self._process.pid
         self._outcome: Outcome | None = None
-        self._socket.send(json.dumps(asdict(plan)).encode())
+        with suppress(OSError):  # it has died already, which the first wait will tell
+            self._socket.send(json.dumps(asdict(plan)).encode())
 
     @property
     def known(self) -> bool:

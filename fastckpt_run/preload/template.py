@@ -67,6 +67,7 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Wo
                 os._exit(0)
         except OSError:
             os._exit(1)
+        agent.close()  # only the template shall hold it: the agent hears its death by that
         os.setsid()
         os.write(tell, str(os.getpid()).encode())
         return Worker(*descriptors, printed=printed)

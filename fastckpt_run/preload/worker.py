@@ -186,11 +186,12 @@ def _open_streams() -> None:
 
 def _be_fresh() -> None:
     """What each process has of its own: seeds, keys, the name of its thread."""
-    sys.modules["torch"].default_generator.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    process = sys.modules["multiprocessing.process"]
-    process.current_process().authkey = os.urandom(32)
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     importlib.invalidate_caches()
 
@@ -200,6 +201,8 @@ def _forget_ourselves() -> None:
     main = ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
     vars(main).update(__annotations__={}, __builtins__=builtins)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = main  # the second is what multiprocessing calls it
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # its name in multiprocessing
+        sys.modules["__mp_main__"] = main
     for name in [name for name in sys.modules if name.split(".")[0] == "fastckpt_run"]:
         del sys.modules[name]

@@ -22,6 +22,7 @@ TOUCH = program("touch.py")
 def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No FASTCKPT variables but those that a test sets."""
     monkeypatch.delenv("FASTCKPT_SHM_DIR", raising=False)
+    monkeypatch.delenv("FASTCKPT_PRELOAD", raising=False)
 
 
 def settings(*argv: str) -> Settings:

@@ -156,6 +156,7 @@ def ours(argv: list[str], settings: list[Settings]) -> Namespace | str:
 def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No variables but those that a case sets."""
     monkeypatch.delenv("FASTCKPT_SHM_DIR", raising=False)
+    monkeypatch.delenv("FASTCKPT_PRELOAD", raising=False)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -30,6 +30,9 @@ class Kept:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.value == other.value
 
+    def __hash__(self) -> int:
+        return self.value
+
 
 def double(kept: Kept) -> Kept:
     return Kept(2 * kept.value)
@@ -147,7 +150,7 @@ def process() -> dict[str, object]:
         "folder": os.getcwd(),
         "environment": list(os.environ.items()),
         "kind": str(type(os.environ)),
-        "c_environment": subprocess.run(["env"], capture_output=True, text=True).stdout,
+        "c_environment": subprocess.run(["env"], check=True, capture_output=True, text=True).stdout,
         "command": Path("/proc/self/cmdline").read_text().split("\0"),
         "shown_environment": Path("/proc/self/environ").read_text().split("\0"),
         "name": Path("/proc/self/comm").read_text(),
