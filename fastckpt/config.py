@@ -46,7 +46,7 @@ class Settings:
     fill_threads: int = 0
     max_stalls: int = 3
     restart_budget: str = ""
-    preload: str = "off"
+    preload: str = "auto"
     hang_timeout: str = "auto"
     event_log: bool = True
     events: str = ""
