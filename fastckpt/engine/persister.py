@@ -178,13 +178,8 @@ class Persister:
                 await self._failed(job, error)
             else:
                 self._finish(job)
-                self._submit_missed(job)
-
-    def _submit_missed(self, job: _Job) -> None:
-        """Persist to where else the same checkpoint was asked for while storage was in trouble."""
-        for id, target in list(self.tally.asked):
-            if id == job.id:
-                self._submit(job.slot, target, flush=False)
+                for _, target in [asked for asked in self.tally.asked if asked[0] == job.id]:
+                    self._submit(job.slot, target, flush=False)  # it was asked for while storage was in trouble
 
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
@@ -214,7 +209,7 @@ class Persister:
         self.tally.made_durable(job.id, size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
-        if self._first:
+        if self._first and self.policy != KeepAll():
             await self._retire()
 
     def _complain(self, trouble: str, step: int, **more: Any) -> None:
@@ -263,8 +258,6 @@ class Persister:
         self._jobs.remove(job)
 
     async def _retire(self) -> None:
-        if self.policy == KeepAll():
-            return
         work = partial(retire, self.storage, self.policy, self.in_use)
         try:
             await asyncio.get_running_loop().run_in_executor(self._pool, work)
