@@ -211,4 +211,4 @@ class FastckptAgent(LocalElasticAgent):
     def _explain(self, result: RunResult | None) -> None:
         if result is not None and self._pcontext is not None:
             for failure in result.failures.values():
-                explain(failure, self._pcontext)
+                explain(failure, self._pcontext, self._hangs.killed)

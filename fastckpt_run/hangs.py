@@ -60,6 +60,9 @@ class HangWatch:
     Args:
         setting: "auto", "off" or seconds.
         read: What each local rank said last, by checkpoint directory.
+
+    Attributes:
+        killed: The pids of workers that were killed because they hung.
     """
 
     def __init__(self, setting: str, read: Callable[[], Mapping[str, Sequence[Telemetry]]]) -> None:
@@ -69,6 +72,7 @@ class HangWatch:
         self._ranks: Mapping[int, int] = {}
         self._sees_all = True
         self._known: set[int] = set()
+        self.killed: set[int] = set()
         self._hangs: list[float] = []
         self._pace = _Pace()
         # It may be that those who are silent were not let run, and this process neither: from then on counts.
@@ -126,6 +130,7 @@ class HangWatch:
             running = [self._pids[rank] for rank in ranks if state_of(self._pids[rank])]
             for pid in running:
                 kill_group(pid)
+            self.killed.update(running)
             end = time.monotonic() + _DEATH_TIMEOUT
             while running and time.monotonic() < end:
                 if any(peek(pid) is not None for pid in running):
@@ -220,7 +225,7 @@ def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None
     """Log a hang, with the stacks of all workers, and record it; ``ranks`` are those in the job, by local rank."""
     blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
     silent = max(sight.silent for sight in hang.sights.values())
-    logger.error("the job hangs, for %.1f s: %s %s; killing, to restart", silent, blamed, hang.reason)
+    logger.error("the job hangs, for %.1f s: %s %s; killing", silent, blamed, hang.reason)
     found = []
     for rank, witness in sorted(hang.witnesses.items()):
         last, sight = hang.last.get(rank, Telemetry()), hang.sights.get(rank)

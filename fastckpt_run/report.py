@@ -1,6 +1,7 @@
 """What a failed job says of its workers: each traceback once, wherever the worker wrote it."""
 
 from collections import deque
+from collections.abc import Container
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import PContext
@@ -12,10 +13,15 @@ _TRACEBACK = "Traceback (most recent call last):"
 _TAIL = 200
 
 
-def explain(failure: ProcessFailure, workers: PContext) -> None:
-    """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is."""
+def explain(failure: ProcessFailure, workers: PContext, hung: Container[int]) -> None:
+    """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is.
+
+    ``hung`` are the pids of workers that were killed for that.
+    """
     if failure.exitcode < 0 and not isinstance(failure.message, dict):
-        if failure.local_rank in getattr(workers, "stopped", ()):
+        if failure.pid in hung:
+            failure.message += ", from the agent, because it hung"
+        elif failure.local_rank in getattr(workers, "stopped", ()):
             failure.message += ", from the agent, because another worker had failed"
     elif _on_console(workers, failure.local_rank):
         failure.message = f"{_summary(failure)}see above for what the worker printed"

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 # A launcher runs this file as a script, so its neighbours are found by their bare names.
 from data import Batch, ShuffledBatches, read_text, split, validation_batch
 from fastckpt import metrics
-from fastckpt.ddp import DdpCheckpointer, StorageType, settle
+from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
 from model import GPT, GPTConfig
 from progress import Progress
 
@@ -95,7 +95,8 @@ def over_ranks(loss: Tensor) -> float:
 @torch.no_grad()
 def evaluate(model: nn.Module, batch: Batch, device: torch.device) -> float:
     model.eval()
-    loss = over_ranks(mean_loss(model, batch, device))
+    with phase("evaluation"):  # takes no steps, and is no hang
+        loss = over_ranks(mean_loss(model, batch, device))
     model.train()
     return loss
 

@@ -107,6 +107,18 @@ def test_a_rank_that_ends_early_is_not_silent(new_job):
 
 
 @pytest.mark.campaign
+def test_a_hang_with_no_restart_left_ends_the_job_and_says_why(new_job):
+    job = new_job().befalls(stop(rank=1, at="train.step", step=11))
+    assert start(job, restarts=0).wait() == 1
+    assert "rank 1 is stopped (SIGSTOP); killing" in job.text()
+    assert re.search(r"Signal 9 \(SIGKILL\) received by PID \d+, from the agent, because it hung", job.text()), (
+        job.text()
+    )
+    assert job.text().count("because it hung") == 1
+    assert job.stored()[0] == 10, "flushed"
+
+
+@pytest.mark.campaign
 def test_first_steps_and_saves_may_hang_too(new_job, uninterrupted):
     job = new_job().befalls(
         stop(rank=1, at="train.step", step=1),

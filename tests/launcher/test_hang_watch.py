@@ -82,6 +82,7 @@ def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
     assert node.hangs_within(60, meanwhile=node.lines[0].step)
     assert node.workers[1].wait(10) == -signal.SIGKILL
     assert node.workers[0].poll() is None
+    assert node.watch.killed == {node.workers[1].pid}
 
 
 def test_nobody_is_watched_who_never_made_a_checkpointer(node: Node):
