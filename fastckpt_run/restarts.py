@@ -1,6 +1,7 @@
 """Decide after each failure whether the workers are started again, and say why if not."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from fastckpt.memory.telemetry import Telemetry
 from fastckpt.policy.restarts import Attempt, Position, Stretch, given_back, parse_budget, stalls
 from fastckpt_run.deaths import describe
 from fastckpt_run.script import script_of
-from fastckpt_run.start_failure import broken_syntax, why_not_started
+from fastckpt_run.start_failure import broken_syntax, names_us, why_not_started
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -129,7 +130,7 @@ class Restarts:
             return ""
         if exitcode == 1:
             return broken_syntax(self._script)
-        if exitcode == 2 and b"fastckpt" in self._script.read_bytes():
+        if exitcode == 2 and names_us(self._script):
             return "exit code 2, as of refused arguments, before it had a checkpointer"
         return ""
 
@@ -172,10 +173,12 @@ def _way(attempt: Attempt) -> str:
 def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
     """The end of what a worker wrote to its stderr, if that was caught, or recorded of its exception."""
     if isinstance(failure.message, dict):
-        return str(failure.message.get("extraInfo", {}).get("py_callstack", ""))
-    log = Path(workers.stderrs[failure.local_rank]) if workers is not None else Path()
-    if not log.is_file():
+        recorded = failure.message.get("extraInfo")
+        return str(recorded.get("py_callstack", "")) if isinstance(recorded, dict) else ""
+    log = workers.stderrs[failure.local_rank] if workers is not None else ""
+    try:
+        with Path(log).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read().decode(errors="replace")
+    except OSError:  # there is none, it is a directory, or it was removed
         return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL))
-        return file.read().decode(errors="replace")

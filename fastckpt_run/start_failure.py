@@ -12,7 +12,7 @@ _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationE
 _NO_MODULE = re.compile(r"/.*: (No module named \S+|Error while finding module specification for .*)")
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(r"(\S.*: )?error: ", re.IGNORECASE)
-_FRAME = re.compile(r'  File "(?P<file>[^<].*)", line (?P<line>\d+), in (?P<function>.+)')
+_FRAME = re.compile(r'  File "(?P<file>[^<].*)", line (?P<line>\d{1,9}), in (?P<function>.+)')
 _IN_CHILD = ", in spawn_main"
 """Ends a line of the traceback of a process that multiprocessing spawned."""
 _REFUSED_ARGUMENTS = 2
@@ -47,14 +47,19 @@ def _was_starting(traceback: list[str], error: str) -> bool:
     return script is not None and is_among_first_imports(_text(Path(script["file"])), int(script["line"]))
 
 
+def names_us(script: Path) -> bool:
+    """Whether a script names this library, so that one can expect a checkpointer of it."""
+    return "fastckpt" in _text(script)
+
+
 def broken_syntax(script: Path) -> str:
     """What is wrong with the syntax of a script that Python would have to compile; empty if nothing is."""
     try:
         ast.parse(script.read_bytes(), str(script))
     except SyntaxError as error:
         return f"{type(error).__name__}: {error}"
-    except (OSError, ValueError):
-        pass  # not there, or no text: not for us to say
+    except (OSError, ValueError, RecursionError):
+        pass  # not there, or not for us to say
     return ""
 
 
@@ -62,7 +67,7 @@ def is_among_first_imports(source: str, line: int) -> bool:
     """Whether line number ``line`` of a script imports, or raises, and nothing before it can have trained."""
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return False
     harmless = {*dir(builtins)} - {"exec", "eval", "compile", "__import__"}
     for statement in _in_order(tree.body):
@@ -83,7 +88,7 @@ def _last_traceback(lines: list[str]) -> list[str]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
-    except OSError:
+    except (OSError, ValueError):  # a name that no file can have
         return ""
 
 

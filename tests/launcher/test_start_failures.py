@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fastckpt_run.start_failure import broken_syntax, is_among_first_imports, why_not_started
+from fastckpt_run.start_failure import broken_syntax, is_among_first_imports, names_us, why_not_started
 
 NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
 PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
@@ -105,6 +107,28 @@ def test_broken_syntax(folder: Path) -> None:
     assert broken_syntax(folder / "latin.py") == ""
     (folder / "torn.py").write_bytes(b"x = '\xe4'\n")
     assert "SyntaxError" in broken_syntax(folder / "torn.py")
+
+
+FRAMES = [f'  File "{name}", line {line}, in <module>' for name in (__file__, "/", "\0") for line in (3, "9" * 5000)]
+PIECES = [
+    "Traceback (most recent call last):",
+    "usage: x",
+    "x: error: y",
+    NO_MODULE,
+    "SyntaxError: x",
+    "/x: No module named y",
+]
+pieces = st.sampled_from(PIECES + FRAMES)
+
+
+@given(st.lists(pieces | st.text(max_size=8), max_size=8), st.sampled_from([1, 2, 0, -9]))
+def test_whatever_a_worker_wrote_can_be_read(lines: list[str], exitcode: int) -> None:
+    assert why_not_started("\n".join(lines), exitcode) in ("", *lines, "No module named y")
+
+
+def test_a_script_that_names_us(folder: Path) -> None:
+    (folder / "ours.py").write_text("import fastckpt\n")
+    assert [names_us(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
 
 
 def test_lines_that_are_nowhere() -> None:
