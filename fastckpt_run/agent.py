@@ -59,7 +59,8 @@ class FastckptAgent(LocalElasticAgent):
         self._longest_wait, spec.monitor_interval = spec.monitor_interval, 0.0
         if spec.entrypoint is torchrun.run_script_path:
             spec.entrypoint = run_script_path
-        self._restarts = Restarts(settings, spec, self._saver.telemetry, self._preloader.last_words)
+        last_words, hung = self._preloader.last_words, self._hangs.killed
+        self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""

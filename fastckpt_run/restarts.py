@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -40,14 +40,24 @@ class Restarts:
         spec: WorkerSpec,
         telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]],
         last_words: Callable[[int], str],
+        hung: Container[int],
     ) -> None:
-        """``telemetry`` says how far the workers are, and ``last_words`` with what traceback a pid ended, if known."""
+        """Remember where to learn what.
+
+        Args:
+            settings: Of the job.
+            spec: What the workers run.
+            telemetry: How far they are, by checkpoint directory.
+            last_words: With what traceback a pid ended, if that is known; else empty.
+            hung: The pids that were killed for that.
+        """
         self.limit = spec.max_restarts
         self._script = script_of(spec)
         self._max_stalls = settings.max_stalls
         self._budget = parse_budget(settings.restart_budget)
         self._telemetry = telemetry
         self._last_words = last_words
+        self._hung = hung
         self._attempts: list[Attempt] = []
         self._trained = 0.0
         self._watched = False
@@ -66,7 +76,7 @@ class Restarts:
         stopped = getattr(workers, "stopped", ())
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
         began = bool(self._attempts) or any(self._heard().values())
-        self._end(failed=True, why=_described(culprits))
+        self._end(failed=True, why=self._described(culprits))
         if not self.limit:
             return 0
         if not began and (why := self._cannot_start(culprits.values(), workers)):
@@ -93,6 +103,10 @@ class Restarts:
         self._attempts.append(attempt)
         if attempt not in stalls(self._attempts)[-1:]:
             self._trained += seconds
+
+    def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
+        hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}
+        return ", ".join(f"worker {rank} {how}" for rank, how in hows.items())
 
     def _give_back(self, left: int) -> int:
         if self._budget is None:
@@ -147,10 +161,6 @@ def _stretch(lines: Sequence[Telemetry]) -> Stretch:
 def _seconds(lines: Sequence[Telemetry]) -> float:
     firsts = [line.first for line in lines if line.first]
     return (max(line.beat for line in lines) - min(firsts)) / 1e9 if firsts else 0.0
-
-
-def _described(failures: Mapping[int, ProcessFailure]) -> str:
-    return ", ".join(f"worker {rank} {describe(failure.exitcode)}" for rank, failure in failures.items())
 
 
 def _way(attempt: Attempt) -> str:

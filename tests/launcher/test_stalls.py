@@ -191,7 +191,7 @@ class Node:
     def __init__(self, block: TelemetryBlock, **settings: Any) -> None:
         self.block, self.line = block, block.line(0)
         spec = WorkerSpec("", 1, Mock(), entrypoint="true", max_restarts=5)
-        self.restarts = Restarts(Settings(**settings), spec, lambda: {"d": [block.read(0)]}, lambda pid: "")
+        self.restarts = Restarts(Settings(**settings), spec, lambda: {"d": [block.read(0)]}, lambda pid: "", {7})
 
     def run(self, resumed: int = -1, steps: int = 0, seconds: float = 0.0) -> None:
         self.restarts.started()
@@ -202,9 +202,9 @@ class Node:
             self.line.step()
             time.sleep(seconds / (steps - 1) if step < steps - 1 else 0.0)
 
-    def fail(self, left: int = 5) -> int:
+    def fail(self, left: int = 5, pid: int = 1) -> int:
         """Both workers end, the first by the agent's hand."""
-        failures = {rank: ProcessFailure(rank, rank, -9, "") for rank in (0, 1)}
+        failures = {rank: ProcessFailure(rank, rank * pid, -9, "") for rank in (0, 1)}
         return self.restarts.failed(failures, Mock(stopped={0}, stderrs={1: ""}), left)
 
 
@@ -242,6 +242,14 @@ def test_what_the_workers_before_have_said_is_not_taken_for_theirs(block: Teleme
     assert node.fail() == 0
     node.restarts.started()  # and they die before they say anything
     assert node.fail() == -5
+
+
+def test_workers_that_hang_are_said_to(block: TelemetryBlock, caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(block, max_stalls=1)
+    node.run(resumed=3)
+    with caplog.at_level("ERROR", "fastckpt.launcher"):
+        assert node.fail(pid=7) == -5
+    assert "start 1 resumed step 3 and came no step further: worker 1 hung\n" in caplog.text
 
 
 def test_steps_done_again_give_no_restart_back(block: TelemetryBlock) -> None:
