@@ -34,8 +34,14 @@ def duration(nanoseconds: int | None) -> str:
         return f"{seconds:.3g} s"
     minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
     if minutes < 100:
-        return f"{int(minutes)} min {int(seconds) % 60} s"
-    return f"{int(hours)} h {int(minutes) % 60} min" if hours < 100 else f"{int(days)} d {int(hours) % 24} h"
+        return _two(int(minutes), "min", int(seconds) % 60, "s")
+    return (
+        _two(int(hours), "h", int(minutes) % 60, "min") if hours < 100 else _two(int(days), "d", int(hours) % 24, "h")
+    )
+
+
+def _two(number: int, unit: str, rest: int, smaller: str) -> str:
+    return f"{number} {unit} {rest} {smaller}" if rest else f"{number} {unit}"
 
 
 def share(part: int, whole: int) -> str:
@@ -53,8 +59,12 @@ def goodput(part: float | None) -> str:
     return "unknown: no steps were told of" if part is None else f"{100 * part:.2f} %"
 
 
-def failure(one: Recovery) -> str:
-    """What failed."""
+def failure(one: Recovery, *, nodes: int = 1) -> str:
+    """What failed; where, too, if there are several nodes."""
+    return _what(one) if nodes == 1 else f"node {one.node}: {_what(one)}"
+
+
+def _what(one: Recovery) -> str:
     if one.kind == "died":
         return f"rank {one.rank} died: {describe(one.exitcode)}"
     if one.kind == "hung":

@@ -206,6 +206,18 @@ def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed,
     )
 
 
+def incidents(failures: Iterable[Recovery]) -> list[list[Recovery]]:
+    """Failures in the order of time, those together that struck several nodes before training went on."""
+    found = list[list[Recovery]]()
+    over = 0
+    for one in failures:
+        if not found or one.at > over or any(one.node == other.node for other in found[-1]):
+            found.append([])
+            over = one.at + max(one.stopped or 0, one.first_step or 0)
+        found[-1].append(one)
+    return found
+
+
 # --- checkpoints
 
 

@@ -4,11 +4,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 
+from fastckpt.tools.goodput import TRAINING
+
 WIDTH = 2000
 """Units of a lane's width; a bar has at least one."""
 _HEIGHT = 20
 _MARK = 4.0
 """Units of the width of an instant."""
+_TRUE = TRAINING
+"""What is so frequent that it must not be drawn wider than it is."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,17 @@ class Axis:
         """Where an instant is, from 0 to 1."""
         return min(1.0, max(0.0, (instant - self.begin) / max(1, self.end - self.begin)))
 
-    def ticks(self, most: int) -> list[int]:
-        """Round times since the beginning, at most so many."""
+    def ticks(self, most: int) -> list[tuple[int, str]]:
+        """Round times since the beginning, about so many at most, and what to write there."""
         length = max(1, self.end - self.begin)
         step = next(step for step in _steps() if step * most >= length)
-        return list(range(0, length + 1, step))
+        name, unit = next(((name, unit) for name, unit in _UNITS if step % unit == 0), ("ns", 1))
+        return [(tick, f"{tick // unit:,} {name}" if tick else "0") for tick in range(0, length + 1, step)]
+
+
+_UNITS = [
+    ("d", 86400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3),
+]  # fmt: skip
 
 
 def _steps() -> Iterator[int]:
@@ -74,6 +84,6 @@ def _merged(bars: Iterable[Bar], axis: Axis) -> Iterator[Bar]:
 def _rectangle(bar: Bar, axis: Axis) -> str:
     left, right = axis.at(bar.begin) * WIDTH, axis.at(bar.end) * WIDTH
     title = f"<title>{escape(bar.title)}</title>" if bar.title else ""
-    least = _MARK if bar.begin == bar.end else 1.0
+    least = _MARK if bar.begin == bar.end else 0.0 if bar.kind in _TRUE else 1.0
     place = f'x="{min(left, WIDTH - least):.1f}" width="{max(least, right - left):.1f}" height="{_HEIGHT}"'
     return f'<rect class="{escape(bar.kind)}" {place}>{title}</rect>'

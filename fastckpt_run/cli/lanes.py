@@ -21,22 +21,43 @@ def axis_of(found: Report) -> Axis:
     return Axis(min((p.begin for p in placed), default=0), max((p.end for p in placed), default=0))
 
 
-def time_lane(chain: list[Placed]) -> Iterator[Bar]:
-    """Where a node's time went; in a stretch of steps, what was repeated is drawn first, then what stalled."""
+def time_lane(chain: list[Placed], shortest: int) -> Iterator[Bar]:
+    """Where a node's time went; in a stretch of steps, what was repeated is drawn first, then what stalled.
+
+    Stretches of steps are put together until they are ``shortest`` nanoseconds long.
+    """
     last: Placed | None = None
     for placed in chain:
         if last is not None and last.launch.outcome != "succeeded" and placed.begin > last.end:
             gap = f"{words.CAUSES[DOWN]}: {words.duration(placed.begin - last.end)}"
             yield Bar(last.end, placed.begin, DOWN, gap)
         last = placed
-        for span in placed.spent.spans:
+        for span in _together(placed.spent.spans, shortest):
             yield from _bars(span, placed.offset)
 
 
+def _together(spans: list[Span], shortest: int) -> Iterator[Span]:
+    waiting: Span | None = None
+    for span in spans:
+        if waiting is not None:
+            if span.shares.keys() <= TRAINING and waiting.end - waiting.begin < shortest:
+                shares = {cause: waiting.shares.get(cause, 0) + span.shares.get(cause, 0) for cause in TRAINING}
+                waiting = Span(waiting.begin, span.end, shares)
+                continue
+            yield waiting
+        waiting = span if span.shares.keys() <= TRAINING else None
+        if waiting is None:
+            yield span
+    if waiting is not None:
+        yield waiting
+
+
 def _bars(span: Span, offset: int) -> Iterator[Bar]:
-    parts = [(cause, span.shares[cause]) for cause in (REPEATED, STALL, USEFUL) if span.shares.get(cause)]
+    begin, useful = span.begin + offset, span.shares.get(USEFUL, 0)
+    if useful:  # below the others, so that there are no gaps between them
+        yield Bar(begin, span.end + offset, USEFUL, f"{words.CAUSES[USEFUL]}: {words.duration(useful)}")
+    parts = [(cause, span.shares[cause]) for cause in (REPEATED, STALL) if span.shares.get(cause)]
     parts += [(cause, part) for cause, part in span.shares.items() if part and cause not in TRAINING]
-    begin = span.begin + offset
     for cause, part in parts:
         yield Bar(begin, begin + part, cause, f"{words.CAUSES[cause]}: {words.duration(part)}")
         begin += part

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
-from fastckpt.tools.report import Recovery, Report
+from fastckpt.tools.report import Recovery, Report, incidents
 from fastckpt_run import words
 from fastckpt_run.cli import lanes
 from fastckpt_run.cli.answer import plain
@@ -13,6 +13,7 @@ from fastckpt_run.cli.report import facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _TICKS = 6
+_STRETCHES = 100
 _CHECKPOINT_KINDS = {
     "persist": "persist", "flush": "flush", "upload": "upload", "failure": "failure", "skip": "skipped save"
 }  # fmt: skip
@@ -43,7 +44,7 @@ def _summary(found: Report) -> str:
         (words.goodput(found.goodput) if found.goodput is not None else "?", "goodput: useful part of all time"),
         (words.duration(found.total), f"in {words.count(launches, 'launch', 'launches')}"),
         (f"{found.steps.new:,}", f"steps, {found.steps.repeated:,} of them repeated"),
-        (f"{sum(one.kind != 'elsewhere' for one in found.failures):,}", "failures"),
+        (f"{len(incidents(found.failures)):,}", "failures"),
     ]
     cards = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)
     said = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
@@ -76,23 +77,24 @@ def _timeline(found: Report) -> str:
         shown.append(f'<div class="lane"><span>{_text(name)}</span>{lane(bars, axis)}</div>')
 
     for node, chain in found.nodes.items():
-        prefix = f"node {node}: " if len(found.nodes) > 1 else ""
-        add(f"{prefix}time", lanes.time_lane(chain))
+        prefix = f"{node}: " if len(found.nodes) > 1 else ""
+        add(f"{prefix}time", lanes.time_lane(chain, (axis.end - axis.begin) // _STRETCHES))
         there = lanes.ranks(chain)
         for rank in there[: lanes.MOST_RANKS]:
             add(f"{prefix}worker {rank}", lanes.worker_lane(chain, rank))
         if len(there) > lanes.MOST_RANKS:
             shown.append(f"<p>{len(there) - lanes.MOST_RANKS} more workers are not shown.</p>")
         add(f"{prefix}storage", lanes.checkpoint_lane(chain))
-    failures = [Bar(one.at, one.at, "failure", words.failure(one)) for one in found.failures]
+    failures = [Bar(one.at, one.at, "failure", words.failure(one, nodes=len(found.nodes))) for one in found.failures]
     add("failures", failures)
     ticks = "".join(
-        f'<span style="left:{100 * axis.at(axis.begin + tick):.2f}%">{words.duration(tick) if tick else "0"}</span>'
-        for tick in axis.ticks(_TICKS)
+        f'<span style="left:{100 * axis.at(axis.begin + tick):.2f}%">{label}</span>'
+        for tick, label in axis.ticks(_TICKS)
     )
     legend = "".join(f'<li><i class="{kind}"></i>{_text(name)}</li>' for kind, name in used.items() if name)
     return (
-        f"<section><h2>Timeline</h2><p>Since {when(axis.begin)}. Point at a bar to read what it is.</p>"
+        f"<section><h2>Timeline</h2><p>Since {when(axis.begin)}{', node by node' if len(found.nodes) > 1 else ''}. "
+        f"Point at a bar to read what it is.</p>"
         f'<div class="chart">{"".join(shown)}<div class="axis"><span></span><div>{ticks}</div></div></div>'
         f'<ul class="legend">{legend}</ul></section>\n'
     )
@@ -104,7 +106,7 @@ def _failures(found: Report) -> str:
     start = lanes.axis_of(found).begin
     last = found.failures[-_MOST_FAILURES:]
     longest = max(_length(one) for one in last)
-    rows = [list(_failure(one, start, longest)) for one in last]
+    rows = [list(_failure(one, start, longest, len(found.nodes))) for one in last]
     heads = ["at", "what", "went on", "from", "steps repeated", "phases, up to the first step"]
     more = (
         f"<p>{len(found.failures) - len(last)} earlier ones are not shown.</p>"
@@ -118,9 +120,9 @@ def _length(one: Recovery) -> int:
     return one.silent + max(at or 0 for at in (one.stopped, one.met, one.started, one.resumed, one.first_step))
 
 
-def _failure(one: Recovery, start: int, longest: int) -> Iterator[str]:
+def _failure(one: Recovery, start: int, longest: int, nodes: int) -> Iterator[str]:
     yield words.duration(one.at - start)
-    yield _text(words.failure(one))
+    yield _text(words.failure(one, nodes=nodes))
     yield "?" if one.first_step is None else words.duration(one.silent + one.first_step)
     yield "?" if one.step is None else _text(f"step {one.step}, {one.tier}") if one.tier else "the beginning"
     yield f"{one.repeated:,}"

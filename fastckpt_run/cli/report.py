@@ -105,19 +105,29 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
         screen.line(line)
     if found.failures:
         start = min(placed.begin for chain in found.nodes.values() for placed in chain)
-        screen.table(["FAILURE", *(f">{name}" for name in _HEADS)], [_row(one, start) for one in found.failures])
+        screen.table(
+            ["FAILURE", *(f">{name}" for name in _HEADS)],
+            [_row(one, start, len(found.nodes)) for one in found.failures],
+        )
 
 
 _SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
 _HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
 
 
-def _row(one: "Recovery", start: int) -> list[str]:
+def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
     from fastckpt_run import words
 
     instants = [words.duration(getattr(one, name)) for name in _SHOWN]
     step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
-    return [words.failure(one), words.duration(one.at - start), *instants, step, one.tier or "-", str(one.repeated)]
+    return [
+        words.failure(one, nodes=nodes),
+        words.duration(one.at - start),
+        *instants,
+        step,
+        one.tier or "-",
+        str(one.repeated),
+    ]
 
 
 def facts(found: "Report") -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastckpt.tools import goodput as g
 from fastckpt.tools.events import parsed
-from fastckpt.tools.report import Report, report
+from fastckpt.tools.report import Report, incidents, report
 from tests.tools.stories import Story
 
 
@@ -128,7 +128,20 @@ def test_several_nodes_add_up():
     logs = [started(node=node, pid=10 + node).trains(30, 20).finishes(30, 31).log for node in (0, 1)]
     found = report(logs)
     assert found.total == 62 * 10**9 and seconds(found)["useful"] == 40 and found.steps.new == 20
+    assert incidents(found.failures) == []
     assert list(found.nodes) == [0, 1] and found.counts.saves == 10 and found.counts.saved_bytes == 200
+
+
+def test_one_incident_may_strike_several_nodes():
+    stories = [started(node=node, pid=10 + node).trains(30, 20) for node in (0, 1)]
+    stories[0].dies(30).stops(31), stories[1].stops(30.5)
+    for story in stories:
+        story.starts(32, 33, 34, 35).loads(36, 1, step=20).at(38, "first_step", local_rank=0, at=5037)
+        story.trains(50, 12)
+    stories[1].dies(50).stops(51)
+    found = report([story.log for story in stories])
+    kinds = [[(one.node, one.kind) for one in incident] for incident in incidents(found.failures)]
+    assert kinds == [[(0, "died"), (1, "elsewhere")], [(1, "died")]]
 
 
 def test_an_optimizer_step_may_be_a_part_of_a_step():
