@@ -1,12 +1,12 @@
 """Import in the template what workers will import, and find out whether that made it unfit for forking."""
 
 import importlib
-import importlib.machinery
 import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,10 @@ def preload(plan: Plan) -> Outcome:
         now = Traces.now()
         if fault := next(iter((*_misread(read), *now.base_faults(start))), ""):
             return Outcome("", f"importing torch {fault}")
-        for name, attributes in [*plan.asked, *filter(_is_installed, plan.found)]:
+        for name, attributes in [
+            *plan.asked,
+            *(module for module in plan.found if _is_installed(module[0], plan.folder)),
+        ]:
             before = now
             fault = _import(name, attributes)
             now = Traces.now()
@@ -85,9 +88,12 @@ def _misread(read: set[str]) -> Iterator[str]:
     return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
 
 
-def _is_installed(module: tuple[str, list[str]]) -> bool:
-    """Whether a module belongs to Python or an installed package: others may change between restarts."""
-    top = module[0].partition(".")[0]
+def _is_installed(module: str, folder: str) -> bool:
+    """Whether a script in ``folder`` finds a module in Python or an installed package: others may change meanwhile."""
+    top = module.partition(".")[0]
+    spec = PathFinder.find_spec(top, [folder]) if folder else None
+    if spec is not None and spec.loader is not None:
+        return False
     if top in sys.stdlib_module_names:
         return True
     try:
@@ -101,7 +107,7 @@ def _is_installed(module: tuple[str, list[str]]) -> bool:
 
 def _shadowed(folder: Path) -> Iterator[Path]:
     """Modules in ``folder`` which a fresh process would find there, and not those that are imported already."""
-    suffixes = importlib.machinery.all_suffixes()
+    suffixes = all_suffixes()
     for path in folder.iterdir() if folder.is_dir() else ():
         name, _, suffix = path.name.partition(".")
         if name not in sys.modules or name == "__main__" or (f".{suffix}" not in suffixes and suffix):

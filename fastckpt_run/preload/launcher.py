@@ -66,7 +66,7 @@ class Preloader:
             return
         self._script = read([str(argument) for argument in spec.args[1:]])
         asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
-        self._plan = Plan(asked, [] if asked else self._script.imports, str(self._script.folder or ""))
+        self._plan = Plan(asked, [] if asked else self._script.first_imports, str(self._script.folder or ""))
         if why := self._script.unsettling:
             self._give_up(why)
             return
@@ -83,6 +83,9 @@ class Preloader:
     ) -> ForkedWorker | None:
         """A worker with this command line; None, with the reason told, if it must be executed."""
         if self._off or self._failed:
+            return None
+        if arguments[0] != sys.executable:
+            self._give_up(f"{arguments[0]} starts them, which binds each to its part of the machine")
             return None
         try:
             template = self._ready(environment)
@@ -175,6 +178,8 @@ class Preloader:
         if not outcome.fault:
             seconds = time.monotonic() - template.started
             metrics.event("preload_ready", template=template.pid, seconds=seconds)
+            if early := self._script.sets & set(outcome.read):
+                self._give_up(f"the script sets {min(early)} before it imports")
         elif not outcome.module:
             self._give_up(outcome.fault)
         else:

@@ -19,11 +19,13 @@ class Script:
     Attributes:
         folder: Where Python looks for its modules first; None if there is no source to read.
         imports: Modules that it imports at its top level, each with the names that it takes from it.
+        first_imports: Those before any statement that could have an effect on them.
         sets: Variables that it sets before its last import; ``*`` for one whose name is not written there.
     """
 
     folder: Path | None = None
     imports: list[tuple[str, list[str]]] = field(default_factory=list)
+    first_imports: list[tuple[str, list[str]]] = field(default_factory=list)
     sets: set[str] = field(default_factory=set)
 
     @property
@@ -58,14 +60,16 @@ def read(arguments: Sequence[str]) -> Script:
         return Script()
     script = Script(folder)
     pending: set[str] = set()
+    first = True
     for statement in _top_level(tree.body):
         found = list(_imports(statement))
+        first = first and not _has_effect(statement)
+        script.imports += found
+        if first:
+            script.first_imports += found
         if found:
-            script.imports += found
             script.sets |= pending
-            pending = set()
-        else:
-            pending |= set(_sets(statement))
+        pending |= set(_sets(statement))
     return script
 
 
@@ -98,6 +102,12 @@ def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                 continue
             case _:
                 yield statement
+
+
+def _has_effect(statement: ast.stmt) -> bool:
+    """Whether a statement does more than import, or give a name to a value."""
+    kinds = (ast.Call, ast.Attribute, ast.Subscript, ast.Delete, ast.Raise, ast.For, ast.While, ast.If, ast.Assert)
+    return any(isinstance(node, kinds) for node in ast.walk(statement))
 
 
 def _is_main(test: ast.expr) -> bool:

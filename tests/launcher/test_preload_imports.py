@@ -52,6 +52,23 @@ def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], 
     assert script.folder == tmp_path
 
 
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [
+        ("'text'\nfrom __future__ import annotations\nimport a\nX = 3\nimport b", ["__future__", "a", "b"]),
+        ("import a\na.use('x')\nimport b", ["a"]),
+        ("import a\nimport os\nos.environ['A'] = ''\nimport b", ["a", "os"]),
+        ("import a\na.b = 3\nimport b", ["a"]),
+        ("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", ["a", "b"]),
+        ("import a\nif a.b:\n  a.c()\nimport b", ["a"]),
+        ("import a\ndef f():\n  a.b()\nimport b", ["a", "b"]),
+    ],
+)
+def test_which_imports_nothing_can_have_an_effect_on(tmp_path: Path, source: str, first: list[str]) -> None:
+    write(tmp_path, train=source)
+    assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
+
+
 def test_where_a_script_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package" / "inner").mkdir(parents=True)
@@ -140,7 +157,7 @@ def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Pa
     """Not its own: these may change from one restart to the next."""
     monkeypatch.setenv("PYTHONPATH", FRAIL)
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, train=f"import numpy, click\nimport mine\n{SCRIPT}", mine="print('mine')")
+    write(tmp_path, train=f"import numpy, click, wrapt\nimport mine\n{SCRIPT}", mine="print('mine')", wrapt="")
     with template("train.py", "auto") as preloader:
         starter = Starter(tmp_path, preloader)
         run = starter.start(preloader, ("train.py",), {})
@@ -149,7 +166,7 @@ def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Pa
         again = starter.start(preloader, ("train.py",), {})
     assert again.wait() == (0, "", "")
     assert {"numpy", "click"} <= set(again.told())
-    assert "mine" not in again.told()
+    assert not {"mine", "wrapt"} & set(again.told())
 
 
 @pytest.mark.parametrize(
@@ -218,6 +235,15 @@ def test_other_ways_to_start_workers(
     (fallback,) = [event["why"] for event in events if event["event"].startswith("preload")]
     assert fallback.startswith(why.format(link=link))
     assert f"fastckpt-run: workers start without preloaded modules: {fallback}" in job.stderr.splitlines()
+
+
+def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
+    write(tmp_path, train="")
+    preloader = plain("train.py", "math").template
+    assert (
+        preloader.fork(["numactl", "--physcpubind=0", sys.executable, "-u", "train.py"], os.environ, [0, 1, 2]) is None
+    )
+    assert "numactl starts them" in caplog.text
 
 
 def test_off_is_off() -> None:
