@@ -27,7 +27,8 @@ _START = """import sys
 if not sys.flags.safe_path: del sys.path[0]
 sys.path.append(sys.argv[1])
 from fastckpt_run.preload import template
-template.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"""
+run, end = template.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+end(run())"""
 
 
 class TemplateError(FastckptError):

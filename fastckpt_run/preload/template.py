@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from fastckpt_run.preload.imports import Plan, preload
@@ -17,8 +18,8 @@ _PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20
 
 
-def main(ours: str, descriptor: int, agent: int) -> None:
-    """Serve the agent at the other end of a socket, until it ends; in a worker: run its script, and return.
+def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Callable[[int], None]]:
+    """Serve the agent at the other end of a socket, until it ends; returns in a worker, with how to run and end it.
 
     ``ours`` is the entry of the search path where this package is.
     """
@@ -26,7 +27,7 @@ def main(ours: str, descriptor: int, agent: int) -> None:
     if os.getppid() != agent:
         os._exit(1)
     worker = serve(socket.socket(fileno=descriptor), ours)
-    worker.run()
+    return worker.script(), worker.end
 
 
 def serve(agent: socket.socket, ours: str) -> Worker:

@@ -11,6 +11,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from pkgutil import get_importer
 from types import ModuleType, TracebackType
@@ -44,8 +46,12 @@ class Worker:
             os.write(number, text)
         _be_fresh()
 
-    def run(self) -> None:
-        """Run the script as Python does; returns, or raises SystemExit, to end the process as Python does."""
+    def script(self) -> Callable[[], int]:
+        """What runs the script as Python does; when it is called, `end` takes what it returns.
+
+        It shows a traceback, and returns another number than 0, if the script raised; after SystemExit it does not
+        return. A file is run without any frame of ours, but for the caller's, below its own.
+        """
         sys.orig_argv = self._order.argv.copy()
         script = self._order.argv[2:]
         sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
@@ -53,30 +59,28 @@ class Worker:
         if script[0] == "-m":
             if not sys.flags.safe_path:
                 sys.path.insert(0, str(Path.cwd()))
-            self._end(_run_module(script[1], alter_argv=True))
-            return
+            return partial(_run_module, script[1], alter_argv=True)
         path = _absolute(script[0])
         if get_importer(path) is not None:
             sys.path.insert(0, path)
-            self._end(_run_module("__main__", alter_argv=False))
-            return
+            return partial(_run_module, "__main__", alter_argv=False)
         if not sys.flags.safe_path:
             sys.path.insert(0, os.path.dirname(os.path.realpath(script[0])))  # noqa: PTH120
-        self._end(_run_file(path))
+        return _file(path)
 
-    def _end(self, well: bool) -> None:
-        """Report how the script ended; a fork of its own that came here has nothing to report."""
-        if well:
+    def end(self, failed: int) -> None:
+        """End this process as Python does, by returning or by SystemExit, after a report of what the script raised."""
+        if not failed:
             return
         error = getattr(sys, "last_value", None)
-        if error is not None and os.getpid() == self._pid:
+        if error is not None and os.getpid() == self._pid:  # it may be a fork of the script's own
             self._report.write("".join(traceback.format_exception(error)))
         if not isinstance(error, KeyboardInterrupt):  # Python itself ends with the signal then
             sys.exit(1)
 
 
-def _run_file(path: str) -> bool:
-    """Run a file as Python does, by its own function: tracebacks show no frame of ours."""
+def _file(path: str) -> Callable[[], int]:
+    """What runs a file by Python's own function for that."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype = ctypes.c_void_p
     file = libc.fopen(os.fsencode(path), b"rb")
@@ -84,7 +88,7 @@ def _run_file(path: str) -> bool:
         _refuse(path)
     run = ctypes.pythonapi.PyRun_AnyFileExFlags
     run.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
-    return bool(run(file, os.fsencode(path), 1, None) == 0)
+    return partial(run, file, os.fsencode(path), 1, None)
 
 
 def _refuse(path: str) -> NoReturn:
@@ -95,8 +99,8 @@ def _refuse(path: str) -> NoReturn:
     sys.exit(2)
 
 
-def _run_module(name: str, *, alter_argv: bool) -> bool:
-    """Run a module as ``python -m`` does."""
+def _run_module(name: str, *, alter_argv: bool) -> int:
+    """Run a module as ``python -m`` does; another number than 0 if it raised."""
     try:
         runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
     except SystemExit:
@@ -104,12 +108,12 @@ def _run_module(name: str, *, alter_argv: bool) -> bool:
     except BaseException as error:  # noqa: BLE001 (as Python does)
         caught, trace = error, _below(error)
     else:
-        return True
+        return 0
     sys.last_type, sys.last_value, sys.last_traceback = type(caught), caught, trace
     _print(caught.with_traceback(trace))
     if isinstance(caught, KeyboardInterrupt):
         _end_by_interrupt()
-    return False
+    return 1
 
 
 def _below(error: BaseException) -> TracebackType | None:

@@ -1,7 +1,6 @@
 """What a script can see in a fork of the template is what it would see in a fresh process."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -102,6 +101,7 @@ HOW = re.findall(r'case "(.+)"', Path(program("ends.py")).read_text())
 def ended(run: Run) -> tuple[int, str, list[str]]:
     """Exit code, stdout and stderr of a run; a recursion ends where its stack does."""
     code, out, err = run.wait()
+    err = re.sub(r'^  File "<string>", line \d+, in <module>\n', "", err)  # the one frame below a script's own
     err = re.sub("0x[0-9a-f]+", "", err)
     return code, out, [line for line in err.splitlines() if not line.startswith("  [Previous line repeated")]
 

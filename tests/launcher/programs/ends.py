@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 
 how = sys.argv[1]
@@ -88,6 +89,8 @@ match how:
         sys.stdout.close()
     case "warn":
         warnings.warn("careful", stacklevel=1)
+    case "stack":
+        traceback.print_stack()
     case "fork":
         if os.fork() == 0:
             fail()
