@@ -24,19 +24,19 @@ def state_of(pid: int) -> str:
     return fields[0] if fields and fields[0] not in "ZX" else ""
 
 
-def processor_times(leaders: Collection[int]) -> dict[int, float]:
-    """Seconds of processor time that each session has had, by its leader."""
-    times = dict.fromkeys(leaders, 0.0)
-    for _, fields in _members(leaders):
-        times[int(fields[3])] += sum(map(int, fields[11:15])) * _TICK
+def processor_times(workers: Collection[int]) -> dict[int, float]:
+    """Seconds of processor time that each worker has had, with the processes that it started."""
+    times = dict.fromkeys(workers, 0.0)
+    for worker, _, fields in _members(workers):
+        times[worker] += sum(map(int, fields[11:15])) * _TICK
     return times
 
 
 class Activity:
-    """When workers, each the leader of a session, have last done anything."""
+    """When workers have last done anything."""
 
-    def __init__(self, leaders: Collection[int], now: float) -> None:
-        self._leaders = leaders
+    def __init__(self, workers: Collection[int], now: float) -> None:
+        self._workers = workers
         self._last = self._sampled = now
         self._deeds: Deeds = {}
 
@@ -50,30 +50,38 @@ class Activity:
         return now - self._last
 
     def _sample(self, now: float) -> None:
-        before, self._deeds = self._deeds, _deeds(self._leaders)
+        before, (self._deeds, waits) = self._deeds, _deeds(self._workers)
         passed, self._sampled = now - self._sampled, now
         done = max([much - before.get(what, 0.0) for what, much in self._deeds.items()], default=0.0)
-        if not before or done > passed or any(state_of(leader) == "D" for leader in self._leaders):
+        if not before or done > passed or waits:
             self._last = now
 
 
-def _deeds(leaders: Collection[int]) -> Deeds:
+def _deeds(workers: Collection[int]) -> tuple[Deeds, bool]:
+    """What has been done, and whether anybody waits for a disk."""
     found: Deeds = {}
-    for process, fields in _members(leaders):
-        pid = int(process.name)
+    waits = False
+    for _, pid, fields in _members(workers):
+        process = _PROC / str(pid)
         found[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
         found[pid, "bytes"] = _moved(process) / _MOVED
         for thread in _numbered(process / "task"):
             if own := _stat(thread):
                 found[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
-    return found
+                waits |= own[0] == "D"
+    return found, waits
 
 
-def _members(leaders: Collection[int]) -> Iterator[tuple[Path, list[str]]]:
-    """All processes of these sessions."""
-    for process in _numbered(_PROC):
-        if (fields := _stat(process)) and int(fields[3]) in leaders:
-            yield process, fields
+def _members(workers: Collection[int]) -> Iterator[tuple[int, int, list[str]]]:
+    """All processes of these workers' sessions, and their descendants, each after its worker."""
+    everything = {int(process.name): fields for process in _numbered(_PROC) if (fields := _stat(process))}
+    for pid, fields in everything.items():
+        above = pid
+        while above not in workers and above in everything:
+            session = int(everything[above][3])
+            above = session if session in workers else int(everything[above][1])
+        if above in workers:
+            yield above, pid, fields
 
 
 def _numbered(folder: Path) -> list[Path]:

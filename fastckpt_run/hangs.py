@@ -168,14 +168,16 @@ class HangWatch:
 
     def _inspect(self, lines: Lines, sights: Mapping[int, Sight]) -> Hang | None:
         """Look closely at what seems to hang; None if it does not after all."""
-        states = {rank: state_of(pid) for rank, pid in self._pids.items()}
+        # One that speaks may be a child of the worker, which is then a script that has started it.
+        speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
+        states = {rank: state_of(pid) for rank, pid in speakers.items()}
         if "t" in states.values():
             return None  # somebody debugs it
         before = processor_times(self._pids.values())
         time.sleep(_GLANCE)
         after = processor_times(self._pids.values())
-        asked = {rank: (lines.get(rank, _NOTHING), pid) for rank, pid in self._pids.items() if states[rank] != "T"}
-        stacks = ask({r: (max(line.pid, 0) or pid, line.stacks) for r, (line, pid) in asked.items()}, _STACKS_TIMEOUT)
+        running = [rank for rank, state in states.items() if state != "T"]
+        stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
         now = self._lines()
         if any(now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat for rank in sights):
             logger.info("a worker that was silent went on while it was asked for its stacks")

@@ -22,6 +22,7 @@ class _Mark:
     allowed: int
 
 
+_LONGEST = 1e9
 _marks: list[_Mark] = []
 _open: "list[Beats]" = []
 
@@ -34,9 +35,9 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
 
     Args:
         name: What it is called in logs and events; its first 40 bytes count.
-        timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known.
+        timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known, inf if for ever.
     """
-    mark = _Mark(name, int(timeout * 1e9))
+    mark = _Mark(name, int(min(timeout, _LONGEST) * 1e9))
     _marks.append(mark)
     _show_marks()
     try:

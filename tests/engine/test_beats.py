@@ -93,6 +93,13 @@ def test_marked_phases_nest_and_have_their_limits(block, beats):
     assert (block.read(0).phase, block.read(0).allowed) == ("", 0)
 
 
+def test_a_phase_may_last_for_ever(block, beats):
+    with phase("service", timeout=float("inf")):
+        assert block.read(0).allowed > 30 * 365 * 86400 * 10**9
+    with phase("x" * 100):
+        assert block.read(0).phase == "x" * len(block.read(0).phase)
+
+
 def test_a_phase_may_be_older_than_the_checkpointer(block):
     with phase("setup"):
         beats = Beats(block.line(0), 0, 0)

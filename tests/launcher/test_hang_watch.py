@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker
 
@@ -137,7 +138,7 @@ def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
     program = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
     traced = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     os.waitpid(traced.pid, 0)  # it has stopped, for this process to look at
-    node.workers.append(traced)
+    node.workers.insert(1, traced)
     try:
         node.watch.started({0: node.workers[0].pid, 1: traced.pid}, [Worker(0, world_size=2), Worker(1, world_size=2)])
         node.train()
@@ -181,6 +182,10 @@ while True:
     os.read(there, os.write(here, bytes(4000)))
     time.sleep(0.1)
 """,
+    "a child in a session of its own": """
+import subprocess, sys
+subprocess.run([sys.executable, '-c', 'while True: pass'], start_new_session=True)
+""",
     "a thread": "import threading\ndef loop():\n while True: pass\nthreading.Thread(target=loop).start()",
 }
 
@@ -195,7 +200,9 @@ def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch
         began = time.monotonic()
         watched = Activity([worker.pid], began)
         assert not any(watched.idle(time.monotonic(), began) > 1.5 for _ in range(20) if not time.sleep(0.1))
-        os.killpg(worker.pid, signal.SIGSTOP)
+        everybody = [worker, *psutil.Process(worker.pid).children(recursive=True)]
+        for process in everybody:
+            os.kill(process.pid, signal.SIGSTOP)
         while watched.idle(time.monotonic(), began) < 1.0:
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -203,7 +210,9 @@ def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch
         assert watched.idle(spoken, spoken) == 0
         assert processor_times([worker.pid, 1]).keys() == {worker.pid, 1}
     finally:
-        os.killpg(worker.pid, signal.SIGKILL)
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            process.kill()
+        worker.kill()
         worker.wait()
 
 
