@@ -72,6 +72,15 @@ class Jobs:
         return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
+@pytest.fixture(params=["executed", "forked"])
+def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to start workers; the template of these forks does not import torch, which takes its time."""
+    if request.param == "forked":
+        monkeypatch.setenv("FASTCKPT_PRELOAD", "math")
+        monkeypatch.setenv("PYTHONPATH", program("frail"))
+    return request.param
+
+
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
     jobs = Jobs(tmp_path)

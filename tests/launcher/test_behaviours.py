@@ -34,6 +34,7 @@ def rendezvous(**more: str) -> list[str]:
     return ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{get_free_port()}", f"--rdzv-conf={conf}"]
 
 
+@pytest.mark.usefixtures("started")
 def test_python_script(here: Path) -> None:
     run(["--nnodes=1", "--nproc-per-node=4", "--rdzv-id=7", "--monitor-interval=1", TOUCH, "--lr=1", "--fast-x"])
     assert ranks(here) == {0, 1, 2, 3}
@@ -51,6 +52,7 @@ def test_workers_know_the_agent_and_the_settings(here: Path, monkeypatch: pytest
     assert (environment["FASTCKPT_SLOTS"], environment["FASTCKPT_FILL_THREADS"]) == ("2", "3")
 
 
+@pytest.mark.usefixtures("started")
 def test_master_address_and_port(here: Path) -> None:
     port = str(get_free_port())
     run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
@@ -66,6 +68,7 @@ def test_shell_script_and_default_nproc(here: Path) -> None:
     assert ranks(here) == {0}
 
 
+@pytest.mark.usefixtures("started")
 def test_module(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(TOUCH).parent))
     run(["-m", "touch", "x"])
@@ -115,11 +118,13 @@ def test_nproc_of_an_accelerator(here: Path, kind: str, asked: str) -> None:
     assert ranks(here) == {0, 1, 2}
 
 
+@pytest.mark.usefixtures("started")
 def test_elastic(here: Path) -> None:
     run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
     assert ranks(here) == {0, 1}
 
 
+@pytest.mark.usefixtures("started")
 def test_a_worker_that_raises(here: Path) -> None:
     with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
         run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])
@@ -218,6 +223,7 @@ def test_init_method(jobs: Jobs, method: str) -> None:
     assert job.returncode == 0, job.stderr
 
 
+@pytest.mark.usefixtures("started")
 def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
     logs = here / "logs"
@@ -230,6 +236,7 @@ def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     }
 
 
+@pytest.mark.usefixtures("started")
 def test_virtual_local_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     run(["--nproc-per-node=2", "--virtual-local-rank", TOUCH])

@@ -37,7 +37,11 @@ def wait_all_dead(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [[], ["loader"]], ids=["child", "loader"])
-@pytest.mark.parametrize("path", [[], ["--run-path", "--start-method=fork"]], ids=["exec", "run-path"])
+@pytest.mark.parametrize(
+    "path",
+    [["--fast-no-preload"], ["--fast-preload=math"], ["--run-path", "--start-method=fork"]],
+    ids=["exec", "fork", "run-path"],
+)
 def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[str], path: list[str]) -> None:
     """Neither deaf workers, nor children of the dead or of the others, live to see the restart."""
     told = tmp_path / "events"
@@ -74,8 +78,8 @@ def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "path",
-    [[], ["--run-path"], ["--run-path", "--start-method=forkserver"]],
-    ids=["exec", "spawn", "forkserver"],
+    [["--fast-no-preload"], ["--fast-preload=math"], ["--run-path"], ["--run-path", "--start-method=forkserver"]],
+    ids=["exec", "fork", "spawn", "forkserver"],
 )
 def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str]) -> None:
     job = jobs.start(*path, "--nproc-per-node=2", FAMILY)
@@ -88,6 +92,7 @@ def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str
         os.kill(orphan, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("started")
 def test_sigterm_lets_workers_clean_up(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start("--nproc-per-node=2", program("end.py"), "wait")
     until(lambda: ready(tmp_path, 2), "readiness")
@@ -98,6 +103,7 @@ def test_sigterm_lets_workers_clean_up(jobs: Jobs, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("cleaned.*"))) == 2
 
 
+@pytest.mark.usefixtures("started")
 def test_sigterm_kills_what_workers_leave(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start("--shutdown-timeout=1", FAMILY)
     until(lambda: ready(tmp_path, 1), "readiness")

@@ -1,0 +1,21 @@
+"""All other tests of the launcher, with workers that are forked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_all_of_the_launcher_with_forks() -> None:
+    modules = sorted(str(path) for path in HERE.glob("test_*.py") if "preload" not in path.name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
+    done = subprocess.run(
+        command, env=os.environ | {"TEST_PRELOAD": "math"}, check=False, capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, done.stdout[-10_000:]
