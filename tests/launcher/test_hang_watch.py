@@ -174,7 +174,6 @@ def test_pace_is_that_of_the_slowest_recent_step():
 
 
 WORK = {
-    "a child that computes": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])",
     "a slow transfer": """
 import os, time
 there, here = os.pipe()
@@ -186,7 +185,6 @@ while True:
 import subprocess, sys
 subprocess.run([sys.executable, '-c', 'while True: pass'], start_new_session=True)
 """,
-    "a thread": "import threading\ndef loop():\n while True: pass\nthreading.Thread(target=loop).start()",
 }
 
 
@@ -199,11 +197,11 @@ def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch
         time.sleep(0.5)  # it starts
         began = time.monotonic()
         watched = Activity([worker.pid], began)
-        assert not any(watched.idle(time.monotonic(), began) > 1.5 for _ in range(20) if not time.sleep(0.1))
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(13) if not time.sleep(0.1))
         everybody = [worker, *psutil.Process(worker.pid).children(recursive=True)]
         for process in everybody:
             os.kill(process.pid, signal.SIGSTOP)
-        while watched.idle(time.monotonic(), began) < 1.0:
+        while watched.idle(time.monotonic(), began) < 0.6:
             assert time.monotonic() < end
             time.sleep(0.05)
         spoken = time.monotonic()
