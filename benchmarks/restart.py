@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,19 @@ def contenders(dlrover: Path) -> dict[str, Contender]:
                              ("dlrover.trainer.torch.elastic_run", "--standalone", "--max_restarts=40",
                               "--save-at-breakpoint", f"--nproc_per_node={WORKERS}")),
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The seconds that each stage took, and the step that was loaded."""
+
+    stages: dict[str, float]
+    step: int
+
+    @property
+    def seconds(self) -> float:
+        """From the kill to the end of the first step."""
+        return sum(self.stages.values())
 
 
 class LostError(Exception):
@@ -156,8 +169,8 @@ def stepped(job: Job, after: float) -> dict[int, int] | None:
     return pids if len(steps) == WORKERS else None
 
 
-def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], rank: int) -> dict[str, float]:
-    """SIGKILL of a rank; the seconds that each stage of the restart took."""
+def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], rank: int) -> Restart:
+    """SIGKILL of a rank, and what came of it."""
     watched = {pid: os.pidfd_open(pid) for pid in pids.values()}
     killed = time.monotonic()
     os.kill(pids[rank], signal.SIGKILL)
@@ -171,25 +184,27 @@ def kill_one(job: Job, process: subprocess.Popen[bytes], pids: dict[int, int], r
     mine = [line for line in job.lines() if line["pid"] in now.values()]
     for what in ("script", "imports", "group", "load", "model", "step"):
         ends.append(max(min(l["at"] for l in mine if l["what"] == what and l["rank"] == r) for r in now))  # noqa: E741
-    return dict(zip(STAGES, (b - a for a, b in zip([killed, *ends], ends, strict=False)), strict=True))
+    stages = dict(zip(STAGES, (b - a for a, b in zip([killed, *ends], ends, strict=False)), strict=True))
+    return Restart(stages, min(line["step"] for line in mine if line["what"] == "load"))
 
 
-def restarts(job: Job, kills: int) -> list[dict[str, float] | None]:
-    """The stages of so many restarts of one job, which then comes to its good end; None for the one that lost it."""
-    found, since = list[dict[str, float] | None](), 0.0
+def restarts(job: Job, kills: int) -> list[Restart | None]:
+    """So many restarts of one job, which then comes to its good end; None for the one that lost it."""
+    found, since = list[Restart | None](), 0.0
     with job.started() as process:
         for turn in range(kills):
-            pids = job.wait_for(lambda since=since: job.ready(since), process, PATIENCE)
-            time.sleep(random.uniform(0.0, 0.5))
-            since = time.monotonic()
             try:
-                found.append(stages := kill_one(job, process, pids, turn % WORKERS))
+                pids = job.wait_for(lambda since=since: job.ready(since), process, PATIENCE)
+                time.sleep(random.uniform(0.0, 0.5))
+                since = time.monotonic()
+                found.append(restart := kill_one(job, process, pids, turn % WORKERS))
             except LostError as error:
-                say(f"  {job.contender.name}, {job.size}: did not come back\n{error}")
+                say(f"  {job.contender.name}, {job.size}: did not come, or come back\n{error}")
                 return [*found, None]
-            say(f"  {job.contender.name}, {job.size}: {sum(stages.values()):.3f} s")
+            say(f"  {job.contender.name}, {job.size}: {restart.seconds:.3f} s, from step {restart.step}")
         (job.folder / "stop").touch()
-        process.wait(PATIENCE)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
     return found
 
 
@@ -208,7 +223,7 @@ def losses(job: Job) -> dict[int, set[str]]:
 
 def wrong_losses(jobs: list[Job], reference: Job) -> list[str]:
     """Steps whose losses are not those of a run that nothing befell; empty for each job that is right."""
-    last = max(max(losses(job)) for job in jobs)
+    last = max((step for job in jobs for step in losses(job)), default=1)
     with reference.started("--steps", str(last)) as process:
         process.wait(PATIENCE)
     right = losses(reference)
@@ -281,27 +296,28 @@ class Result:
 
     contender: Contender
     size: str
-    restarts: list[dict[str, float]]
+    restarts: list[Restart]
     lost: int = 0
 
     @property
     def seconds(self) -> list[float]:
-        return [sum(restart.values()) for restart in self.restarts]
+        return [restart.seconds for restart in self.restarts]
 
     def stage(self, name: str) -> float:
-        return statistics.median([restart[name] for restart in self.restarts] or [0.0])
+        return statistics.median([restart.stages[name] for restart in self.restarts] or [0.0])
 
 
 def print_totals(results: list[Result], limits: dict[str, tuple[list[float], float]]) -> None:
-    print("\n| size | launcher | kill to first step, s | in the first attempt | later | never |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("\n| size | launcher | kill to first step, s | in the first attempt | later | never | from step 0 |")
+    print("| --- " * 7 + "|")
     for result in results:
-        at_once = len(result.restarts) - sum(1 for restart in result.restarts if restart["failed attempts"])
+        at_once = len(result.restarts) - sum(1 for restart in result.restarts if restart.stages["failed attempts"])
+        afresh = sum(1 for restart in result.restarts if restart.step == 0)
         print(f"| {result.size} | {result.contender.name} | {summary(result.seconds)} | {at_once} "
-              f"| {len(result.restarts) - at_once} | {result.lost} |")  # fmt: skip
+              f"| {len(result.restarts) - at_once} | {result.lost} | {afresh} |")  # fmt: skip
     for size, (seconds, total) in limits.items():
         print(f"| {size} | limit: {WORKERS} workers copy {total / 1e9:.2f} GB each into fresh memory "
-              f"| {summary(seconds)} | | | |")  # fmt: skip
+              f"| {summary(seconds)} | | | | |")  # fmt: skip
     print("\n| size | launcher | " + " | ".join(STAGES) + " |\n" + "| --- " * (len(STAGES) + 2) + "|")
     for result in results:
         stages = " | ".join(f"{result.stage(name):.3f}" for name in STAGES)
@@ -338,7 +354,7 @@ def draw(results: list[Result], path: Path) -> None:
 
 def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[Result], list[str]]:
     results, wrong = list[Result](), list[str]()
-    known = contenders(options.dlrover)
+    known, others = contenders(options.dlrover), set(Path("/dev/shm").iterdir())
     for size in options.sizes:
         jobs = list[Job]()
         for key in options.contenders:
@@ -352,17 +368,18 @@ def measure(options: argparse.Namespace, folder: Path, shm: Path) -> tuple[list[
                 result.restarts += [stages for stages in found if stages]
                 result.lost += found.count(None)
                 shutil.rmtree(jobs[-1].folder / "checkpoints", ignore_errors=True)
-                forget_dlrover(known[key])
+                if known[key].saver == "dlrover":
+                    forget("_ckpt_shm_", others)  # it leaves them at every end of a job
             results.append(result)
         nobody = Contender("no faults", sys.executable, "none", known["torchrun"].launcher)
         wrong += wrong_losses(jobs, Job(nobody, size, folder / f"reference-{size}", shm))
     return results, wrong
 
 
-def forget_dlrover(contender: Contender) -> None:
-    """Remove the segments that DLRover leaves in shared memory at every end of a job."""
-    for path in Path("/dev/shm").glob("*_ckpt_shm_*") if contender.saver == "dlrover" else ():
-        path.unlink()
+def forget(name: str, others: Collection[Path] = ()) -> None:
+    """Remove what lies in shared memory and carries this name, but for what is others'."""
+    for path in set(Path("/dev/shm").glob(f"*{name}*")).difference(others):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def main() -> int:
@@ -381,10 +398,12 @@ def main() -> int:
         copy_fresh(options.copy, options.kills)
         return 0
     options.dlrover = options.dlrover.absolute()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # jobs are ended with this process
     limits = {size: limit(size, options.kills) for size in options.sizes}
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".", prefix=".bench-")))
-        shm = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fastckpt-bench-")))
+        shm = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fastckpt-bench-"))
+        stack.callback(forget, shm.name)
         results, wrong = measure(options, folder.absolute(), shm)
     print_totals(results, limits)
     print("\nlosses: " + (f"WRONG: {'; '.join(wrong)}" if wrong else "bitwise those of a run without faults, all"))
