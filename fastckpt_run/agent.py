@@ -67,10 +67,10 @@ class FastckptAgent(LocalElasticAgent):
         require_script(self._worker_group.spec)
         self._open_events()
         self._chronicle.begin(self._worker_group.spec)
-        self._preloader.begin(self._worker_group.spec)
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
+            self._preloader.begin(self._worker_group.spec)
             result: RunResult = super().run(role)
             self._explain(result)
             outcome = outcome_of(result)

@@ -146,9 +146,9 @@ class Preloader:
         self._off = True
         self._say(why)
 
-    def _say(self, why: str) -> None:
+    def _say(self, why: str, *, loudly: bool = True) -> None:
         metrics.event("preload_fallback", why=why)
-        if why not in self._said:
+        if loudly and why not in self._said:
             logger.warning("workers start without preloaded modules: %s", why)
         self._said.add(why)
 
@@ -162,7 +162,7 @@ class Preloader:
             outcome = self._outcome(template, template.started + _PATIENCE if patient else time.monotonic())
             if outcome is None:
                 self._failed = True
-                self._say("the template is not ready yet")
+                self._say("the template is not ready yet", loudly=patient)
                 return None
             if self._template is template:
                 _require_unread(outcome, template.environment, environment)

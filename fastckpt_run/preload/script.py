@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -79,7 +80,9 @@ def _source(module: str) -> Path | None:
     spec = None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), path)
+        spec = None
+        with suppress(ImportError, ValueError, OSError):
+            spec = PathFinder.find_spec(".".join(parts[:count]), path)
         if spec is None:
             return None
         path = list(spec.submodule_search_locations or [])
