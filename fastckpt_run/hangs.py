@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from fastckpt import metrics
 from fastckpt.memory.stacks import Stacks, ask
 from fastckpt.memory.telemetry import Telemetry
-from fastckpt.policy.hangs import Sight, Witness, culprits, is_hung, limits
+from fastckpt.policy.hangs import Sight, Witness, culprits, hung, limits
 from fastckpt_run.activity import Activity, processor_times, state_of
 from fastckpt_run.deaths import peek
 from fastckpt_run.workers import kill_group
@@ -121,7 +121,8 @@ class HangWatch:
         allowed = limits(self._setting, self._pace.slowest(now), len(self._hangs), sees_all=sees_all)
         sights = self._sights(now, lines)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
-        return self._inspect(lines, sights) if is_hung(list(sights.values()), allowed, idle) else None
+        ranks = hung(list(sights.values()), allowed, idle)
+        return self._inspect(lines, sights, ranks) if ranks else None
 
     def _kill(self, hang: Hang) -> None:
         """Kill the culprits; all workers, if none of those can be killed."""
@@ -166,8 +167,8 @@ class HangWatch:
                 found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9)
         return found
 
-    def _inspect(self, lines: Lines, sights: Mapping[int, Sight]) -> Hang | None:
-        """Look closely at what seems to hang; None if it does not after all."""
+    def _inspect(self, lines: Lines, sights: Mapping[int, Sight], ranks: Sequence[int]) -> Hang | None:
+        """Look closely when ``ranks`` seem to hang; None if they do not after all."""
         # One that speaks may be a child of the worker, which is then a script that has started it.
         speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
         states = {rank: state_of(pid) for rank, pid in speakers.items()}
@@ -179,15 +180,18 @@ class HangWatch:
         running = [rank for rank, state in states.items() if state != "T"]
         stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
         now = self._lines()
-        if any(now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat for rank in sights):
-            logger.info("a worker that was silent went on while it was asked for its stacks")
+        spoke = {rank for rank in sights if now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat}
+        if spoke.issuperset(ranks):
+            logger.info("workers that were silent went on while they were asked for their stacks")
             return None
+        lately = max(sights[rank].silent for rank in ranks) / 2
+        spoke |= {rank for rank, sight in sights.items() if sight.silent < lately and rank not in ranks}
         witnesses = {}
         for rank, pid in self._pids.items():
             line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
             waits = _waits(stack) and after[pid] - before[pid] < _BUSY * _GLANCE
-            has_left = not (line.pid and states[rank])
-            witnesses[rank] = Witness(rank, line.steps, states[rank], has_left, waits, str(stack.innermost or ""))
+            has_left, place = not (line.pid and states[rank]), str(stack.innermost or "")
+            witnesses[rank] = Witness(rank, line.steps, states[rank], rank in spoke, has_left, waits, place)
         blamed, reason = culprits(list(witnesses.values()), sees_all=self._sees_all)
         return Hang(tuple(each.rank for each in blamed), reason, sights, witnesses, stacks, lines)
 

@@ -65,6 +65,7 @@ class Witness:
         rank: Which one.
         steps: How many steps it has completed since it was started.
         state: What the kernel says of it: a letter as in /proc/PID/stat; empty if it has exited.
+        goes_on: Whether it has said something lately, much later than another.
         has_left: Whether it has closed its checkpointer, or exited.
         waits: Whether it waits in a collective for other ranks.
         place: Where it is, in words; empty if that is not known.
@@ -73,6 +74,7 @@ class Witness:
     rank: int
     steps: int = 0
     state: str = "S"
+    goes_on: bool = False
     has_left: bool = False
     waits: bool = False
     place: str = ""
@@ -96,8 +98,8 @@ def limits(setting: str, pace: float, alarms: int, *, sees_all: bool) -> Limits:
     return Limits(long, long, max(IDLE, longest) * doubled if sees_all else inf)
 
 
-def is_hung(sights: Sequence[Sight], limits: Limits, idle: float) -> bool:
-    """Whether some rank is silent for so long that the job cannot be well.
+def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
+    """The ranks that are silent for so long that the job cannot be well.
 
     One that is between two steps may wait for another that is not: as long as that one keeps to its own limit, both do.
 
@@ -109,8 +111,8 @@ def is_hung(sights: Sequence[Sight], limits: Limits, idle: float) -> bool:
     late = [sight for sight in sights if sight.silent > _patience(sight, limits)]
     others = [sight for sight in sights if not sight.takes_steps]
     if any(sight not in late for sight in others):
-        return False
-    return bool(late) or (bool(sights) and not others and idle > limits.idle)
+        return []
+    return [sight.rank for sight in (sights if not others and idle > limits.idle else late)]
 
 
 def _patience(sight: Sight, limits: Limits) -> float:
@@ -120,7 +122,7 @@ def _patience(sight: Sight, limits: Limits) -> float:
 
 
 def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
-    """Who holds the others up, and how that is known; all that have not left, if it cannot be known.
+    """Who holds the others up, and how that is known; all that do not go on, if it cannot be known.
 
     What the kernel says comes first. Then who is not where ranks wait for each other; if all wait, who is not where
     most do; of several, who has done fewer steps. Unless all ranks of the job are in sight, it may be one that is not.
@@ -128,7 +130,7 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
     for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
         if found := [witness for witness in witnesses if witness.state and witness.state in states]:
             return found, why
-    present = [witness for witness in witnesses if not witness.has_left]
+    present = [witness for witness in witnesses if not (witness.has_left or witness.goes_on)]
     elsewhere = [witness for witness in present if not witness.waits]
     if not elsewhere:
         left = [witness for witness in witnesses if witness.has_left and not witness.waits]
@@ -162,5 +164,5 @@ def _behind(witnesses: Sequence[Witness]) -> list[Witness]:
 
 def _not_with_most(witnesses: Sequence[Witness]) -> list[Witness]:
     """Those who are not at the place where more than half are; none if there is no such place."""
-    [(place, count)] = Counter(witness.place for witness in witnesses).most_common(1)
-    return [witness for witness in witnesses if witness.place != place] if 2 * count > len(witnesses) else []
+    common = [place for place, count in Counter(each.place for each in witnesses).items() if 2 * count > len(witnesses)]
+    return [each for each in witnesses if common and each.place not in common]

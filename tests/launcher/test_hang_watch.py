@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -83,6 +84,26 @@ def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
     assert node.hangs_within(60, meanwhile=node.lines[0].step)
     assert node.workers[1].wait(10) == -signal.SIGKILL
     assert node.workers[0].poll() is None
+    assert node.watch.killed == {node.workers[1].pid}
+
+
+def test_those_that_go_on_all_the_time_keep_nobody_from_looking(node: Node):
+    node.train()
+    for _ in range(99):
+        node.lines[1].step()  # the one that hangs has done more steps
+    stop = threading.Event()
+
+    def step() -> None:
+        while not stop.wait(0.01):
+            node.lines[0].step()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        assert node.hangs_within(60)
+    finally:
+        stop.set()
+        thread.join()
     assert node.watch.killed == {node.workers[1].pid}
 
 

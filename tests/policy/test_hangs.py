@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from fastckpt.policy.hangs import IDLE, LONG, Limits, Sight, Witness, culprits, is_hung, limits
+from fastckpt.policy.hangs import IDLE, LONG, Limits, Sight, Witness, culprits, hung, limits
 
 MINUTE = 60.0
 
@@ -59,9 +59,15 @@ AUTO = Limits(LONG, LONG, MINUTE)
         ("off", Limits(inf, inf), [Sight(0, 1e9, 9)], 1e9, False),
     ],
 )
-def test_is_hung(what, limits, sights, idle, expected):
-    assert is_hung(sights, limits, idle) is expected, what
-    assert is_hung(sights[::-1], limits, idle) is expected, what
+def test_hung(what, limits, sights, idle, expected):
+    assert bool(hung(sights, limits, idle)) is expected, what
+    assert sorted(hung(sights[::-1], limits, idle)) == hung(sights, limits, idle), what
+
+
+def test_who_is_late_is_told_from_who_is_not():
+    sights = [Sight(0, 1, 9), Sight(1, 6, 9), Sight(2, 7, 9)]
+    assert hung(sights, SECONDS, 0) == [1, 2]
+    assert hung(sights, AUTO, 61) == [0, 1, 2]
 
 
 def waits(rank: int, steps: int = 9, place: str = "barrier", **fields) -> Witness:
@@ -92,6 +98,9 @@ def gone(rank: int, steps: int = 9) -> Witness:
         ([waits(0), Witness(1, has_left=True)], [1], "has ended, or is about to"),
         ([Witness(0), waits(1, has_left=True)], [0], "hangs"),
         ([Witness(0), gone(1)], [0], "hangs"),
+        ([Witness(0, 5, goes_on=True), Witness(1, 9)], [1], "hangs"),
+        ([Witness(0, 5, goes_on=True), waits(1, 9)], [1], "hangs"),
+        ([Witness(0, 5, goes_on=True), gone(1)], [1], "has ended"),
     ],
 )
 def test_culprits(witnesses, blamed, reason):
