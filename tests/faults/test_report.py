@@ -62,6 +62,7 @@ def test_workers_are_killed_twice(new_job):
     own = told(path)
     assert not [fault for event in [*own, *told(events)] for fault in faults(event)]
     assert [event for event in told(events) if event["event"] != "saved"] == own
+    assert report([read(events)]).lost == found.lost
     assert {event["event"] for event in own} <= table().keys()
     [launch] = found.nodes[0]
     assert launch.launch.outcome == "succeeded" and len(launch.launch.rounds) == 3
