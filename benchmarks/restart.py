@@ -151,6 +151,11 @@ class Job:
             time.sleep(0.005)
         return found
 
+    def period(self) -> float:
+        """Seconds from one save to the next: an instant drawn from them is in a save as often as any other."""
+        steps = [line["at"] for line in self.lines() if line["what"] == "step" and line["rank"] == 0]
+        return float(steps[-1] - steps[-3])
+
     def ready(self, after: float) -> dict[int, int] | None:
         """The workers, once both have done enough steps and a state of theirs is kept."""
         lines, pids = self.lines(), self.pids(after)
@@ -195,7 +200,7 @@ def restarts(job: Job, kills: int) -> list[Restart | None]:
         for turn in range(kills):
             try:
                 pids = job.wait_for(lambda since=since: job.ready(since), process, PATIENCE)
-                time.sleep(random.uniform(0.0, 0.5))
+                time.sleep(random.uniform(0.0, job.period()))
                 since = time.monotonic()
                 found.append(restart := kill_one(job, process, pids, turn % WORKERS))
             except LostError as error:
