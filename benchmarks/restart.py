@@ -7,8 +7,8 @@ The example's GPT-2 under DDP on two workers; one of them is killed with SIGKILL
 time from there to the end of the first step of the resumed job on all ranks; an attempt to restart that fails counts.
 Every loss is compared, bit by bit, with that of a run that nothing befell.
 
-DLRover needs a virtual environment of its own (torch 2.13.0, dlrover[torch]==0.6.1, grpcio, kubernetes, tornado, protobuf);
-without one it is left out.
+DLRover needs a virtual environment of its own (torch 2.13.0, dlrover[torch]==0.6.1, grpcio, kubernetes, tornado,
+protobuf); without one it is left out.
 """
 
 import argparse
