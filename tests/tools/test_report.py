@@ -196,7 +196,7 @@ def logs(draw) -> list:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(logs())
 def test_the_causes_add_up_to_the_time(found):
     whole = report(found)

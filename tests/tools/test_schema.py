@@ -1,6 +1,7 @@
 """What docs/events.md says of events is what the code does."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ STARRED = {
 """Fields that the code passes as a mapping."""
 
 
+@cache
 def emitted() -> dict[str, list[set[str]]]:
     """The names of all events in the code, and the fields of each place that writes one."""
     found: dict[str, list[set[str]]] = {}
