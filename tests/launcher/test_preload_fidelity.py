@@ -1,8 +1,10 @@
 """What a script can see in a fork of the template is what it would see in a fresh process."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from fastckpt_run.preload.launcher import ForkedWorker
-from tests.launcher.conftest import program
+from tests.launcher.conftest import OURS, program
 from tests.launcher.preloading import Run, Starter, template
 
 PROBE = program("probe.py")
@@ -120,3 +122,52 @@ def test_how_a_script_may_end(starter: Starter, tmp_path: Path) -> None:
     found = {name: tuple(map(ended, pair)) for name, pair in pairs.items()}
     wrong = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
     assert not wrong, "\n".join(f"{name}: {line}" for name, pair in wrong.items() for line in pair)
+
+
+def test_without_the_scripts_folder_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(PROBE, tmp_path / "folder" / "__main__.py")
+    with template(PROBE) as preloader:
+        starter = Starter(tmp_path, preloader)
+        for command in ([PROBE], ["folder"], ["-m", "none_such"], ["-m", "json.tool", "--help"]):
+            assert_alike(starter.both(*command))
+
+
+def ignore() -> None:
+    for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def launched(folder: Path, option: str) -> dict[str, Any]:
+    """What a worker of a job sees that has a terminal and a pipe, and was told to ignore some signals."""
+    folder.mkdir()
+    terminal, side = os.openpty()
+    job = subprocess.Popen(
+        [*OURS, option, PROBE],
+        stdin=subprocess.PIPE,
+        stdout=side,
+        stderr=subprocess.DEVNULL,
+        env=os.environ
+        | {"TMPDIR": str(folder), "PROBE": str(folder / "probe"), "PROBE_PARENT": "0", "PROBE_STDIN": "1"},
+        preexec_fn=ignore,  # noqa: PLW1509 (there is one thread)
+    )
+    os.close(side)
+    job.communicate("é\nof two lines".encode(), timeout=120)
+    printed = os.read(terminal, 4096)
+    os.close(terminal)
+    assert job.returncode == 0
+    told = json.loads((folder / "probe").read_text())
+    seen = {name: told[name] for name in ("streams", "stdin")} | {"printed": printed.decode()}
+    return seen | {name: told["process"][name] for name in ("handlers", "mask", "descriptors", "limits", "threads")}
+
+
+def test_what_comes_from_outside_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    executed, forked = (launched(tmp_path / name, f"--fast-preload={name}") for name in ("off", "math"))
+    assert not list(differences(executed, forked))
+    assert forked["stdin"] == "é\nof two lines"
+    assert forked["streams"]["stdout"]["terminal"]
+    assert forked["handlers"][str(int(signal.SIGUSR2))] == str(signal.SIG_IGN)
