@@ -22,6 +22,17 @@ FRAIL = str(Path(program("frail")))
 MOMENTS = ["import", "request", "forked", "middle", "middle forked", "child", "by child", "stop"]
 
 
+def children_since(before: set[int]) -> list[Child]:
+    """The children of this process but for those that fixtures of other tests keep."""
+    return [child for child in Child.all() if child.pid not in before]
+
+
+@pytest.fixture
+def before() -> set[int]:
+    """The children that this process had before the test."""
+    return {child.pid for child in Child.all()}
+
+
 @pytest.fixture
 def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
     monkeypatch.setenv("PYTHONPATH", FRAIL)
@@ -48,7 +59,9 @@ def templates(agent: int | None = None) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_template_dies_or_stops(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request) -> None:
+def test_a_template_dies_or_stops(
+    moment: str, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
+) -> None:
     """The worker is executed then, the next ones are forked from a new template; no child is left over."""
     monkeypatch.setenv("FRAIL", moment)
     monkeypatch.setattr(parent, "_ANSWER", 2.0)
@@ -62,7 +75,7 @@ def test_a_template_dies_or_stops(moment: str, tmp_path: Path, monkeypatch: pyte
     for run in (first, second, third):
         code, out, err = run.wait()
         assert (code, out, err) == (0, f"{run.handler.proc.pid} {os.getpid()}\n", "")
-    assert [child.pid for child in Child.all()] == [child.pid for child in templates()]
+    assert [child.pid for child in children_since(before)] == [child.pid for child in templates()]
     assert len(templates()) == 1
 
 
@@ -76,19 +89,19 @@ def test_a_template_that_always_dies_is_given_up(starter: Starter, monkeypatch: 
     assert not templates()
 
 
-def test_orphans_are_reaped_but_nobody_elses_children() -> None:
+def test_orphans_are_reaped_but_nobody_elses_children(before: set[int]) -> None:
     """Of what became this process's own: the dead that were born in a worker's session, and only those."""
     mine = subprocess.Popen(["true"])
     with adopting():
         worker = subprocess.Popen(
             ["sh", "-c", "true & setsid sh -c 'exit 3' & sleep 600 & exit"], start_new_session=True
         )
-        until(lambda: len([child for child in Child.all() if child.dead]) == 4, "the deaths")
-    children = list(Child.all())
+        until(lambda: len([child for child in children_since(before) if child.dead]) == 4, "the deaths")
+    children = children_since(before)
     sleeper = next(child for child in children if not child.dead)
     stranger = next(c for c in children if c.dead and c.session not in (worker.pid, os.getsid(0)))
     reap([worker.pid])
-    left = {child.pid for child in Child.all()}
+    left = {child.pid for child in children_since(before)}
     assert left == {mine.pid, worker.pid, sleeper.pid, stranger.pid}
     os.kill(sleeper.pid, signal.SIGKILL)
     assert (mine.wait(), worker.wait(), os.waitpid(stranger.pid, 0)[1]) == (0, 0, 3 << 8)
