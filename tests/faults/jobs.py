@@ -66,7 +66,10 @@ class Job:
         # torchrun leaves its logs in TMPDIR
         mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
         # Faults may strike many starts in a row before their first step: that is no reason to give up here.
-        return mine | {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
+        mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
+        restarts = [fault for fault in self.faults if getattr(fault, "victims", "") in ("worker", "both workers")]
+        # Where workers start often, forked ones spare each start its imports; elsewhere they are executed.
+        return mine | ({"FASTCKPT_PRELOAD": "auto"} if len(restarts) > 3 else {})
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""
