@@ -84,33 +84,29 @@ def require_durable(tallies: Iterable[Tally]) -> None:
 def _lines(tally: Tally) -> Iterator[str]:
     if tally.persisted:
         size = f"{tally.size / 1e9:.3g} GB in {tally.seconds:.1f} s"
-        yield f"  persisted    {_count(tally.persisted, 'checkpoint')}, {size}"
+        yield f"  persisted    {words.count(tally.persisted, 'checkpoint')}, {size}"
     if tally.durable:
         yield f"  durable      {tally.durable}"
     if tally.lacking:
         yield f"  not durable  {tally.lacking}"
     if tally.skips:
-        yield f"  skipped      {_count(tally.skips.total(), 'save')}"
+        yield f"  skipped      {words.count(tally.skips.total(), 'save')}"
         yield from _reasons(tally.skips)
     yield from _trouble(tally)
     if tally.resumes:
-        times = (f"{_count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
+        times = (f"{words.count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
         yield f"  resumed      {', '.join(times)}"
     if tally.bad:
-        yield f"  bad          {_count(len(tally.bad), 'checkpoint')}"
+        yield f"  bad          {words.count(len(tally.bad), 'checkpoint')}"
         yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
 
 
 def _trouble(tally: Tally) -> Iterator[str]:
     if tally.failures:
-        yield f"  failed       {_count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
+        yield f"  failed       {words.count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
     if tally.asked:
-        yield f"  missed       {_count(len(tally.asked), 'checkpoint')} that should have been persisted"
+        yield f"  missed       {words.count(len(tally.asked), 'checkpoint')} that should have been persisted"
 
 
 def _reasons(skips: Counter[str]) -> Iterator[str]:
     return (f"               {count} as {reason}" for reason, count in skips.most_common(_SHOWN))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
