@@ -28,6 +28,8 @@ def leaves_nothing_behind(
     monkeypatch.setenv(MARK, name)
     monkeypatch.setenv("FASTCKPT_SHM_DIR", str(shm))
     monkeypatch.setenv("TMPDIR", str(temporary))
+    # torch's compiler, once imported, writes this into the environment of all that follows: the place of a test before.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("FASTCKPT_PRELOAD", os.environ.get(PRELOAD, "off"))
     monkeypatch.setattr(tempfile, "tempdir", None)
