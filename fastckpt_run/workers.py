@@ -1,6 +1,5 @@
 """Workers that die with their agent, and all at once when one of them fails."""
 
-import ctypes
 import json
 import logging
 import os
@@ -18,24 +17,13 @@ from torch import multiprocessing
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
+from fastckpt_run.bond import die_with
 from fastckpt_run.deaths import peek
 from fastckpt_run.preload.launcher import Preloader
 
 logger = logging.getLogger("fastckpt.launcher")
 
-_PR_SET_PDEATHSIG = 1
 _KILL_WAIT = 30.0
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the process ``parent``, which must be its parent, dies.
-
-    It does so when the *thread* ends that forked this process: torch starts workers in the one that runs the agent.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)  # it died before the kernel could know
 
 
 def kill_group(leader: int) -> None:

@@ -1,20 +1,18 @@
 """The process from which workers are forked: it imports, and then only forks; it never computes."""
 
-import ctypes
 import gc
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from fastckpt_run.bond import die_with
 from fastckpt_run.preload.imports import Plan, preload
 from fastckpt_run.preload.order import DESCRIPTORS, READY
 from fastckpt_run.preload.worker import Worker
 
-_PR_SET_PDEATHSIG = 1
 _MESSAGE = 1 << 20
 
 
@@ -23,9 +21,7 @@ def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Cal
 
     ``ours`` is the entry of the search path where this package is.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != agent:
-        os._exit(1)
+    die_with(agent)
     worker = serve(socket.socket(fileno=descriptor), ours)
     return worker.script(), worker.end
 

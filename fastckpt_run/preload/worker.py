@@ -18,10 +18,9 @@ from pkgutil import get_importer
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from fastckpt_run.bond import die_with
 from fastckpt_run.preload import environment, title
 from fastckpt_run.preload.order import GO, Order, Report
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Worker:
@@ -37,7 +36,7 @@ class Worker:
         _restore_signals(set(self._order.ignored))
         if os.read(go, 1) != GO:
             os._exit(1)
-        _die_with(self._order.parent)
+        die_with(self._order.parent)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -153,12 +152,6 @@ def _end_by_interrupt() -> None:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{Path.cwd()}/{path}"
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _restore_signals(ignored: set[int]) -> None:

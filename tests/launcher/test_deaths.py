@@ -14,8 +14,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from fastckpt.config import Settings
 from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.bond import die_with
 from fastckpt_run.deaths import DeathWatch, describe, peek
-from fastckpt_run.workers import _drop_if_torn, die_with
+from fastckpt_run.workers import _drop_if_torn
 from tests.launcher.conftest import Jobs, alive, pids_in, program, until
 
 FAMILY = program("family.py")
