@@ -139,13 +139,14 @@ class Writer:
     def _save_again(self, save: SaveId, persist: bool, path: str, measures: dict[str, Any]) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
         trouble = ""
-        try:
-            if measures:
-                self._snapshots.add_details(measures)
-        except OSError as error:
-            trouble = f"the metrics of {save} could not be kept: {error}"
-        if persist:
-            trouble = self._snapshots.notify(save, persist=True, path=path) or trouble
+        with self.beats.stall("save"):
+            try:
+                if measures:
+                    self._snapshots.add_details(measures)
+            except OSError as error:
+                trouble = f"the metrics of {save} could not be kept: {error}"
+            if persist:
+                trouble = self._snapshots.notify(save, persist=True, path=path) or trouble
         return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
@@ -157,7 +158,7 @@ class Writer:
         """
         self.check_usable()
         end = time.monotonic() + timeout
-        with self.beats.stall("wait"):
+        with self.beats.stall("wait", timeout):
             while (status := self.link.status()).waiting:
                 if time.monotonic() > end:
                     raise TimeoutError(

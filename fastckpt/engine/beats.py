@@ -10,6 +10,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fastckpt.errors import ConfigError
 from fastckpt.memory.telemetry import Line
 from fastckpt.metrics import observe, unobserve
 
@@ -23,6 +24,8 @@ class _Mark:
 
 
 _LONGEST = 1e9
+_OVERRUN = 600.0
+"""Seconds by which what has a timeout of its own may overrun it, before that is a hang."""
 _marks: list[_Mark] = []
 _open: "list[Beats]" = []
 
@@ -36,8 +39,15 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
     Args:
         name: What it is called in logs and events; its first 40 bytes count.
         timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known, inf if for ever.
+            Without one, a phase within another may last as long as that.
+
+    Raises:
+        ConfigError: There is no name, or ``timeout`` is no time.
     """
-    mark = _Mark(name, int(min(timeout, _LONGEST) * 1e9))
+    if not (timeout >= 0 and name.strip("\0 ")):
+        raise ConfigError(f"phase({name!r}, timeout={timeout}): give a name, and seconds, 0 or more")
+    around = _marks[-1].allowed if _marks else 0
+    mark = _Mark(name, _nanoseconds(timeout) or around)
     _marks.append(mark)
     _show_marks()
     try:
@@ -45,6 +55,10 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
     finally:
         _marks.remove(mark)
         _show_marks()
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(min(seconds, _LONGEST) * 1e9)
 
 
 def _show_marks() -> None:
@@ -55,14 +69,15 @@ def _show_marks() -> None:
 class Beats:
     """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
 
-    A process that has none (other libraries' may not be torch's) says it after each save. ``stacks`` is what
-    `memory.stacks` offers.
+    A process that has none (other libraries' may not be torch's) says it after each save that names a newer step than
+    all before, and than the load: what was there at the start is no step. ``stacks`` is what `memory.stacks` offers.
     """
 
     def __init__(self, line: Line, generation: int, stacks: int) -> None:
         self._line = line
         self._pid = os.getpid()
-        self._has_optimizer = False
+        self._has_optimizer = self._works = False
+        self._newest = 0
         line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
@@ -70,12 +85,14 @@ class Beats:
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     @contextmanager
-    def work(self, name: str) -> Iterator[None]:
-        """Say that a phase of our own lasts, whose parts `metrics.phase` names."""
-        self._line.enter(name)
+    def work(self, name: str, timeout: float | None = None) -> Iterator[None]:
+        """Say that a phase of our own lasts, whose parts `metrics.phase` names; what has a timeout ends by itself."""
+        self._works = True
+        self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
         try:
             yield
         finally:
+            self._works = False
             self.show_mark()
 
     @contextmanager
@@ -84,14 +101,15 @@ class Beats:
         with self.stall("save"):
             yield
         self._line.at(step)
-        if not self._has_optimizer:
+        if not self._has_optimizer and step > self._newest:
             self._line.step()
+        self._newest = max(step, self._newest)
 
     @contextmanager
-    def stall(self, name: str) -> Iterator[None]:
+    def stall(self, name: str, timeout: float | None = None) -> Iterator[None]:
         """As `work`, of which training waits for the end."""
         start = time.monotonic_ns()
-        with self.work(name):
+        with self.work(name, timeout):
             try:
                 yield
             finally:
@@ -99,6 +117,7 @@ class Beats:
 
     def resume(self, step: int) -> None:
         """Say which step was loaded."""
+        self._newest = max(step, 0)
         self._line.resume(step)
 
     def show_mark(self) -> None:
@@ -123,6 +142,6 @@ class Beats:
     _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
-        # Other parts have phases, too, when the saver is in this process.
-        if phase.startswith(("snapshot.", "resume.")) and os.getpid() == self._pid:
+        # Other checkpointers have phases, too, and the saver, when it is in this process.
+        if self._works and phase.startswith(("snapshot.", "resume.")) and os.getpid() == self._pid:
             self._line.enter(phase)

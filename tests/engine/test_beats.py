@@ -9,6 +9,7 @@ import torch
 
 from fastckpt import metrics, phase
 from fastckpt.engine.beats import Beats
+from fastckpt.errors import ConfigError
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 
 
@@ -65,6 +66,19 @@ def test_saves_count_where_there_is_no_optimizer(block, beats):
     assert (block.read(0).steps, block.read(0).step) == (3, 7)
 
 
+@pytest.mark.parametrize("begin", [0, 40])
+def test_to_save_what_was_there_at_the_start_is_no_step(block, beats, begin):
+    """The first step has yet to come, which may take long."""
+    if begin:
+        beats.resume(begin)
+    with beats.save(begin):
+        pass
+    assert (block.read(0).steps, block.read(0).first) == (0, 0)
+    with beats.save(begin + 1):
+        pass
+    assert block.read(0).steps == 1
+
+
 def test_what_saves_cost_is_added_up_also_if_they_fail(block, beats):
     with beats.save(1):
         pass
@@ -86,7 +100,9 @@ def test_marked_phases_nest_and_have_their_limits(block, beats):
     with phase("evaluation", timeout=90):
         assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
         with phase("download"):
-            assert (block.read(0).phase, block.read(0).allowed) == ("download", 0)
+            assert (block.read(0).phase, block.read(0).allowed) == ("download", 90 * 10**9), "that of the whole"
+        with phase("generation", timeout=30), phase("download"):
+            assert (block.read(0).phase, block.read(0).allowed) == ("download", 30 * 10**9)
         with beats.save(1), metrics.phase("snapshot.fill"):
             assert (block.read(0).phase, block.read(0).allowed) == ("snapshot.fill", 0)
         assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
@@ -98,6 +114,27 @@ def test_a_phase_may_last_for_ever(block, beats):
         assert block.read(0).allowed > 30 * 365 * 86400 * 10**9
     with phase("x" * 100):
         assert block.read(0).phase == "x" * len(block.read(0).phase)
+
+
+@pytest.mark.parametrize(("name", "timeout"), [("x", -1.0), ("x", float("nan")), ("", 9.0), (" ", 9.0), ("\0", 9.0)])
+def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, name, timeout):
+    with pytest.raises(ConfigError, match="phase"), phase(name, timeout=timeout):
+        pass
+    assert block.read(0).phase == ""
+
+
+def test_what_another_checkpointer_does_is_not_said_here(block, beats):
+    """Nor what is done outside of a save: nothing would say that it is over."""
+    with phase("evaluation"):
+        with metrics.phase("snapshot.notify"):
+            pass
+        assert block.read(0).phase == "evaluation"
+
+
+def test_a_wait_says_how_long_it_may_last(block, beats):
+    with beats.stall("wait", 1800.0):
+        assert block.read(0).phase == "wait"
+        assert 1800 < block.read(0).allowed / 1e9 < 3600
 
 
 def test_a_phase_may_be_older_than_the_checkpointer(block):
