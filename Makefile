@@ -20,7 +20,7 @@ demo: $(READY)  ## train GPT-2 with two workers, kill one, resume from memory, d
 	$(BIN)/python -m examples.ddp_gpt2.demo
 
 test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 lint: $(READY)  ## check format and lint
 	$(BIN)/ruff format --check .

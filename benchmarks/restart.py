@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,20 @@ class Contender:
     saver: str
     launcher: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
+    script: tuple[str, ...] = ()
 
 
 def contenders(dlrover: Path) -> dict[str, Contender]:
+    """By key; each also as ``KEY-usual``, with a script that builds the model as most scripts do."""
+    known = launchers(dlrover)
+    usual = {
+        f"{key}-usual": replace(one, name=f"{one.name}, usual script", script=("--usual",))
+        for key, one in known.items()
+    }
+    return known | usual
+
+
+def launchers(dlrover: Path) -> dict[str, Contender]:
     ours, shape = ("fastckpt_run", "--standalone"), (f"--nproc-per-node={WORKERS}", "--max-restarts=40")
     return {
         "torchrun": Contender("torchrun, torch.save", sys.executable, "torch",
@@ -112,6 +123,7 @@ class Job:
         self.folder.mkdir(parents=True)
         launch = [str(HERE / "restart_launch.py"), str(self.folder / "launcher"), *self.contender.launcher]
         train = [str(HERE / "restart_train.py"), "--saver", self.contender.saver, "--size", self.size]
+        train += self.contender.script
         with (self.folder / "output").open("wb") as output:
             process = subprocess.Popen(
                 [self.contender.python, *launch, *train, "--out", str(self.folder), *script],

@@ -131,8 +131,23 @@ class Stamps:
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-def build(shape: GPTConfig, loaded: State) -> tuple[GPT, DistributedDataParallel, torch.optim.Optimizer]:
-    """The model and what trains it, as torch recommends it for a state that is there already.
+Training = tuple[GPT, DistributedDataParallel, torch.optim.Optimizer]
+
+
+def build_as_usual(shape: GPTConfig, loaded: State) -> Training:
+    """The model and what trains it, as most scripts make them: weights are drawn and sent, then replaced."""
+    torch.manual_seed(0)
+    model = GPT(shape)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-4, fused=True)
+    if loaded:
+        model.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+    return model, ddp, optimizer
+
+
+def build(shape: GPTConfig, loaded: State) -> Training:
+    """The same as torch recommends it for a state that is there already.
 
     Weights that would be replaced are neither drawn, nor copied, nor sent to the other ranks, which have the same.
     """
@@ -154,7 +169,7 @@ def train(args: argparse.Namespace, stamp: Stamps) -> None:
     loaded = saver.load()
     step = loaded.get("step", 0)
     stamp("load", step=step)
-    model, ddp, optimizer = build(shape, loaded)
+    model, ddp, optimizer = (build_as_usual if args.usual else build)(shape, loaded)
     del loaded
     stamp("model")
     stop = torch.zeros(())
@@ -185,6 +200,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--save-every", type=int, default=2)
+    parser.add_argument("--usual", action="store_true", help="build the model as most scripts do")
     args = parser.parse_args()
     stamp = Stamps(args.out, int(os.environ["RANK"]))
     stamp("script", BEGIN)
