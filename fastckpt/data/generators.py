@@ -1,0 +1,34 @@
+"""The generators that random transforms draw from: torch's on the CPU, Python's, and numpy's if it is imported."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def seed_generators(seed: int) -> None:
+    """Set all of them; ``torch.initial_seed()`` then gives ``seed``, for generators that a data set makes itself.
+
+    Args:
+        seed: Below 2**64.
+    """
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed([seed % 2**32, seed // 2**32, 1])  # with two words it would draw what Python's draws
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Leave them at the end as they were at the beginning."""
+    numpy = sys.modules.get("numpy")
+    states = torch.default_generator.get_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        if numpy:
+            numpy.random.set_state(states[2])

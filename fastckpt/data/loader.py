@@ -1,0 +1,188 @@
+"""A data loader that continues: DataLoader's arguments, and a position that a checkpoint saves."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Unpack
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from fastckpt.data.generators import generators_kept
+from fastckpt.data.mixing import mix
+from fastckpt.data.options import FORWARDED, Options, Wish
+from fastckpt.data.order import WORKERS
+from fastckpt.data.source import Answer, Source
+from fastckpt.data.sources import source_of
+from fastckpt.data.split import rank_and_world
+from fastckpt.data.worker import WorkerSetup
+
+
+class ResumableDataLoader:
+    """Replaces ``DataLoader(dataset, sampler=DistributedSampler(dataset))``; a resumed job goes on with its next batch.
+
+    The position counts every batch that was handed out, and none that workers hold ready: saved at the end of a step,
+    it leads to the batch of the next. Iterating goes on from the position; at the end of an epoch it moves on to the
+    next by itself. docs/data.md says what happens in every case.
+
+    Args:
+        dataset: With indices, or iterable.
+        batch_size: Samples per batch and rank; None for samples one by one.
+        shuffle: Whether to shuffle each epoch anew.
+        seed: Fits into 64 bits with sign, equal on all ranks; with epoch and length it decides the order, and with
+            the place in the epoch the random numbers of each sample.
+        drop_last: Drop the end of an epoch, if it is less than a whole batch for every rank. Otherwise it is handed
+            out, filled up from the beginning of the epoch so that all ranks get equally many samples.
+        **options: ``sampler``, ``batch_sampler``, ``num_workers``, ``collate_fn``, ``pin_memory``, ``timeout``,
+            ``worker_init_fn``, ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers``: as those of
+            DataLoader. ``num_replicas``, ``rank``: by default those of torch.distributed, or of the launcher.
+            ``uneven``: hand out the end of an epoch without filling it up. ``sharded``: an iterable data set chooses
+            by itself what each rank and worker gets. ``seeding``: "sample" (default) seeds the generators before each
+            sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per optimizer step; the state
+            then is that of the last whole step. Leave it at 1 if gradients are saved as well.
+
+    Raises:
+        ConfigError: Arguments do not go together, or would make an order that cannot be continued.
+
+    Attributes:
+        sampler: A `ResumableSampler` with the same position; None for other samplers and iterable data sets.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        wish = Wish(dataset, batch_size, bool(shuffle), seed, drop_last, options)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._source: Source
+        self._source, self.sampler = source_of(wish)
+        self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none"
+        self._seeds = torch.Generator()
+        self._rank = rank_and_world(wish.get("rank"), wish.get("num_replicas"))[0]
+        self._accumulate = wish.get("accumulate", 1)
+        self._handed_out = 0
+        self._passes = 0
+        self._whole_step: tuple[int, tuple[dict[str, Any], dict[str, Any]]] = (-1, ({}, {}))
+        hides = isinstance(dataset, IterableDataset) and not wish.get("sharded")
+        self._loader = DataLoader[Any](
+            self._source.reader,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=_Requests(self._source),
+            collate_fn=_as_it_is,
+            generator=self._seeds,
+            worker_init_fn=WorkerSetup(wish.get("worker_init_fn"), hide=hides),
+            **{name: options[name] for name in FORWARDED if name in options},  # type: ignore[literal-required]
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0: after a resume, that in which to go on."""
+        return self._source.epoch
+
+    @property
+    def num_workers(self) -> int:
+        """Loader workers."""
+        return self._loader.num_workers
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch; raises TypeError for iterable data sets without a length."""
+        return self._source.batches()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches from the position to the end of the epoch.
+
+        Raises:
+            RuntimeError: At the next batch, if meanwhile another iteration has begun or the position was set.
+        """
+        self._passes += 1
+        if self._whole_step[0] != self._source.jumps:
+            self._handed_out, self._whole_step = 0, self._states_now()
+        self._seeds.manual_seed(mix(WORKERS, self.epoch, self._rank))
+        return self._serve(iter(self._loader), self._now)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; does nothing if that is the present one. Epochs advance by themselves."""
+        if epoch != self.epoch:
+            self._source.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks have in common: a few numbers, which load with ``weights_only=True``."""
+        return self._states()[0]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            ConfigError: It is no such state, or means nothing with this data set, world or number of workers.
+        """
+        self._source.load(state_dict)
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """What this rank has beside it: empty, unless an iterable data set is sharded or has a state of its own."""
+        return self._states()[1]
+
+    def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `rank_state_dict` gave on this rank, after `load_state_dict`.
+
+        Raises:
+            ConfigError: It is another rank's, or does not fit this data set.
+        """
+        self._source.load_own(state_dict)
+
+    @property
+    def _now(self) -> tuple[int, int]:
+        return self._passes, self._source.jumps
+
+    def _states_now(self) -> tuple[int, tuple[dict[str, Any], dict[str, Any]]]:
+        return self._source.jumps, self._source.states()
+
+    def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        jumps, states = self._whole_step
+        return states if self._accumulate > 1 and jumps == self._source.jumps else self._source.states()
+
+    def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
+        while True:
+            if begun != self._now:
+                raise RuntimeError(
+                    "another iteration of this loader has begun, or its position was set: begin a new one"
+                )
+            with self._generators():
+                mark, batch = next(answers, (None, None))
+            said = Answer.END if mark is None else self._source.reached(mark)
+            if said is Answer.END:
+                break
+            if said is None:
+                self._count(self._source.ends_here())
+                yield batch
+        self._source.end_epoch()
+        self._count(True)
+
+    def _count(self, epoch_ends: bool) -> None:
+        """One more batch is handed out; the state moves when a whole step's are."""
+        self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self._accumulate
+        if self._accumulate > 1 and not self._handed_out:
+            self._whole_step = self._states_now()
+
+    def _generators(self) -> AbstractContextManager[None]:
+        return generators_kept() if self._keeps else nullcontext()
+
+
+class _Requests:
+    """A sampler for DataLoader: what to ask the workers for."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._source.requests()
+
+
+def _as_it_is(answer: Any) -> Any:
+    return answer

@@ -1,0 +1,49 @@
+"""Pseudo-random numbers as pure functions: SplitMix64, in Python's and in torch's integers alike.
+
+Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014, with the constants of
+Stafford's variant 13 of the finalizer, as in Java's and Vigna's SplitMix64.
+Integer arithmetic modulo 2**64 alone: equal on every platform and with every version of Python and torch.
+"""
+
+import torch
+
+GAMMA = 0x9E3779B97F4A7C15
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
+MASK = 2**64 - 1
+
+
+def mix(*numbers: int) -> int:
+    """A number below 2**64 that depends on all of these, and on their order; they count modulo 2**64."""
+    mixed = 0
+    for number in numbers:
+        mixed = _finalize((mixed + number + GAMMA) & MASK)
+    return mixed
+
+
+def permutation(key: int, length: int) -> torch.Tensor:
+    """The permutation of ``range(length)`` that belongs to a key: int64, of shape (length,).
+
+    It ranks the first ``length`` outputs of SplitMix64. For one key no two are equal, because the generator maps its
+    counter one to one; so there are no ties, and how one sorts does not matter. Takes 24 bytes per number meanwhile.
+    """
+    counters = torch.arange(1, length + 1, dtype=torch.int64).mul_(_signed(GAMMA)).add_(_signed(key))
+    keys = _shifted(counters, 30).mul_(_signed(FIRST))
+    keys = _shifted(keys, 27).mul_(_signed(SECOND))
+    return torch.argsort(_shifted(keys, 31))
+
+
+def _finalize(number: int) -> int:
+    number = ((number ^ (number >> 30)) * FIRST) & MASK
+    number = ((number ^ (number >> 27)) * SECOND) & MASK
+    return number ^ (number >> 31)
+
+
+def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """``numbers ^ (numbers >> bits)`` of unsigned numbers: torch's shift of signed ones draws the sign in."""
+    return numbers.bitwise_right_shift(bits).bitwise_and_(2 ** (64 - bits) - 1).bitwise_xor_(numbers)
+
+
+def _signed(number: int) -> int:
+    number &= MASK
+    return number - 2**64 if number >= 2**63 else number

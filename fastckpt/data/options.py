@@ -1,0 +1,108 @@
+"""What a user can ask of a loader, and what goes together."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args
+
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+
+from fastckpt.data.sampler import ResumableSampler
+from fastckpt.errors import ConfigError
+
+Seeding = Literal["sample", "batch", "none"]
+
+FORWARDED = ("num_workers", "pin_memory", "timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers",
+             "pin_memory_device")  # fmt: skip
+"""What torch's DataLoader is given as it is."""
+
+
+class Options(TypedDict, total=False):
+    """Further arguments of `ResumableDataLoader`; the first thirteen are DataLoader's."""
+
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
+    num_workers: int
+    collate_fn: Callable[[Any], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: None
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    num_replicas: int | None
+    rank: int | None
+    uneven: bool
+    sharded: bool
+    seeding: Seeding
+    accumulate: int
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A loader as the user wants it.
+
+    Raises:
+        ConfigError: That cannot be.
+    """
+
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    options: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.options) - set(Options.__annotations__))
+        for wrong, why in (
+            (unknown, f"unknown options {unknown}"),
+            (self.get("generator") is not None, "generator: its state would not be saved; give seed"),
+            (not self.get("in_order", True), "in_order=False: batches would come in no order that could be continued"),
+            (self.get("seeding", "sample") not in get_args(Seeding), f"seeding is {self.get('seeding')!r}; give one of "
+             f"{get_args(Seeding)}"),
+            (self.get("accumulate", 1) < 1, f"accumulate is {self.get('accumulate')}; give 1 or more batches per step"),
+            (self.drop_last and self.get("uneven"), "drop_last and uneven: the last batch is either dropped or not"),
+            (self.drop_last and self.batch_size is None, "drop_last needs batches; batch_size is None"),
+            (isinstance(self.dataset, IterDataPipe | MapDataPipe), "a DataPipe shuffles and shards itself: give it to "
+             "torchdata's loader, or give a plain Dataset"),
+        ):  # fmt: skip
+            if wrong:
+                raise ConfigError(why)
+        if self.iterable:
+            self._check_iterable()
+        else:
+            self._check_indexed()
+
+    @property
+    def iterable(self) -> bool:
+        """Whether the data set has no indices."""
+        return isinstance(self.dataset, IterableDataset)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An option."""
+        return self.options.get(name, default)
+
+    def _check_iterable(self) -> None:
+        for name in ("sampler", "batch_sampler"):
+            if self.get(name) is not None:
+                raise ConfigError(f"an iterable data set has no indices: leave {name} out")
+        if self.shuffle:
+            raise ConfigError("an iterable data set cannot be shuffled by the loader: have it shuffle itself")
+
+    def _check_indexed(self) -> None:
+        sampler, batch_sampler = self.get("sampler"), self.get("batch_sampler")
+        if self.get("sharded"):
+            raise ConfigError("sharded=True is for iterable data sets; one with indices is shared out by the loader")
+        if sampler is None and batch_sampler is None and not hasattr(self.dataset, "__len__"):
+            raise ConfigError(f"{type(self.dataset).__name__} has no length; give it __len__, or a sampler")
+        if sampler is not None and (self.shuffle or batch_sampler is not None):
+            raise ConfigError("a sampler decides the order: leave shuffle and batch_sampler out")
+        if batch_sampler is not None and (self.batch_size != 1 or self.shuffle or self.drop_last):
+            raise ConfigError("a batch_sampler makes the batches: leave batch_size, shuffle and drop_last out")
+        if isinstance(sampler, ResumableSampler):
+            given = [name for name in ("num_replicas", "rank") if self.get(name) is not None]
+            if given or self.seed not in (0, sampler.position.seed):
+                raise ConfigError("the ResumableSampler says which rank this is, and the seed: give them to it alone")

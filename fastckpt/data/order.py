@@ -1,0 +1,130 @@
+"""The order of an epoch's samples: a pure function of (seed, epoch, length), or what a user's sampler says."""
+
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any, Protocol
+
+import torch
+
+from fastckpt.data.generators import generators_kept, seed_generators
+from fastckpt.data.mixing import mix, permutation
+from fastckpt.errors import ConfigError
+
+ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
+"""What numbers are drawn for: they start the key of each, so that one tells nothing of the others."""
+
+
+class Order(Protocol):
+    """Gives the keys by which a data set knows its samples, in the order of an epoch."""
+
+    def length(self, seed: int, epoch: int) -> int:
+        """How many there are."""
+
+    def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:
+        """Those at some positions, counted in circles."""
+
+    def identity(self, seed: int, epoch: int) -> int:
+        """What tells this order from others of the same seed, epoch and length."""
+
+
+class IndexOrder:
+    """The indices of a data set, shuffled or as they are. 8 bytes per sample, 24 for a moment while it shuffles."""
+
+    def __init__(self, dataset: Sized, *, shuffle: bool) -> None:
+        self._dataset = dataset
+        self._shuffle = shuffle
+        self._drawn = _Newest()
+
+    def length(self, _seed: int, _epoch: int) -> int:
+        """How many there are."""
+        return len(self._dataset)
+
+    def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[int]:
+        """Those at some positions, counted in circles."""
+        length = len(self._dataset)
+        places = [position % length for position in positions]
+        if not self._shuffle:
+            return places
+        key = (seed, epoch, length)
+        if (order := self._drawn.get(key)) is None:
+            order = self._drawn.put(key, permutation(mix(ORDER, seed, epoch), length))
+        indices: list[int] = order[places].tolist()
+        return indices
+
+    def identity(self, _seed: int, _epoch: int) -> int:
+        """1 if shuffled."""
+        return int(self._shuffle)
+
+
+class DrawnOrder:
+    """What a user's sampler or batch sampler gives, drawn at the beginning of an epoch with generators seeded for it.
+
+    Args:
+        sampler: Must be finite and the same on all ranks; what it draws must come from the default generators.
+
+    Raises:
+        ConfigError: It has no length, keeps a generator of its own, or shards by itself.
+    """
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        name = type(sampler).__name__
+        if not isinstance(sampler, Sized):
+            raise ConfigError(f"{name} has no length; give a sampler with __len__, so that an epoch has an end")
+        if isinstance(getattr(sampler, "generator", None), torch.Generator):
+            raise ConfigError(
+                f"{name} keeps a generator, whose state is not saved; leave it out: the order follows seed"
+            )
+        if hasattr(sampler, "num_replicas"):
+            raise ConfigError(f"{name} shards among ranks by itself; leave sampler out, or give a ResumableSampler")
+        self._sampler = sampler
+        self._size = sampler
+        self._drawn = _Newest()
+
+    def length(self, seed: int, epoch: int) -> int:
+        """How many there are."""
+        return len(self._keys(seed, epoch)[0])
+
+    def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:
+        """Those at some positions, counted in circles."""
+        keys, _ = self._keys(seed, epoch)
+        return [keys[position % len(keys)] for position in positions]
+
+    def identity(self, seed: int, epoch: int) -> int:
+        """A checksum of what the sampler gives."""
+        return self._keys(seed, epoch)[1]
+
+    def _keys(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:
+        drawn = self._drawn.get((seed, epoch))
+        if drawn is None:
+            drawn = self._drawn.put((seed, epoch), self._draw(seed, epoch))
+        keys, identity = drawn
+        return keys, identity
+
+    def _draw(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+        with generators_kept():
+            seed_generators(mix(ORDER, seed, epoch))
+            keys = list(itertools.islice(_plain(self._sampler), len(self._size)))
+        return keys, 2 + zlib.crc32(repr(keys).encode())
+
+
+def _plain(keys: Iterable[Any]) -> Iterator[Any]:
+    """Keys whose text is the same in every process: samplers may give tensors."""
+    return (key.tolist() if isinstance(key, torch.Tensor) else key for key in keys)
+
+
+class _Newest:
+    """Remembers one value, that of the newest key."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._value: Any = None
+
+    def get(self, key: Any) -> Any:
+        return self._value if key == self._key else None
+
+    def put(self, key: Any, value: Any) -> Any:
+        self._key, self._value = key, value
+        return value

@@ -1,0 +1,77 @@
+"""Where a job is in its data: one cursor that is equal on all ranks."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+VERSION = 1
+
+
+@dataclass
+class Position:
+    """An epoch, and how many of its samples committed steps have used, on all ranks together.
+
+    Attributes:
+        seed: From which all orders follow.
+        epoch: From 0.
+        cursor: Samples.
+        jumps: Counts the times that somebody set the position, so that an iteration under way notices.
+    """
+
+    seed: int
+    epoch: int = 0
+    cursor: int = 0
+    jumps: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed, -(2**63), 2**63)
+
+    def jump(self, epoch: int, cursor: int = 0) -> None:
+        """Go somewhere else."""
+        self.epoch, self.cursor = whole("epoch", epoch), whole("cursor", cursor)
+        self.jumps += 1
+
+    def end_epoch(self) -> None:
+        """Go on to the next one."""
+        self.epoch, self.cursor = self.epoch + 1, 0
+
+    def state(self, length: int, order: int) -> dict[str, int]:
+        """What a checkpoint says of it.
+
+        Args:
+            length: Samples of the epoch; 0 if nobody knows.
+            order: What tells this order from others.
+        """
+        return {"version": VERSION, "seed": self.seed, "epoch": self.epoch, "cursor": self.cursor, "length": length,
+                "order": order}  # fmt: skip
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, with its seed.
+
+        Raises:
+            ConfigError: It is no such state.
+        """
+        numbers = read(state, ("seed", "epoch", "cursor", "length", "order"))
+        if numbers["seed"] != self.seed:
+            logger.warning("data goes on in the saved order: seed %d, not %d", numbers["seed"], self.seed)
+        self.seed = numbers["seed"]
+        self.jump(numbers["epoch"], numbers["cursor"])
+
+
+def read(state: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
+    """These numbers of a saved state; raises ConfigError if one is missing, or it is of another version."""
+    if state.get("version") != VERSION:
+        raise ConfigError(f"the state of the data has version {state.get('version')!r}; this fastckpt reads {VERSION}")
+    return {name: whole(name, state.get(name), -(2**63)) for name in names}
+
+
+def whole(name: str, value: Any, low: int = 0, end: int = 2**63) -> int:
+    """``value``, if it is a whole number from ``low`` on below ``end``; raises ConfigError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:
+        raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {end - 1}")
+    return value

@@ -1,0 +1,143 @@
+"""A sampler that continues: DistributedSampler's arguments, and a position."""
+
+from collections.abc import Iterator, Mapping, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from fastckpt.data.order import IndexOrder, Order
+from fastckpt.data.position import Position, whole
+from fastckpt.data.split import Rest, Split, rank_and_world
+from fastckpt.errors import ConfigError
+
+CHUNK = 1024
+"""Indices looked up at once."""
+
+
+class ResumableSampler(Sampler[int]):
+    """Gives each rank its part of an epoch, from the position on.
+
+    In a `ResumableDataLoader` the position moves by itself. In a plain ``DataLoader``, whose workers draw ahead, only
+    the training loop knows what was used: call `advance` after each step.
+
+    Args:
+        dataset: Anything with a length.
+        num_replicas: Ranks; by default those of torch.distributed, or of the launcher.
+        rank: This rank.
+        shuffle: Whether to shuffle each epoch anew.
+        seed: Below 2**63, equal on all ranks; with epoch and length it decides the order.
+        drop_last: Leave out the last row, if it has fewer samples than there are ranks, instead of filling it up from
+            the beginning of the epoch.
+
+    Raises:
+        ConfigError: Rank or seed is out of range.
+
+    Attributes:
+        position: Where the job is.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        rank, num_replicas = rank_and_world(rank, num_replicas)
+        self.split = Split(rank, num_replicas, 1, Rest.EVEN if drop_last else Rest.PAD)
+        self.order: Order = IndexOrder(dataset, shuffle=shuffle)
+        self.position = Position(seed)
+        self._begun = False
+        self._drawn_out = False
+        self._advanced = False
+        self._forgotten = False
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of this rank that are left of the epoch; of the next one, if a pass has come to the end."""
+        over = not self.split.taken(self.position.cursor, self._length)
+        if self._begun and (over or (self._drawn_out and not self._advanced)):
+            self._forgotten = not over
+            self.position.end_epoch()
+        self._begun, self._drawn_out = True, False
+        return self._draw()
+
+    def __len__(self) -> int:
+        """Indices of this rank in a whole epoch."""
+        return self.split.steps(self._length)
+
+    def advance(self, samples: int) -> None:
+        """Count samples of this rank as used, and as many of each other: call it when a step is done.
+
+        Args:
+            samples: The length of the batch, or of all batches since the step before.
+
+        Raises:
+            ConfigError: That many are not left in the epoch.
+        """
+        whole("samples", samples, 1)
+        position, world, length = self.position, self.split.world, self._length
+        left = -(-(length - position.cursor) // world)
+        if samples > left:
+            raise ConfigError(f"advance({samples}), but epoch {position.epoch} has {left} samples left for each rank")
+        position.cursor = min(position.cursor + samples * world, length)
+        self._advanced, self._forgotten = True, False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; does nothing if that is the present one."""
+        if epoch != self.position.epoch:
+            self.position.jump(epoch)
+            self._begun = False
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: a few numbers, equal on all ranks.
+
+        Raises:
+            ConfigError: A whole epoch was drawn, and `advance` never called.
+        """
+        if self._forgotten:
+            raise ConfigError("an epoch was drawn, but advance() never called: the position is unknown. Call advance("
+                              "len(batch)) after each step, or use ResumableDataLoader")  # fmt: skip
+        return self.position.state(self._length, self.order.identity(self.position.seed, self.position.epoch))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+            ConfigError: It is no such state, or of another data set or order, and in the middle of an epoch.
+        """
+        load(self.position, self.order, state_dict)
+        self._begun = self._forgotten = False
+
+    @property
+    def _length(self) -> int:
+        return self.order.length(self.position.seed, self.position.epoch)
+
+    def _draw(self) -> Iterator[int]:
+        position, length = self.position, self._length
+        everything = Split(self.split.rank, self.split.world, max(length, 1), self.split.rest)
+        places = everything.positions(position.cursor, length)
+        seed, epoch, jumps = position.seed, position.epoch, position.jumps
+        for start in range(0, len(places), CHUNK):
+            yield from self.order.take(seed, epoch, places[start : start + CHUNK])
+        self._drawn_out = jumps == position.jumps
+
+
+def load(position: Position, order: Order, state: Mapping[str, Any]) -> None:
+    """Take over a position, if it means the same in this order.
+
+    Raises:
+        ConfigError: It does not; nothing has changed then.
+    """
+    loaded = Position(position.seed, jumps=position.jumps)
+    loaded.load(state)
+    length, identity = order.length(loaded.seed, loaded.epoch), order.identity(loaded.seed, loaded.epoch)
+    if loaded.cursor and (length, identity) != (state["length"], state["order"]):
+        raise ConfigError(
+            f"the position is sample {loaded.cursor} of {state['length']} of epoch {loaded.epoch} in order "
+            f"{state['order']}; here that epoch has {length} in order {identity}. Give the data set, the sampler and "
+            "shuffle that it was saved with, or load a state of the beginning of an epoch"
+        )
+    position.seed = loaded.seed
+    position.jump(loaded.epoch, loaded.cursor)

@@ -1,0 +1,82 @@
+"""Which source a data set needs."""
+
+from typing import Any
+
+from torch.utils.data import default_collate, default_convert
+
+from fastckpt.data.options import Wish
+from fastckpt.data.order import DrawnOrder
+from fastckpt.data.position import Position
+from fastckpt.data.sampler import ResumableSampler
+from fastckpt.data.samples import SampleReader, Samples
+from fastckpt.data.shards import ShardReader, Shards
+from fastckpt.data.source import Source
+from fastckpt.data.split import Rest, Split, rank_and_world
+from fastckpt.data.stream import Streamed, StreamReader
+
+
+def source_of(wish: Wish) -> tuple[Source, ResumableSampler | None]:
+    """What the loader draws from, and the sampler that shares its position, if there is one."""
+    if not wish.iterable:
+        return _samples(wish)
+    if wish.get("sharded") or hasattr(wish.dataset, "state_dict"):
+        return _shards(wish), None
+    split = _split(wish)
+    reader = StreamReader(
+        wish.dataset, _collate(wish), split, batched=wish.batch_size is not None, seeded=_seeding(wish) != "none"
+    )
+    return Streamed(reader, split, Position(wish.seed)), None
+
+
+def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
+    sampler, batch_sampler = wish.get("sampler"), wish.get("batch_sampler")
+    reader = SampleReader(
+        wish.dataset,
+        _collate(wish),
+        batched=wish.batch_size is not None,
+        seeding=_seeding(wish),
+    )
+    drawn = batch_sampler if batch_sampler is not None else sampler
+    if drawn is not None and not isinstance(drawn, ResumableSampler):
+        position = Position(wish.seed)
+        order = DrawnOrder(drawn)
+        return Samples(reader, order, _split(wish), position, batches_given=batch_sampler is not None), None
+    own = drawn or ResumableSampler(wish.dataset, wish.get("num_replicas"), wish.get("rank"), wish.shuffle, wish.seed)
+    split = Split(own.split.rank, own.split.world, _batch(wish), _rest(wish, own.split.rest))
+    return Samples(reader, own.order, split, own.position, batches_given=False), own
+
+
+def _shards(wish: Wish) -> Source:
+    split, count = _split(wish), max(wish.get("num_workers", 0), 1)
+    reader = ShardReader(
+        wish.dataset,
+        _collate(wish),
+        split,
+        0 if wish.get("sharded") else count,
+        batched=wish.batch_size is not None,
+        seeded=_seeding(wish) != "none",
+    )
+    return Shards(reader, split, count, wish.seed)
+
+
+def _split(wish: Wish) -> Split:
+    rank, world = rank_and_world(wish.get("rank"), wish.get("num_replicas"))
+    return Split(rank, world, _batch(wish), _rest(wish, Rest.PAD))
+
+
+def _batch(wish: Wish) -> int:
+    return 1 if wish.batch_size is None else wish.batch_size
+
+
+def _rest(wish: Wish, otherwise: Rest) -> Rest:
+    if wish.drop_last:
+        return Rest.DROP
+    return Rest.UNEVEN if wish.get("uneven") else otherwise
+
+
+def _seeding(wish: Wish) -> str:
+    return str(wish.get("seeding", "sample"))
+
+
+def _collate(wish: Wish) -> Any:
+    return wish.get("collate_fn") or (default_convert if wish.batch_size is None else default_collate)

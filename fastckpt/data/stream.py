@@ -1,0 +1,195 @@
+"""Iterable data sets that give the same stream in every process: the position is a number of samples of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+from fastckpt.data.generators import seed_generators
+from fastckpt.data.mixing import mix
+from fastckpt.data.order import COLLATE, SAMPLE, STREAM
+from fastckpt.data.position import Position, read
+from fastckpt.data.source import Answer
+from fastckpt.data.split import Split
+from fastckpt.errors import ConfigError
+
+END = object()
+
+
+class StepRequest(NamedTuple):
+    """The batch of this rank at a cursor."""
+
+    seed: int
+    epoch: int
+    cursor: int
+
+
+class Stream:
+    """A stream that is seeded sample by sample, from the first one on; what one does not need is passed over.
+
+    Args:
+        dataset: The user's iterable data set.
+        seeded: Whether generators are set before each sample.
+    """
+
+    def __init__(self, dataset: Any, seed: int, epoch: int, *, seeded: bool) -> None:
+        self.at = 0
+        self.key = (seed, epoch)
+        self._seeded = seeded
+        if hasattr(dataset, "set_epoch"):
+            dataset.set_epoch(epoch)
+        if seeded:
+            seed_generators(mix(STREAM, *self.key))
+        self._samples = iter(dataset)
+
+    def next(self, position: int) -> Any:
+        """The next sample, with the generators of that position; END at the end."""
+        if self._seeded:
+            seed_generators(mix(SAMPLE, *self.key, position, 0))
+        sample = next(self._samples, END)
+        self.at += sample is not END
+        return sample
+
+    def skip_to(self, position: int) -> bool:
+        """Pass over samples; False if the stream ends before."""
+        while self.at < position:
+            if self.next(self.at) is END:
+                return False
+        return True
+
+
+class StreamReader:
+    """Iterates the whole stream in each worker of each rank, and keeps the samples of the steps it is asked for.
+
+    Args:
+        dataset: The user's.
+        collate: Makes a batch of a list of samples; of a single sample if not ``batched``.
+        split: How ranks share a step.
+        batched: Whether a batch is a list.
+        seeded: Whether generators are set before each sample.
+    """
+
+    def __init__(
+        self, dataset: Any, collate: Callable[[Any], Any], split: Split, *, batched: bool, seeded: bool
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate
+        self._split = split
+        self._batched = batched
+        self._seeded = seeded
+        self._stream: Stream | None = None
+        self.worker = 0
+
+    def __getitem__(self, request: StepRequest) -> tuple[Any, Any]:
+        """A batch, and the cursor after it; END and nothing if there is none."""
+        seed, epoch, cursor = request
+        stream = self._stream
+        if stream is None or stream.key != (seed, epoch) or stream.at > cursor:
+            stream = self._stream = self._begin(seed, epoch)
+        if not stream.skip_to(cursor):
+            return Answer.END, None
+        samples = self._own(stream, cursor)
+        length = stream.at  # it has ended there, or gave all that the step takes
+        places = self._split.positions(cursor, length)
+        if not places:
+            return Answer.END, None
+        samples = samples[: len(places)] + self._padding(places, length, seed, epoch)
+        if self._seeded:
+            seed_generators(mix(COLLATE, seed, epoch, places[0], 0))
+        after = cursor + self._split.taken(cursor, length)
+        return after, self._collate(samples if self._batched else samples[0])
+
+    def _own(self, stream: Stream, cursor: int) -> list[Any]:
+        """This rank's samples of the step at the cursor; fewer if the stream ends."""
+        samples = []
+        for i in range(self._split.world * self._split.batch):
+            sample = stream.next(cursor + i)
+            if sample is END:
+                break
+            if i % self._split.world == self._split.rank:
+                samples.append(sample)
+        return samples
+
+    def _padding(self, places: range, length: int, seed: int, epoch: int) -> list[Any]:
+        """What fills up the last row: samples from the beginning of the stream, read once more."""
+        beyond = [place for place in places if place >= length]
+        if not beyond:
+            return []
+        stream = self._begin(seed, epoch)
+        stream.skip_to(beyond[0] % length)
+        return [stream.next(beyond[0])]
+
+    def _begin(self, seed: int, epoch: int) -> Stream:
+        return Stream(self.dataset, seed, epoch, seeded=self._seeded)
+
+
+class Streamed:
+    """The position in a stream.
+
+    Args:
+        reader: What the workers get.
+        split: How ranks share it.
+        position: Where to begin.
+    """
+
+    def __init__(self, reader: StreamReader, split: Split, position: Position) -> None:
+        self.reader = reader
+        self._split = split
+        self._position = position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self._position.epoch
+
+    @property
+    def jumps(self) -> int:
+        """Counts the times that somebody set the position."""
+        return self._position.jumps
+
+    def requests(self) -> Iterator[StepRequest]:
+        """One for each step from the position on; nobody knows where the end is."""
+        seed, epoch = self._position.seed, self.epoch
+        for cursor in count(self._position.cursor, self._split.world * self._split.batch):
+            yield StepRequest(seed, epoch, cursor)
+
+    def reached(self, mark: Any) -> Answer | None:
+        """Move the cursor there."""
+        if mark is Answer.END:
+            return Answer.END
+        self._position.cursor = mark
+        return None
+
+    def ends_here(self) -> bool:
+        """Nobody knows before the stream has ended."""
+        return False
+
+    def end_epoch(self) -> None:
+        """Go on to the beginning of the next one."""
+        self._position.end_epoch()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch."""
+        self._position.jump(epoch)
+
+    def batches(self) -> int:
+        """Batches of this rank in a whole epoch, if the data set has a length; raises TypeError otherwise."""
+        return self._split.steps(len(self.reader.dataset))
+
+    def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The position is common to all ranks."""
+        return dict(self._position.state(0, 0)), {}
+
+    def load(self, common: Mapping[str, Any]) -> None:
+        """Take over the position; raises ConfigError if it is one of data with indices."""
+        numbers = read(common, ("cursor", "length"))
+        if numbers["cursor"] and numbers["length"]:
+            raise ConfigError(f"the position is one in a data set of {numbers['length']} samples; this one is iterable")
+        self._position.load(common)
+
+    def load_own(self, own: Mapping[str, Any]) -> None:
+        """Ranks have nothing of their own; raises ConfigError if there is something."""
+        if own:
+            raise ConfigError(
+                f"a stream that all ranks share has no state per rank, but {sorted(own)} was saved; "
+                "pass sharded=True if the data set shards itself"
+            )
