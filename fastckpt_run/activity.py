@@ -39,6 +39,7 @@ class Activity:
         self._workers = workers
         self._last = self._sampled = now
         self._deeds: Deeds = {}
+        self._runnable: set[int] = set()
 
     def idle(self, now: float, spoken: float) -> float:
         """Seconds for which none has said or done anything; ``spoken`` is when one said something."""
@@ -50,17 +51,20 @@ class Activity:
         return now - self._last
 
     def _sample(self, now: float) -> None:
-        before, (self._deeds, waits) = self._deeds, _deeds(self._workers)
+        before, runnable = self._deeds, self._runnable
+        self._deeds, waiting = _deeds(self._workers)
+        self._runnable = {thread for thread, state in waiting.items() if state == "R"}
         passed, self._sampled = now - self._sampled, now
         done = max([much - before.get(what, 0.0) for what, much in self._deeds.items()], default=0.0)
-        if not before or done > passed or waits:
+        starved = not runnable.isdisjoint(self._runnable)
+        if not before or done > passed or starved or "D" in waiting.values():
             self._last = now
 
 
-def _deeds(workers: Collection[int]) -> tuple[Deeds, bool]:
-    """What has been done, and whether anybody waits for a disk."""
+def _deeds(workers: Collection[int]) -> tuple[Deeds, dict[int, str]]:
+    """What has been done, and which threads wait for a disk (D) or a processor (R)."""
     found: Deeds = {}
-    waits = False
+    waiting = {}
     for _, pid, fields in _members(workers):
         process = _PROC / str(pid)
         found[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
@@ -68,8 +72,9 @@ def _deeds(workers: Collection[int]) -> tuple[Deeds, bool]:
         for thread in _numbered(process / "task"):
             if own := _stat(thread):
                 found[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
-                waits |= own[0] == "D"
-    return found, waits
+                if own[0] in "DR":
+                    waiting[int(thread.name)] = own[0]
+    return found, waiting
 
 
 def _members(workers: Collection[int]) -> Iterator[tuple[int, int, list[str]]]:

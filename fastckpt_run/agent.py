@@ -125,7 +125,7 @@ class FastckptAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
-        if not died and self._hangs.end_hang(may_restart=self._remaining_restarts > 0):
+        if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self._remaining_restarts)):
             died = self._watch.wait(0.0)
         deaths = [death for death in died if death.exitcode]
         for death in deaths:

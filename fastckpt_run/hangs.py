@@ -10,11 +10,13 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import Worker
 
 from fastckpt import metrics
+from fastckpt.memory.processes import Process
 from fastckpt.memory.stacks import Stacks, ask
 from fastckpt.memory.telemetry import Telemetry
-from fastckpt.policy.hangs import Sight, Witness, culprits, hung, limits
+from fastckpt.policy.hangs import Sight, Witness, culprits, hung, limits, occupied
 from fastckpt_run.activity import Activity, processor_times, state_of
 from fastckpt_run.deaths import peek
+from fastckpt_run.pace import Lines, Pace, Waits
 from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -23,12 +25,12 @@ _STACKS_TIMEOUT = 5.0
 """Seconds that all workers have to write their stacks."""
 _DEATH_TIMEOUT = 5.0
 """Seconds in which a culprit that was killed is dead, unless the kernel does not let it."""
-_RECENT = 600.0
-"""Seconds after which a slow step counts half."""
 _REMEMBERED = 86400.0
 """Seconds for which a hang is remembered, in case it was none."""
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
 """Where ranks wait for each other; autograd, for the gradients of others."""
+_DEBUGGERS = ('/bdb.py", line', "/pydevd", "/IPython/terminal/")
+"""In the stacks of who is at a prompt of pdb or its like, or runs under another debugger written in Python."""
 _GLANCE = 0.25
 """Seconds for which it is watched whether workers compute."""
 _BUSY = 0.2
@@ -38,8 +40,6 @@ _SHORT = 0.25
 """Seconds of silence in which nobody asks whether a worker still runs."""
 _NOTHING = Telemetry(pid=-1)
 """Of a worker that has said nothing since it was started."""
-
-Lines = Mapping[int, Telemetry]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,14 @@ class HangWatch:
         self._setting = setting
         self._read = read
         self._pids: Mapping[int, int] = {}
+        self._processes: Mapping[int, Process] = {}
         self._ranks: Mapping[int, int] = {}
         self._sees_all = True
         self._known: set[int] = set()
         self.killed: set[int] = set()
         self._hangs: list[float] = []
-        self._pace = _Pace()
+        self._pace = Pace()
+        self._waits = Waits()
         # It may be that those who are silent were not let run, and this process neither: from then on counts.
         self._awake = self._looked = self._started = time.monotonic()
         self._activity = Activity((), self._started)
@@ -89,11 +91,13 @@ class HangWatch:
     def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
         """Watch new workers of this node, whose processes are given by local rank."""
         self._pids = dict(pids)
+        self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
         self._sees_all = len(pids) == workers[0].world_size
         self._awake = self._looked = self._started = time.monotonic()
         self._activity = Activity(pids.values(), self._started)
-        self._pace.begin()
+        self._waits.begin()
+        self._pace.begin(self._started)
 
     def end_hang(self, *, may_restart: bool) -> bool:
         """If the job hangs, tell how, and kill who is to blame; whether it did.
@@ -101,7 +105,7 @@ class HangWatch:
         That takes some seconds, in which workers are asked for their stacks.
 
         Args:
-            may_restart: Whether there are restarts left, so that an error can be made good.
+            may_restart: Whether there would be a restart, so that an error can be made good.
         """
         hang = self._look(may_restart=may_restart)
         if hang is not None:
@@ -113,13 +117,17 @@ class HangWatch:
         if self._setting == "off":
             return None
         now = time.monotonic()
-        self._notice_pause(now)
+        passed = self._notice_pause(now)
         lines = self._lines()
         self._pace.see(lines)
         self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
-        sees_all = self._sees_all and may_restart
-        allowed = limits(self._setting, self._pace.slowest(now), len(self._hangs), sees_all=sees_all)
+        allowed = limits(
+            self._setting, self._pace.slowest(now), len(self._hangs),
+            start=self._pace.start, sees_all=self._sees_all, may_restart=may_restart,
+        )  # fmt: skip
         sights = self._sights(now, lines)
+        if occupied(list(sights.values()), allowed):
+            self._waits.pass_by(passed)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
         ranks = hung(list(sights.values()), allowed, idle)
         return self._inspect(lines, sights, ranks) if ranks else None
@@ -127,8 +135,9 @@ class HangWatch:
     def _kill(self, hang: Hang) -> None:
         """Kill the culprits; all workers, if none of those can be killed."""
         self._hangs.append(time.monotonic())
+        self._begin_anew()
         for ranks in (hang.culprits, self._pids):
-            running = [self._pids[rank] for rank in ranks if state_of(self._pids[rank])]
+            running = [self._pids[rank] for rank in ranks if self._processes[rank].is_alive()]
             for pid in running:
                 kill_group(pid)
             self.killed.update(running)
@@ -138,10 +147,17 @@ class HangWatch:
                     return
                 time.sleep(0.001)
 
-    def _notice_pause(self, now: float) -> None:
-        if now - self._looked > 2 * self.interval + 1.0:
-            self._awake = now
-        self._looked = now
+    def _notice_pause(self, now: float) -> float:
+        """Seconds since the last look; if these are too many, this process was not let run."""
+        passed, self._looked = now - self._looked, now
+        if passed > 2 * self.interval + 1.0:
+            self._begin_anew()
+        return passed
+
+    def _begin_anew(self) -> None:
+        """Silence so far does not count."""
+        self._awake = time.monotonic()
+        self._waits.begin()
 
     def _lines(self) -> dict[int, Telemetry]:
         """What each worker said last since it was started; one that is open goes before one that is closed."""
@@ -157,28 +173,37 @@ class HangWatch:
         return self._activity.idle(now, max(spoken, self._awake))
 
     def _sights(self, now: float, lines: Lines) -> dict[int, Sight]:
-        """All running ranks that have a checkpointer, or had one before they were restarted."""
+        """All running ranks that have a checkpointer, or had one when they were restarted."""
         self._known |= {rank for rank, line in lines.items() if line.pid}
+        self._known -= {rank for rank, line in lines.items() if not line.pid}
         found = {}
         for rank in self._known & self._pids.keys():
             line = lines.get(rank, _NOTHING)
-            silent = now - max(line.beat / 1e9, self._awake)
-            if line.pid and (silent < _SHORT or state_of(self._pids[rank])):
-                found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9)
+            silent, waited = now - max(line.beat / 1e9, self._awake), self._waits.of(rank, line.beat)
+            if silent < _SHORT or self._runs(rank, line.pid):
+                found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
         return found
+
+    def _runs(self, rank: int, speaker: int) -> bool:
+        """Whether a worker runs, and who speaks for it, too: a child of it, perhaps, if it is a script."""
+        return self._processes[rank].is_alive() and (speaker <= 0 or bool(state_of(speaker)))
 
     def _inspect(self, lines: Lines, sights: Mapping[int, Sight], ranks: Sequence[int]) -> Hang | None:
         """Look closely when ``ranks`` seem to hang; None if they do not after all."""
-        # One that speaks may be a child of the worker, which is then a script that has started it.
         speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
-        states = {rank: state_of(pid) for rank, pid in speakers.items()}
+        states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}
         if "t" in states.values():
+            self._begin_anew()
             return None  # somebody debugs it
         before = processor_times(self._pids.values())
         time.sleep(_GLANCE)
         after = processor_times(self._pids.values())
         running = [rank for rank, state in states.items() if state != "T"]
         stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
+        if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
+            logger.info("workers that are silent are being debugged")
+            self._begin_anew()
+            return None
         now = self._lines()
         spoke = {rank for rank in sights if now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat}
         if spoke.issuperset(ranks):
@@ -199,32 +224,6 @@ class HangWatch:
 def _waits(stacks: Stacks) -> bool:
     """Whether a worker's main thread is where ranks wait for each other."""
     return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
-
-
-class _Pace:
-    """How long steps take: the slowest of the recent ones."""
-
-    def __init__(self) -> None:
-        self._slowest = self._when = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """New processes count their steps from the start; their first ones tell nothing."""
-        self._last: dict[int, Telemetry] = {}
-
-    def see(self, lines: Lines) -> None:
-        for rank, line in lines.items():
-            last = self._last.get(rank, line)
-            if line.steps != last.steps or rank not in self._last:
-                self._last[rank] = line
-            if line.steps > last.steps > 0:
-                now = line.beat / 1e9
-                took = (line.beat - last.beat) / (line.steps - last.steps) / 1e9
-                self._slowest, self._when = max(took, self.slowest(now)), now
-
-    def slowest(self, now: float) -> float:
-        """Seconds of the slowest step, half of it for each ten minutes that it is past."""
-        return self._slowest * math.exp2(-max(0.0, now - self._when) / _RECENT)
 
 
 def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:

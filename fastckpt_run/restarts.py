@@ -71,6 +71,11 @@ class Restarts:
         """The workers are to be restarted though none of them has failed, for instance because a node joins."""
         self._end(failed=False)
 
+    def would_restart(self, left: int) -> bool:
+        """Whether workers that failed now would be started again, of ``left`` restarts."""
+        row = stalls([*self._attempts, self._attempt(failed=True)])
+        return left > 0 and not 0 < self._max_stalls <= len(row)
+
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
         stopped = getattr(workers, "stopped", ())
@@ -94,15 +99,17 @@ class Restarts:
         told = self._telemetry()
         return {directory: [line for line in lines if line.beat >= self._start] for directory, lines in told.items()}
 
-    def _end(self, *, failed: bool, why: str = "") -> None:
+    def _attempt(self, *, failed: bool, why: str = "") -> Attempt:
+        """What the workers have come to by now."""
         heard = self._heard()
         self._watched |= any(heard.values())
         stretches = {directory: _stretch(lines) for directory, lines in heard.items() if any(map(_has_moved, lines))}
-        seconds = max(map(_seconds, heard.values()), default=0.0)
-        attempt = Attempt(self._watched, stretches, seconds, failed, why)
-        self._attempts.append(attempt)
+        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), failed, why)
+
+    def _end(self, *, failed: bool, why: str = "") -> None:
+        self._attempts.append(attempt := self._attempt(failed=failed, why=why))
         if attempt not in stalls(self._attempts)[-1:]:
-            self._trained += seconds
+            self._trained += attempt.seconds
 
     def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
         hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}

@@ -14,8 +14,12 @@ LONG = 3600.0
 
 More than torch lets a rank wait in a collective by default: until then a healthy job may be silent.
 """
+LAST = 86400.0
+"""The same, if there is no restart left: the end of a healthy job could not be made good."""
 PHASES = 10
 """Without "auto": so many times longer a rank may be silent outside of steps."""
+STARTS = 3
+"""So many times as long as a start of this job has taken before, another may take."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Limits:
         step: Between two steps.
         phase: Before its first step, and in a phase for which the script gives no limit.
         idle: Between two steps, if no worker of the node does anything, not even compute.
+        first: Before its first step, if that is longer than ``phase``.
     """
 
     step: float
     phase: float
     idle: float = inf
+    first: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Sight:
         steps: How many it has completed since it was started.
         phase: What it is doing; empty for taking steps.
         allowed: Seconds that its phase may last, as the script says; 0 if it does not say.
+        waited: Seconds of its silence in which others were `occupied`, for whom it may wait if it takes steps.
     """
 
     rank: int
@@ -50,6 +57,7 @@ class Sight:
     steps: int = 0
     phase: str = ""
     allowed: float = 0.0
+    waited: float = 0.0
 
     @property
     def takes_steps(self) -> bool:
@@ -80,22 +88,27 @@ class Witness:
     place: str = ""
 
 
-def limits(setting: str, pace: float, alarms: int, *, sees_all: bool) -> Limits:
+def limits(
+    setting: str, pace: float, alarms: int = 0, *, start: float = 0.0, sees_all: bool = True, may_restart: bool = True
+) -> Limits:
     """The limits that a setting means.
 
     Args:
         setting: "auto", "off" or a number of seconds.
-        pace: Seconds of the slowest of the recent steps.
+        pace: Seconds of the slowest of the recent steps; 0 if none but first ones were seen.
         alarms: How many hangs were found in this job. Under "auto" each doubles the limits: it may have been in error.
-        sees_all: Whether all ranks of the job are in sight, and an error can be made good by a restart.
+        start: Seconds that the slowest start has taken, up to its first step.
+        sees_all: Whether all ranks of the job are in sight.
+        may_restart: Whether an error can be made good by a restart.
     """
     if setting == "off":
         return Limits(inf, inf)
     if setting != "auto":
-        return Limits(float(setting), PHASES * float(setting))
+        return Limits(float(setting), PHASES * float(setting), first=STARTS * start)
     longest, doubled = MANY * pace, 2.0**alarms
-    long = max(LONG, longest) * doubled
-    return Limits(long, long, max(IDLE, longest) * doubled if sees_all else inf)
+    busy = max(LONG if may_restart else LAST, longest) * doubled
+    idle = max(IDLE if may_restart and pace else LONG, longest) * doubled
+    return Limits(busy, busy, idle if sees_all else inf, STARTS * start)
 
 
 def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
@@ -108,17 +121,24 @@ def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
         limits: For how long they may be silent.
         idle: Seconds since any rank said or did anything.
     """
-    late = [sight for sight in sights if sight.silent > _patience(sight, limits)]
-    others = [sight for sight in sights if not sight.takes_steps]
-    if any(sight not in late for sight in others):
+    if occupied(sights, limits):
         return []
-    return [sight.rank for sight in (sights if not others and idle > limits.idle else late)]
+    if idle > limits.idle and all(sight.takes_steps for sight in sights):
+        return [sight.rank for sight in sights]
+    return [sight.rank for sight in sights if _is_late(sight, limits)]
 
 
-def _patience(sight: Sight, limits: Limits) -> float:
-    if sight.phase and sight.allowed:
-        return sight.allowed
-    return limits.step if sight.takes_steps else limits.phase
+def occupied(sights: Sequence[Sight], limits: Limits) -> bool:
+    """Whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
+    return any(not (sight.takes_steps or _is_late(sight, limits)) for sight in sights)
+
+
+def _is_late(sight: Sight, limits: Limits) -> bool:
+    if sight.takes_steps:
+        return sight.silent - sight.waited > limits.step
+    if sight.phase:
+        return sight.silent > (sight.allowed or limits.phase)
+    return sight.silent > max(limits.phase, limits.first)
 
 
 def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:

@@ -19,7 +19,8 @@ from fastckpt.errors import ConfigError
 from fastckpt.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
 from fastckpt_run import activity
 from fastckpt_run.activity import Activity, processor_times, state_of
-from fastckpt_run.hangs import HangWatch, _Pace
+from fastckpt_run.hangs import HangWatch
+from fastckpt_run.pace import Pace, Waits
 
 TIMEOUT = 0.5
 LONGER = 0.2
@@ -156,7 +157,12 @@ def test_what_workers_before_them_said_is_not_theirs(node: Node):
 
 
 def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
-    program = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGSTOP)"
+    program = """
+import ctypes, os, signal, time
+ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
     traced = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     os.waitpid(traced.pid, 0)  # it has stopped, for this process to look at
     node.workers.insert(1, traced)
@@ -165,13 +171,96 @@ def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
         node.train()
         assert state_of(traced.pid) == "t"
         assert not node.hangs_within(TIMEOUT + LONGER)
+        ctypes.CDLL(None).ptrace(17, traced.pid, 0, 0)
+        assert not node.hangs(), "when it is let go, nor is it at once"
+        assert node.hangs_within(60)
     finally:
-        ctypes.CDLL(None).ptrace(8, traced.pid, 0, 0)
+        traced.kill()
         traced.wait()
 
 
+def test_a_worker_at_a_prompt_of_pdb_is_left_alone(node: Node):
+    program = "import pdb; from fastckpt.memory.stacks import offer; print(offer(), flush=True); pdb.set_trace()\n1"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    node.workers.append(worker)
+    assert worker.stdin is not None and worker.stdout is not None
+    token = int(worker.stdout.readline())
+    assert worker.stdout.read(1) == b">", "the prompt"
+    try:
+        node.watch.started({0: worker.pid}, [Worker(0, world_size=1)])
+        node.lines[0].begin(0, worker.pid, token)
+        node.lines[0].step()
+        assert not node.hangs_within(TIMEOUT + 2.0)
+    finally:
+        worker.stdin.close()
+        worker.stdout.close()
+
+
+@pytest.mark.parametrize("node", ["1.5"], indirect=True)
+def test_who_has_waited_for_another_may_take_its_next_step(node: Node):
+    """Its silence is as long as the evaluation of the other, which it has waited for."""
+    node.train()
+    assert not node.hangs()
+    node.lines[0].enter("evaluation", 60 * 10**9)
+    assert not node.hangs_within(2.0)
+    node.lines[0].enter("")
+    assert not node.hangs()
+    assert node.hangs_within(60)
+
+
+@pytest.mark.parametrize("node", ["0.1"], indirect=True)
+def test_who_had_closed_its_checkpointer_may_do_without_when_it_is_started_again(node: Node):
+    node.train()
+    assert not node.hangs()
+    node.lines[0].leave()
+    node.lines[1].leave()
+    assert not node.hangs()
+    node.start()
+    assert not node.hangs_within(1.0 + LONGER)
+    node.train()
+    assert node.hangs_within(60)
+
+
+def test_a_script_goes_on_when_the_process_that_it_started_to_train_has_ended(node: Node):
+    node.train()
+    training = subprocess.Popen(["sleep", "600"])
+    node.lines[0].begin(0, training.pid, 0)
+    node.lines[0].step()
+    node.lines[1].leave()
+    training.kill()
+    training.wait()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+def test_time_in_phases_is_no_steps_and_starts_are_remembered():
+    pace = Pace()
+    pace.begin(100.0)
+    at = int(1e9)
+    for beat, steps, phase in ((190, 1, ""), (191, 2, ""), (192, 2, "save"), (492, 2, ""), (494, 3, "")):
+        pace.see({0: Telemetry(beat=beat * at, steps=steps, phase=phase, pid=1, first=190 * at)})
+    assert pace.slowest(494) == 2
+    assert pace.start == 90
+    pace.begin(500.0)
+    pace.see({0: Telemetry(beat=510 * at, steps=1, pid=1, first=510 * at)})
+    assert pace.start == 90, "the longest"
+
+
+def test_a_rank_has_waited_only_since_it_spoke():
+    waits = Waits()
+    assert waits.of(0, beat=5) == 0
+    waits.pass_by(3.0)
+    assert (waits.of(0, beat=5), waits.of(1, beat=5)) == (3, 0)
+    assert waits.of(0, beat=6) == 0
+    waits.pass_by(1.0)
+    assert (waits.of(0, beat=6), waits.of(1, beat=5)) == (1, 1)
+    waits.begin()
+    assert waits.of(0, beat=6) == 0
+
+
 def test_pace_is_that_of_the_slowest_recent_step():
-    pace = _Pace()
+    pace = Pace()
 
     def at(seconds: float, steps: int) -> None:
         pace.see({0: Telemetry(beat=int(seconds * 1e9), steps=steps, pid=1)})
@@ -188,7 +277,7 @@ def test_pace_is_that_of_the_slowest_recent_step():
     at(192, 15)
     assert pace.slowest(192) == pytest.approx(30, rel=0.01), "and for long"
     assert pace.slowest(191 + 600) == pytest.approx(15, rel=0.01)
-    pace.begin()
+    pace.begin(800)
     at(900, 3)
     at(900.5, 4)
     assert 5 < pace.slowest(900.5) < 15, "also after a restart"
@@ -233,6 +322,27 @@ def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch
             process.kill()
         worker.kill()
         worker.wait()
+
+
+def test_who_is_not_given_a_processor_is_not_idle(monkeypatch: pytest.MonkeyPatch):
+    """A machine may be so busy that a process of the lowest rank hardly runs."""
+    monkeypatch.setattr(activity, "_WINDOW", 0.1)
+    one = min(os.sched_getaffinity(0))
+    hog = f"import os; os.sched_setaffinity(0, [{one}]); print(flush=True)\nwhile True: pass"
+    meek = hog.replace("print", "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print")
+    programs = (meek, hog, hog)  # of one session, or the kernel would give each session as much as the others
+    processes = []
+    try:
+        for program in programs:
+            processes.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
+            assert processes[-1].stdout is not None and processes[-1].stdout.readline()
+        began = time.monotonic()
+        watched = Activity([processes[0].pid], began)
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(30) if not time.sleep(0.1))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan", ""])

@@ -251,6 +251,22 @@ def test_workers_that_hang_are_said_to(block: TelemetryBlock, caplog: pytest.Log
     assert "start 1 resumed step 3 and came no step further: worker 1 hung\n" in caplog.text
 
 
+def test_whether_there_would_be_a_restart(block: TelemetryBlock) -> None:
+    """If not, nothing can make good that workers were taken for hung in error."""
+    node = Node(block, max_stalls=2)
+    node.run(steps=5)
+    assert (node.restarts.would_restart(1), node.restarts.would_restart(0)) == (True, False)
+    node.fail()
+    node.run(steps=5)
+    assert node.restarts.would_restart(5)
+    node.fail()
+    node.run(steps=5)
+    assert not node.restarts.would_restart(5), "it would stall for the second time"
+    node.line.step()
+    assert node.restarts.would_restart(5), "progress"
+    assert node.fail() == 0
+
+
 def test_steps_done_again_give_no_restart_back(block: TelemetryBlock) -> None:
     node = Node(block, restart_budget="1/0.05s")
     node.run(steps=5, seconds=0.06)

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from fastckpt.policy.hangs import IDLE, LONG, Limits, Sight, Witness, culprits, hung, limits
+from fastckpt.policy.hangs import IDLE, LAST, LONG, Limits, Sight, Witness, culprits, hung, limits, occupied
 
 MINUTE = 60.0
 
@@ -15,7 +15,7 @@ MINUTE = 60.0
         ("off", 1.0, 0, True, Limits(inf, inf)),
         ("5", 1.0, 0, True, Limits(5.0, 50.0)),
         ("5", 100.0, 7, False, Limits(5.0, 50.0)),
-        ("auto", 0.0, 0, True, Limits(LONG, LONG, IDLE)),
+        ("auto", 0.0, 0, True, Limits(LONG, LONG, LONG)),
         ("auto", 0.1, 0, True, Limits(LONG, LONG, IDLE)),
         ("auto", 10.0, 0, True, Limits(LONG, LONG, 200.0)),
         ("auto", 600.0, 0, True, Limits(12000.0, 12000.0, 12000.0)),
@@ -25,6 +25,38 @@ MINUTE = 60.0
 )
 def test_limits(setting, pace, alarms, sees_all, expected):
     assert limits(setting, pace, alarms, sees_all=sees_all) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "pace", "sees_all", "expected"),
+    [
+        ("5", 1.0, True, Limits(5.0, 50.0)),
+        ("auto", 1.0, True, Limits(LAST, LAST, LONG)),
+        ("auto", 300.0, True, Limits(LAST, LAST, 6000.0)),
+        ("auto", 1.0, False, Limits(LAST, LAST)),
+    ],
+)
+def test_what_no_restart_can_make_good_has_longer(setting, pace, sees_all, expected):
+    assert limits(setting, pace, sees_all=sees_all, may_restart=False) == expected
+
+
+@pytest.mark.parametrize("setting", ["5", "auto"])
+def test_a_start_may_take_longer_than_those_before(setting):
+    slow = limits(setting, 1.0, start=9000.0)
+    for silent, expected in ((26999, []), (27001, [0])):
+        assert hung([Sight(0, silent)], slow, 0) == expected
+        assert hung([Sight(0, silent), Sight(1, silent, 9, waited=silent)], slow, 0) == expected
+    assert hung([Sight(0, 3700, 9, "save")], slow, 0) == [0], "that is no start"
+    assert hung([Sight(0, 3700, 9)], slow, 0) == [0]
+
+
+def test_who_has_waited_for_another_is_not_late_when_that_one_is_done():
+    evaluates, waits = Sight(0, 800, 9, "evaluation", 900), Sight(1, 803, 9, waited=799)
+    assert occupied([evaluates, waits], SECONDS)
+    assert hung([Sight(0, 0.1, 9), waits], SECONDS, 0) == []
+    assert hung([Sight(0, 5.1, 9), Sight(1, 808.1, 9, waited=800)], SECONDS, 0) == [0, 1]
+    assert not occupied([Sight(0, 901, 9, "evaluation", 900), waits], SECONDS)
+    assert not occupied([waits], SECONDS)
 
 
 SECONDS = Limits(5.0, 50.0)
