@@ -10,7 +10,7 @@ The contract of an object that a checkpointer takes as ``data=``:
 - An object without ``rank_state_dict``, such as torchdata's StatefulDataLoader, has a ``state_dict()`` of its own on
   each rank. It can go on with the same number of ranks and loader workers only.
 
-`ResumableDataLoader` and `ResumableSampler` are such objects; `data_state` and `load_data_state` do this for either kind.
+`ResumableDataLoader` and `ResumableSampler` are such objects. `data_state` and `load_data_state` serve either kind.
 """
 
 from fastckpt.data.contract import DataState, data_state, load_data_state
