@@ -16,6 +16,9 @@ READ_BY_LIBRARIES = re.compile(
 )
 """Variables that native libraries or Python read when they are loaded, where nobody can watch them."""
 
+ALL = "*"
+"""Stands for the names of all variables: somebody asked which there are."""
+
 _read: set[str] = set()
 
 
@@ -23,7 +26,7 @@ class _Recording(os._Environ):  # type: ignore[type-arg]
     """os.environ that remembers the names of the variables that somebody asked for."""
 
     def __getitem__(self, key: str) -> str:
-        _read.add(key)
+        _read.add(os.fsdecode(key))  # subprocess asks for b"PATH", too
         value: str = super().__getitem__(key)
         return value
 
@@ -32,9 +35,8 @@ class _Recording(os._Environ):  # type: ignore[type-arg]
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        for name in super().__iter__():
-            _read.add(name)
-            yield name
+        _read.add(ALL)
+        return super().__iter__()
 
 
 @contextmanager

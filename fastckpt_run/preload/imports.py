@@ -3,18 +3,22 @@
 import importlib
 import importlib.util
 import sys
-import sysconfig
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
 
-from fastckpt_run.preload.environment import PER_WORKER, recorded
+from fastckpt_run.preload.environment import ALL, PER_WORKER, recorded
+from fastckpt_run.preload.sources import is_installed
 from fastckpt_run.preload.traces import Traces
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
+_TOLD = 1000
+"""How many characters of an error are told."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,15 @@ class Plan:
 
     Attributes:
         asked: Modules that the user named; they may come from anywhere.
-        found: Modules that the script imports; only installed ones are imported.
+        found: Modules that the script imports; only installed ones are imported, up to the first that is not.
         folder: Where the script finds modules before all others; empty if that is not known.
+        argv: What sys.argv will be in workers.
     """
 
     asked: list[tuple[str, list[str]]] = field(default_factory=list)
     found: list[tuple[str, list[str]]] = field(default_factory=list)
     folder: str = ""
+    argv: list[str] = field(default_factory=list)
 
     def without(self, module: str) -> "Plan":
         """This plan without a module."""
@@ -39,11 +45,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a plan: ``fault`` and the module that is to blame (empty: all), or none."""
+    """What came of a plan: ``fault`` and the module that is to blame (empty: all), or none.
+
+    ``read`` names the variables that imports have read, and ``late`` those that torch reads when it needs its compiler.
+    """
 
     module: str = ""
     fault: str = ""
     read: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As it is sent."""
@@ -54,38 +64,60 @@ def preload(plan: Plan) -> Outcome:
     """Import the base and what ``plan`` says; the first fault ends it."""
     start = Traces.now()
     with recorded() as read:
+        importlib.import_module(BASE[0])
+        at_once = set(read)
         for name in BASE:
             importlib.import_module(name)
-        now = Traces.now()
-        if fault := next(iter((*_misread(read), *now.base_faults(start))), ""):
+        late = set(read) - at_once
+        if fault := next(iter((*_misread(read), *Traces.now().base_faults(start))), ""):
             return Outcome("", f"importing torch {fault}")
-        for name, attributes in [
-            *plan.asked,
-            *(module for module in plan.found if _is_installed(module[0], plan.folder)),
-        ]:
-            before = now
-            fault = _import(name, attributes)
+        with _beside_the_script(plan.folder):
             now = Traces.now()
-            if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
-                return Outcome(name, fault)
+            for name, attributes in [*plan.asked, *_installed(plan)]:
+                before = now
+                fault = _import(name, attributes)
+                now = Traces.now()
+                if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
+                    return Outcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
         return Outcome("", f"{shadowed} has the name of a module that torch imports")
-    return Outcome(read=sorted(read))
+    return Outcome(read=sorted(read), late=sorted(late))
+
+
+@contextmanager
+def _beside_the_script(folder: str) -> Iterator[None]:
+    """While this lasts, modules are found where the script finds them."""
+    if not folder or sys.flags.safe_path:
+        yield
+        return
+    sys.path.insert(0, folder)
+    yield
+    sys.path[:] = [entry for entry in sys.path if entry is not folder]
+
+
+def _installed(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """What a plan has found, up to the first module that is not installed: nobody knows what that does to others."""
+    for module in plan.found:
+        if not _is_installed(module[0], plan.folder):
+            return
+        yield module
 
 
 def _import(name: str, attributes: list[str]) -> str:
     """Import a module; the reason if it cannot be."""
     try:
         __import__(name, fromlist=attributes)
-    except Exception as error:  # noqa: BLE001 (a module of the user's may raise anything)
-        return f"raised {type(error).__name__}: {error}"
-    except SystemExit:
-        return "raised SystemExit"
+    except BaseException as error:  # noqa: BLE001 (a module of the user's may raise anything)
+        return f"raised {traceback.format_exception_only(error)[-1].strip()[:_TOLD]}"
     return ""
 
 
 def _misread(read: set[str]) -> Iterator[str]:
-    return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
+    if ALL in read:
+        yield "read all variables, some of which differ between workers"
+    yield from (
+        f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name)
+    )
 
 
 def _is_installed(module: str, folder: str) -> bool:
@@ -101,8 +133,7 @@ def _is_installed(module: str, folder: str) -> bool:
     except (ImportError, ValueError):
         return False
     places = [spec.origin, *(spec.submodule_search_locations or [])] if spec is not None else []
-    homes = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")]
-    return any(Path(place).is_relative_to(home) for place in places if place for home in homes)
+    return any(is_installed(Path(place)) for place in places if place)
 
 
 def _shadowed(folder: Path) -> Iterator[Path]:
@@ -112,7 +143,7 @@ def _shadowed(folder: Path) -> Iterator[Path]:
         name, _, suffix = path.name.partition(".")
         if name not in sys.modules or name == "__main__" or (f".{suffix}" not in suffixes and suffix):
             continue
-        spec = sys.modules[name].__spec__
+        spec = getattr(sys.modules[name], "__spec__", None)
         origin = Path((spec.origin if spec is not None else None) or "")
         found = bool(suffix) or (path / "__init__.py").exists()
         if found and origin.is_absolute() and not origin.is_relative_to(folder):

@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from fastckpt import metrics
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.imports import Outcome, Plan
-from fastckpt_run.preload.order import Order, Report, ignored_signals
+from fastckpt_run.preload.order import Order, Report, argv_of, ignored_signals
 from fastckpt_run.preload.parent import Template, TemplateError, inheritance
 from fastckpt_run.preload.script import Script, read
 from fastckpt_run.preload.strays import reap
@@ -48,6 +48,7 @@ class Preloader:
     def __init__(self, choice: str) -> None:
         self._asked = [] if choice in (AUTO, *_OFF) else [name for name in re.split(r"[,\s]+", choice) if name]
         self._off = choice in _OFF
+        self._arguments: list[str] = []
         self._script = Script()
         self._plan = Plan()
         self._template: Template | None = None
@@ -64,19 +65,24 @@ class Preloader:
         if why := _unfit(spec):
             self._give_up(why)
             return
-        self._script = read([str(argument) for argument in spec.args[1:]])
+        self._arguments = [str(argument) for argument in spec.args[1:]]
+        self._script = read(self._arguments)
         asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
-        self._plan = Plan(asked, [] if asked else self._script.first_imports, str(self._script.folder or ""))
+        found = [] if asked else self._script.first_imports
+        self._plan = Plan(asked, found, str(self._script.folder or ""), argv_of(self._arguments))
+        self._start()
         if why := self._script.unsettling:
             self._give_up(why)
-            return
-        self._start()
 
     def prepare(self) -> None:
         """Call before the workers are started, when none is left of the last start."""
         self._failed = False
         self._reports.clear()
         reap(self._workers)
+        if not self._off and self._script.has_changed():
+            self._script = read(self._arguments)
+            if why := self._script.unsettling:
+                self._give_up(why)
 
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
@@ -86,6 +92,9 @@ class Preloader:
             return None
         if arguments[0] != sys.executable:
             self._give_up(f"{arguments[0]} starts them, which binds each to its part of the machine")
+            return None
+        if closed := _not_inherited(streams):
+            self._give_up(f"they inherit no {closed}, which is closed")
             return None
         try:
             template = self._ready(environment)
@@ -164,7 +173,9 @@ class Preloader:
                 self._failed = True
                 self._say("the template is not ready yet", loudly=patient)
                 return None
-            if self._template is template:
+            if self._template is template and (why := self._script.contradicts(outcome.read, outcome.late)):
+                self._give_up(why)
+            elif self._template is template:
                 _require_unread(outcome, template.environment, environment)
                 return template
         return None
@@ -178,8 +189,6 @@ class Preloader:
         if not outcome.fault:
             seconds = time.monotonic() - template.started
             metrics.event("preload_ready", template=template.pid, seconds=seconds)
-            if early := self._script.sets & set(outcome.read):
-                self._give_up(f"the script sets {min(early)} before it imports")
         elif not outcome.module:
             self._give_up(outcome.fault)
         else:
@@ -192,8 +201,11 @@ class Preloader:
         metrics.event("preload_unsafe", module=module, why=outcome.fault)
         self._asked = [name for name in self._asked if name != module]
         self._plan = self._plan.without(module)
+        since = self._template.started if self._template is not None else time.monotonic()
         self.close()
         self._start()
+        if self._template is not None:
+            self._template.started = since  # however many modules are unfit, nobody waits longer
 
 
 def _unfit(spec: WorkerSpec) -> str:
@@ -203,6 +215,17 @@ def _unfit(spec: WorkerSpec) -> str:
     if spec.entrypoint != sys.executable or spec.args[:1] != ("-u",):
         return f"they run {spec.entrypoint}, not this Python"
     return "the script comes from stdin" if spec.args[1] == "-" else ""
+
+
+def _not_inherited(streams: Sequence[int]) -> str:
+    """The standard stream that an executed worker would not have: another file may have its number here."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            if streams[number] == number and not os.get_inheritable(number):
+                return name
+        except OSError:
+            return name
+    return ""
 
 
 def _require_unread(outcome: Outcome, then: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from fastckpt_run.preload.environment import current
 from fastckpt_run.preload.imports import Outcome, Plan
 from fastckpt_run.preload.order import GO, READY, Order
 from fastckpt_run.preload.strays import adopting, kill_forks
+from fastckpt_run.preload.traces import working_directory
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -135,7 +136,10 @@ class Template:
         with suppress(TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
-        lines = os.pread(self._output[1], 1 << 16, 0).decode(errors="replace").strip().splitlines()
+        size = os.fstat(self._output[1]).st_size
+        lines = (
+            os.pread(self._output[1], 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").strip().splitlines()
+        )
         return lines[-1] if lines else f"exit code {code}"
 
     def close(self) -> None:
@@ -153,4 +157,4 @@ def inheritance() -> tuple[object, ...]:
     status = Path("/proc/thread-self/status").read_text().splitlines()
     kept = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "CapEff:", "NoNewPrivs:", "Cpus_allowed:", "Mems_allowed:")
     lines = tuple(line for line in status if line.startswith(kept))
-    return lines, Path("/proc/self/limits").read_text(), str(Path.cwd()), os.nice(0)
+    return lines, Path("/proc/self/limits").read_text(), working_directory(), os.nice(0)

@@ -1,14 +1,17 @@
-"""What a script imports, and what it does to the environment before, read from its source."""
+"""What a script imports, and what it and its own modules do to the environment, read from their sources."""
 
 import ast
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
+from fastckpt_run.preload.sources import Watch
 
 _UNKNOWN = "*"
 
@@ -19,15 +22,39 @@ class Script:
 
     Attributes:
         folder: Where Python looks for its modules first; None if there is no source to read.
-        imports: Modules that it imports at its top level, each with the names that it takes from it.
-        first_imports: Those before any statement that could have an effect on them.
-        sets: Variables that it sets before its last import; ``*`` for one whose name is not written there.
+        module: Its name, if it is run by that.
+        tree: Its source.
+        path: Where that is.
     """
 
     folder: Path | None = None
-    imports: list[tuple[str, list[str]]] = field(default_factory=list)
-    first_imports: list[tuple[str, list[str]]] = field(default_factory=list)
-    sets: set[str] = field(default_factory=set)
+    module: str = ""
+    tree: ast.Module | None = None
+    path: Path | None = None
+
+    @cached_property
+    def imports(self) -> list[tuple[str, list[str]]]:
+        """Modules that it imports at its top level, each with the names that it takes from it."""
+        return [found for statement in _top_level(self._body) for found in _imports(statement, "")]
+
+    @cached_property
+    def first_imports(self) -> list[tuple[str, list[str]]]:
+        """Those before any statement that could have an effect on them."""
+        found: list[tuple[str, list[str]]] = []
+        for statement in _top_level(self._body):
+            if _has_effect(statement):
+                break
+            found += _imports(statement, "")
+        return found
+
+    @property
+    def sets(self) -> set[str]:
+        """Variables set before the last import, its own modules' included; ``*`` for one whose name is not written."""
+        return self._walk.sets
+
+    def has_changed(self) -> bool:
+        """Whether it, or one of its own modules, has been changed since it was read."""
+        return self._walk.watch.changed() is not None
 
     @property
     def needs_packages(self) -> bool:
@@ -43,40 +70,112 @@ class Script:
                 return f"the script sets {what} before it imports"
         return ""
 
+    def contradicts(self, read: Iterable[str], late: Iterable[str]) -> str:
+        """Why imports that have read these variables, ``late`` ones only for torch's compiler, came too early."""
+        if early := self.sets.intersection(read):
+            return f"the script sets {min(early)} before it imports"
+        if early := self._walk.anywhere.intersection(late):
+            return f"the script sets {min(early)}, which torch reads when it needs its compiler"
+        return ""
+
+    @property
+    def _body(self) -> list[ast.stmt]:
+        return self.tree.body if self.tree is not None else []
+
+    @cached_property
+    def _walk(self) -> "_Walk":
+        walk = _Walk(self.folder)
+        walk.enter(self.module)
+        if self.tree is not None and self.path is not None:
+            walk.run(self.path, self.tree)
+        return walk
+
+
+class _Walk:
+    """Follows a script from import to import as Python would, into what lies beside it.
+
+    Attributes:
+        sets: Variables set before an import that comes later.
+        anywhere: Variables that anything in these sources sets.
+        watch: Of these sources.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.sets: set[str] = set()
+        self.anywhere: set[str] = set()
+        self._folder = folder
+        self._pending: set[str] = set()
+        self._seen: set[Path] = set()
+
+    @cached_property
+    def watch(self) -> Watch:
+        return Watch(self._seen)
+
+    def enter(self, module: str) -> None:
+        """Run what lies beside the script and is run when ``module`` is imported."""
+        if self._folder is None:
+            return
+        place = self._folder
+        for part in filter(None, module.split(".")):
+            for path in (place / part / "__init__.py", place / f"{part}.py"):
+                if path not in self._seen and (tree := _parsed(path)) is not None:
+                    self.run(path, tree)
+            place /= part
+
+    def run(self, path: Path, tree: ast.Module) -> None:
+        """Run the top level of a module, once."""
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        self.anywhere.update(name for statement in tree.body for name in _sets(statement))
+        functions = {f.name: set(_sets(f)) for f in tree.body if isinstance(f, ast.FunctionDef)}
+        for statement in _top_level(tree.body):
+            if found := list(_imports(statement, self._package(path))):
+                self.sets |= self._pending
+            for module, names in found:
+                for name in (module, *(f"{module}.{name}" for name in names)):
+                    self.enter(name)
+            self._pending.update(_sets(statement), *(functions.get(name, ()) for name in _called(statement)))
+
+    def _package(self, path: Path) -> str:
+        """The package that the modules beside a file belong to."""
+        if self._folder is None or not path.is_relative_to(self._folder):
+            return ""
+        return ".".join(path.parent.relative_to(self._folder).parts)
+
 
 def read(arguments: Sequence[str]) -> Script:
     """The script of a command line such as ``["train.py", ...]`` or ``["-m", "package.train", ...]``."""
-    module = arguments[0] == "-m"
-    path = _source(arguments[1]) if module else Path(arguments[0])
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return Script()
+    module = arguments[1] if arguments[0] == "-m" else ""
+    path = _source(module, here) if module else Path(arguments[0])
     if path is None:
         return Script()
-    folder = Path.cwd() if module else path.resolve().parent
+    folder = here if module else path.resolve().parent
     if path.is_dir():
         path, folder = path / "__main__.py", path
+    tree = _parsed(path)
+    return Script(folder, module, tree, path.absolute()) if tree is not None or path.suffix == ".py" else Script()
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    """The source in a file; None if there is none, or none that Python could compile."""
+    if not path.is_file():  # a pipe can be read only once, by the worker
+        return None
     try:
-        tree = ast.parse(path.read_bytes())
-    except SyntaxError:
-        return Script(folder)
-    except (OSError, ValueError, RecursionError):  # a zip file, for one
-        return Script()
-    script = Script(folder)
-    pending: set[str] = set()
-    first = True
-    for statement in _top_level(tree.body):
-        found = list(_imports(statement))
-        first = first and not _has_effect(statement)
-        script.imports += found
-        if first:
-            script.first_imports += found
-        if found:
-            script.sets |= pending
-        pending |= set(_sets(statement))
-    return script
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):  # a zip file, for one
+        return None
 
 
-def _source(module: str) -> Path | None:
+def _source(module: str, here: Path) -> Path | None:
     """Where the source of a module is, found without importing the packages that it is in."""
-    path: list[str] | None = [str(Path.cwd()), *sys.path[1:]]
+    path: list[str] | None = [str(here), *sys.path[1:]]
     spec = None
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
@@ -87,7 +186,7 @@ def _source(module: str) -> Path | None:
             return None
         path = list(spec.submodule_search_locations or [])
     if spec is not None and spec.submodule_search_locations is not None:
-        return _source(f"{module}.__main__")
+        return _source(f"{module}.__main__", here)
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
@@ -98,6 +197,7 @@ def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             case ast.Try():
                 yield from _top_level(statement.body)
             case ast.With():
+                yield from (ast.copy_location(ast.Expr(item.context_expr), statement) for item in statement.items)
                 yield from _top_level(statement.body)
             case ast.If() if _is_main(statement.test):
                 yield from _top_level(statement.body)
@@ -117,12 +217,22 @@ def _is_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
-def _imports(statement: ast.stmt) -> Iterator[tuple[str, list[str]]]:
+def _imports(statement: ast.stmt, package: str) -> Iterator[tuple[str, list[str]]]:
+    """Modules that a statement imports, relative ones only if the package is known that it is in."""
     match statement:
         case ast.Import():
             yield from ((alias.name, []) for alias in statement.names)
         case ast.ImportFrom(module=str(module), level=0):
             yield module, [alias.name for alias in statement.names if alias.name != "*"]
+        case ast.ImportFrom(module=module, level=level) if package:
+            parents = package.split(".")[: 1 - level or None]
+            yield ".".join([*parents, *([module] if module else [])]), [alias.name for alias in statement.names]
+
+
+def _called(statement: ast.stmt) -> Iterator[str]:
+    """Names of functions that a statement calls."""
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    yield from (function.id for function in calls if isinstance(function, ast.Name))
 
 
 def _sets(statement: ast.stmt) -> Iterator[str]:
@@ -135,7 +245,9 @@ def _sets(statement: ast.stmt) -> Iterator[str]:
                 yield _UNKNOWN
             case ast.Call(func=ast.Attribute(value=target, attr=method)) if _is_environ(target):
                 yield from _set_by(method, node)
-            case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv") | ast.Name(id="load_dotenv")):
+            case ast.Call(
+                func=ast.Attribute(attr=("putenv" | "unsetenv" | "load_dotenv")) | ast.Name(id="load_dotenv")
+            ):
                 yield _UNKNOWN
 
 

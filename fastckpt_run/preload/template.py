@@ -5,12 +5,14 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fastckpt_run.bond import die_with
 from fastckpt_run.preload.imports import Plan, preload
 from fastckpt_run.preload.order import DESCRIPTORS, READY
+from fastckpt_run.preload.sources import PACKAGES, Watch, imported
 from fastckpt_run.preload.worker import Worker
 
 _MESSAGE = 1 << 20
@@ -28,12 +30,14 @@ def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Cal
 
 def serve(agent: socket.socket, ours: str) -> Worker:
     """Import what the first message says, and fork for each later one; returns in each fork."""
-    gc.disable()  # what is imported stays
     plan = Plan(**json.loads(agent.recv(_MESSAGE)))
-    outcome = preload(plan)
+    sys.argv = plan.argv
+    with _collecting_nothing():
+        outcome = preload(plan)
     sys.path[:] = [entry for entry in sys.path if entry is not ours]
     gc.freeze()
-    gc.enable()
+    # Workers keep the fastckpt of their agent.
+    sources = Watch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
     printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
     _answer(agent, outcome.to_dict())
     if outcome.fault:
@@ -42,9 +46,22 @@ def serve(agent: socket.socket, ours: str) -> Worker:
         message, descriptors, _, _ = socket.recv_fds(agent, len(READY), DESCRIPTORS)
         if not message:
             os._exit(0)
+        if changed := sources.changed():
+            _answer(agent, {"error": f"{changed} has changed since it was imported"})
+            continue
         worker = fork(agent, descriptors, printed)
         if worker is not None:
             return worker
+
+
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """No collection of garbage: what is imported stays. What an import does to the collector counts."""
+    usual = gc.get_threshold()
+    gc.set_threshold(0)
+    yield
+    if gc.get_threshold()[0] == 0:
+        gc.set_threshold(*usual)
 
 
 def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Worker | None:
@@ -73,7 +90,8 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Wo
         os.close(descriptor)
     if middle > 0:
         number = os.read(told, 32)
-        os.waitpid(middle, 0)
+        with suppress(ChildProcessError):  # nobody has to reap it where SIGCHLD is ignored
+            os.waitpid(middle, 0)
         _answer(agent, {"pid": int(number)} if number else {"error": "the fork died at once"})
     os.close(told)
     return None

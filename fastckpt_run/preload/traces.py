@@ -27,6 +27,9 @@ class Traces:
     environment: dict[str, str]
     folder: str
     generators: dict[str, Any]
+    python: dict[str, Any]
+    shared: frozenset[str]
+    parental: bool
     traced: bool
     devices: bool
     groups: bool
@@ -41,8 +44,11 @@ class Traces:
             threads=threading.active_count(),
             handlers={n: signal.getsignal(n) for n in signal.valid_signals()},
             environment=current(),
-            folder=str(Path.cwd()),
+            folder=working_directory(),
             generators=_generators(),
+            python=_python(),
+            shared=_shared_memory(),
+            parental=_has_children(),
             traced=sys.gettrace() is not None or sys.getprofile() is not None,
             devices=_torch("cuda", "is_initialized") or any("/dev/nvidia" in name for name in descriptors),
             groups=_torch("distributed", "is_initialized"),
@@ -56,12 +62,19 @@ class Traces:
             yield "initialised a process group"
         if self.threads > 1:
             yield "started a thread"
+        if self.parental:
+            yield "started a process"
         if self.traced:
             yield "is traced"
-        if self.descriptors - before.descriptors:
-            yield f"opened {', '.join(sorted(self.descriptors - before.descriptors))}"
         if changed := [n for n, handler in self.handlers.items() if handler != before.handlers[n]]:
             yield f"changed the handler of {signal.Signals(changed[0]).name}"
+        yield from self._holdings(before)
+
+    def _holdings(self, before: "Traces") -> Iterator[str]:
+        if self.shared - before.shared:
+            yield f"mapped memory that forks share ({min(self.shared - before.shared)})"
+        if self.descriptors - before.descriptors:
+            yield f"opened {', '.join(sorted(self.descriptors - before.descriptors))}"
         if self.folder != before.folder:
             yield "changed the working directory"
 
@@ -72,9 +85,43 @@ class Traces:
             yield "started a thread in native code"
         if changed := self.environment.items() ^ before.environment.items():
             yield f"changed the variable {min(name for name, _ in changed)}"
+        for name, value in before.python.items():
+            if self.python[name] != value:
+                yield f"changed {name}"
         for name, state in before.generators.items():
             if self.generators[name] != state:
                 yield f"used the random generator of {name}"
+
+
+def working_directory() -> str:
+    """Where this process is, also if that was removed."""
+    return os.readlink("/proc/self/cwd")  # noqa: PTH115
+
+
+def _python() -> dict[str, Any]:
+    """What a worker makes anew, so that a change by an import would be lost."""
+    told: dict[str, Any] = {"sys.argv": sys.argv.copy(), "the first entry of sys.path": sys.path[:1]}
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        told[f"sys.{name}"] = [
+            id(stream),
+            *(getattr(stream, a, None) for a in ("encoding", "errors", "line_buffering")),
+        ]
+    return told
+
+
+def _shared_memory() -> frozenset[str]:
+    """Mappings that a fork shares with its parent, such as the lock of a multiprocessing.Lock: place and name."""
+    lines = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+    return frozenset(f"{line[-1]} at {line[0]}" for line in lines if line[1][3] == "s")
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _descriptors() -> frozenset[str]:

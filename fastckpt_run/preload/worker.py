@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import get_importer
@@ -20,7 +21,7 @@ from typing import Any, NoReturn
 
 from fastckpt_run.bond import die_with
 from fastckpt_run.preload import environment, title
-from fastckpt_run.preload.order import GO, Order, Report
+from fastckpt_run.preload.order import GO, Order, Report, argv_of
 
 
 class Worker:
@@ -39,7 +40,7 @@ class Worker:
         die_with(self._order.parent)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _close_all_but_streams()
         _open_streams()
         for number, text in enumerate(said, start=1):
             os.write(number, text)
@@ -53,7 +54,7 @@ class Worker:
         """
         sys.orig_argv = self._order.argv.copy()
         script = self._order.argv[2:]
-        sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
+        sys.argv = argv_of(script)
         _forget_ourselves()
         if script[0] == "-m":
             if not sys.flags.safe_path:
@@ -165,6 +166,14 @@ def _restore_signals(ignored: set[int]) -> None:
         wanted = signal.SIG_IGN if number in ignored else usual.get(number, signal.SIG_DFL)
         if signal.getsignal(number) != wanted:
             signal.signal(number, wanted)
+
+
+def _close_all_but_streams() -> None:
+    """Close all other descriptors: those that there are, for the limit may allow a thousand million."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > 2:
+            with suppress(OSError):  # the one that lists them
+                os.close(int(name))
 
 
 def _open_streams() -> None:

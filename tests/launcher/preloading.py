@@ -56,10 +56,10 @@ class Starter:
 
 
 @contextmanager
-def template(script: str, modules: str = "math") -> Iterator[Preloader]:
+def template(script: str, modules: str = "math", *arguments: str) -> Iterator[Preloader]:
     """A preloader as an agent for ``script`` would have it; explicit modules make it wait for its template."""
     preloader = Preloader(modules)
-    spec = WorkerSpec("test", 1, None, entrypoint=sys.executable, args=("-u", script))
+    spec = WorkerSpec("test", 1, None, entrypoint=sys.executable, args=("-u", script, *arguments))
     preloader.begin(spec)
     preloader.prepare()
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,10 @@ def write(folder: Path, **sources: str) -> None:
         ("from os import environ\ndel environ['A']\nif y:\n  environ['B'] = ''\nimport a", ["os", "a"], ["A", "B"]),
         ("load_dotenv()\nimport a", ["a"], ["*"]),
         ("import os\nprint(os.environ['A'], os.environ.get('B'))\nimport a", ["os", "a"], []),
+        ("import dotenv\ndotenv.load_dotenv()\nimport a", ["dotenv", "a"], ["*"]),
+        ("import os\ndef f():\n  os.environ['A'] = ''\nf()\nimport a", ["os", "a"], ["A"]),
+        ("import os\ndef f():\n  os.environ['A'] = ''\nimport a\nf()", ["os", "a"], []),
+        ("with set(os.environ.pop('A')):\n  import a", ["a"], ["A"]),
     ],
 )
 def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], sets: list[str]) -> None:
@@ -62,6 +67,7 @@ def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], 
         ("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", ["a", "b"]),
         ("import a\nif a.b:\n  a.c()\nimport b", ["a"]),
         ("import a\ndef f():\n  a.b()\nimport b", ["a", "b"]),
+        ("import a\nwith a.b():\n  import b", ["a"]),
     ],
 )
 def test_which_imports_nothing_can_have_an_effect_on(tmp_path: Path, source: str, first: list[str]) -> None:
@@ -82,6 +88,36 @@ def test_where_a_script_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert read(arguments).imports == []
 
 
+def sets(name: str) -> str:
+    return f"import os\nos.environ['{name}'] = '1'\n"
+
+
+def test_what_the_scripts_own_modules_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the last import, through packages and relative imports, once each; not in what has another home."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "deep").mkdir(parents=True)
+    write(tmp_path, train=f"import own.deep.leaf, json\nfrom own import b\n{sets('LAST')}")
+    write(tmp_path / "own", __init__=sets("INIT"), b=f"from .deep import c\n{sets('B')}", a="")
+    write(tmp_path / "own" / "deep", __init__=sets("DEEP"), leaf="from .. import a, b", c=f"{sets('C')}import own")
+    assert read(["train.py"]).sets == {"INIT", "DEEP", "C", "B"}
+    write(tmp_path / "own", train="from . import b", __main__="from .deep import leaf")
+    assert read(["-m", "own.train"]).sets == {"INIT", "DEEP", "C"}
+    assert read(["-m", "own"]).sets == {"INIT", "DEEP", "C"}
+    changing = read(["train.py"])
+    assert not changing.has_changed()
+    write(tmp_path / "own", b=sets("NEW"))
+    assert changing.has_changed()
+
+
+def test_a_script_that_is_a_pipe_is_left_to_the_worker() -> None:
+    script, end = os.pipe()
+    os.write(end, b"import numpy")
+    os.close(end)
+    assert read([f"/dev/fd/{script}"]).imports == []
+    assert os.read(script, 99) == b"import numpy"
+    os.close(script)
+
+
 SPOILERS = {
     "thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
@@ -90,7 +126,13 @@ SPOILERS = {
     "descriptor": ("import os\nkept = open('/dev/null')", "opened /dev/null"),
     "variable": ("import os\nos.environ['X_NEW'] = '1'", "changed the variable X_NEW"),
     "rank": ("import os\nrank = os.environ.get('RANK', '0')", "read the variable RANK, which differs between workers"),
-    "list": ("import os\nfound = dict(os.environ)", "read the variable FASTCKPT_"),
+    "list": ("import os\nfound = dict(os.environ)", "read all variables, some of which differ between workers"),
+    "process": ("import subprocess\nkept = subprocess.Popen(['true'])", "started a process"),
+    "lock": ("import multiprocessing\nkept = multiprocessing.Lock()", "mapped memory that forks share (/dev/shm/"),
+    "stream": ("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)", "changed sys.stdout"),
+    "path": ("import sys\nsys.path.insert(0, '/none')", "changed the first entry of sys.path"),
+    "arguments": ("import sys\nsys.argv.append('x')", "changed sys.argv"),
+    "odd": ("raise BaseException('x' * 10**6)", "raised BaseException: xxx"),
     "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changed the handler of SIGUSR1"),
     "generator": ("import random\nrandom.seed(0)", "used the random generator of random"),
     "folder": ("import os\nos.chdir('/')", "changed the working directory"),
@@ -113,8 +155,8 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     monkeypatch.chdir(tmp_path)
     open_ones = []
 
-    def start(script: str, modules: str) -> Starter:
-        context = template(script, modules)
+    def start(script: str, modules: str, *arguments: str) -> Starter:
+        context = template(script, modules, *arguments)
         open_ones.append(context)
         return Starter(tmp_path, context.__enter__())
 
@@ -132,9 +174,10 @@ def test_a_module_that_spoils_a_template_is_left_out(
 ) -> None:
     """The next template does without it, and says why; other modules are there."""
     source, why = SPOILERS[kind]
-    write(tmp_path / "modules", spoiler=source, harmless="")
+    write(tmp_path / "modules", spoiler=source, harmless="import subprocess\nsubprocess.run(['true'])")
     write(tmp_path, train=SCRIPT)
     starter = plain("train.py", "harmless,spoiler,colorsys")
+    since = starter.template._template.started
     run = starter.start(starter.template, ("train.py",), {})
     assert run.wait() == (0, "", "")
     assert type(run.handler.proc) is ForkedWorker
@@ -142,6 +185,8 @@ def test_a_module_that_spoils_a_template_is_left_out(
     assert ("harmless" in modules, "spoiler" in modules, "colorsys" in modules) == (True, False, True)
     (message,) = [record.message for record in caplog.records]
     assert message.startswith(f"spoiler is not preloaded: it {why}")
+    assert len(message) < 2000
+    assert starter.template._template.started == since, "the next template has no more time than the first"
 
 
 def test_what_modules_print_is_printed_by_each_worker(plain: Callable[..., Starter], tmp_path: Path) -> None:
@@ -175,6 +220,14 @@ def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Pa
         ({"train": "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport json"}, "the script sets OMP_NUM_THREADS"),
         ({"train": "import os\nos.environ.update(os.environ)\nimport json"}, "the script sets variables before"),
         ({"train": "import queue", "queue": ""}, "queue.py has the name of a module that torch imports"),
+        (
+            {"train": "import mine\nimport json", "mine": "import os\nos.environ['OMP_NUM_THREADS'] = '3'"},
+            "the script sets OMP_NUM_THREADS",
+        ),
+        (
+            {"train": "def f():\n  import os\n  os.environ['TORCH_COMPILE_DISABLE'] = '1'\nf()"},
+            "the script sets TORCH_COMPILE_DISABLE, which torch reads when it needs its compiler",
+        ),
     ],
 )
 def test_scripts_that_must_be_executed(tmp_path: Path, sources: dict[str, str], why: str, monkeypatch, caplog) -> None:
@@ -212,6 +265,79 @@ def test_a_template_does_not_outlive_what_it_has_inherited(plain, tmp_path: Path
     umask = os.umask(0o077)
     assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
     os.umask(umask)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    (tmp_path / "gone").rmdir()
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    monkeypatch.chdir(tmp_path)
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    write(tmp_path, train=f"import os\nos.environ['LANG'] = ''\n{SCRIPT}")
+    starter.template.prepare()
+    assert (kind(), kind()) == (subprocess.Popen, subprocess.Popen)
+
+
+def test_modules_beside_the_script_may_be_named_and_change(plain, tmp_path: Path) -> None:
+    """They see the script's arguments; when a file has changed, workers get the new one, as when they are executed."""
+    write(tmp_path, mine="import sys\nseen = 'old', sys.argv", other="import mine")
+    write(tmp_path, train="import sys\nloaded = 'other' in sys.modules\nimport mine, other\nprint(loaded, mine.seen)")
+    starter = plain("train.py", "other", "--lr", "1")
+
+    def printed() -> str:
+        return starter.start(starter.template, ("train.py", "--lr", "1"), {}).wait()[1]
+
+    assert [printed(), printed()] == ["True ('old', ['train.py', '--lr', '1'])\n"] * 2
+    write(tmp_path, mine="import sys\nseen = 'new', sys.argv")
+    assert printed() == "False ('new', ['train.py', '--lr', '1'])\n"
+    starter.template.prepare()
+    assert printed() == "True ('new', ['train.py', '--lr', '1'])\n"
+
+
+@pytest.mark.parametrize("deed", ["disable()", "set_threshold(5000)"])
+def test_what_a_module_does_to_the_garbage_collector_lasts(deed: str, plain, tmp_path: Path) -> None:
+    write(tmp_path / "modules", tuning=f"import gc\ngc.{deed}")
+    write(tmp_path, train="import gc, tuning\nprint(gc.isenabled(), gc.get_threshold())")
+    runs = plain("train.py", "tuning").both("train.py")
+    assert type(runs[1].handler.proc) is ForkedWorker
+    assert runs[0].wait() == runs[1].wait()
+
+
+def test_a_closed_stream_is_not_replaced_by_a_file_of_the_agents(plain, tmp_path: Path, caplog) -> None:
+    write(tmp_path, train="import sys\nprint(sys.stdin)")
+    starter = plain("train.py", "math")
+    kept = os.dup(0)
+    os.close(0)
+    taken = os.open("/dev/null", os.O_RDONLY)
+    try:
+        run = starter.start(starter.template, ("train.py",), {})
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert (taken, run.wait()) == (0, (0, "None\n", ""))
+    assert "they inherit no stdin, which is closed" in caplog.text
+
+
+def test_an_agent_may_ignore_the_deaths_of_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", FRAIL)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, train="print(3)")
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with template("train.py") as preloader:
+            run = Starter(tmp_path, preloader).start(preloader, ("train.py",), {})
+            assert type(run.handler.proc) is ForkedWorker
+            assert run.wait()[1:] == ("3\n", "")
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+
+
+def test_the_last_words_of_a_template_are_told(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
+    source = "import os, sys\nsys.stderr.write('x\\n' * 10**5)\nprint('enough', file=sys.stderr)\nos._exit(3)"
+    write(tmp_path / "modules", rude=source)
+    write(tmp_path, train="")
+    starter = plain("train.py", "rude")
+    assert starter.start(starter.template, ("train.py",), {}).wait() == (0, "", "")
+    assert "the template ended: enough" in caplog.text
 
 
 @pytest.mark.parametrize(
