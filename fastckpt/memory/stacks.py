@@ -75,14 +75,18 @@ def _register() -> int:
 def _unused_signal() -> int:
     """A real-time signal that this process neither handles, ignores nor blocks; 0 if there is none."""
     try:
-        status = Path("/proc/self/status").read_text()
+        used = _signals(os.getpid(), "Blk|Ign|Cgt")
     except OSError:
         return 0
-    used = 0
-    for mask in re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)$", status, re.MULTILINE):
-        used |= int(mask, 16)
-    free = [n for n in range(signal.SIGRTMAX - 2, signal.SIGRTMIN + 2, -1) if not used >> (n - 1) & 1]
+    free = [n for n in range(signal.SIGRTMAX - 2, signal.SIGRTMIN + 2, -1) if n not in used]
     return free[0] if free else 0
+
+
+def _signals(pid: int, kinds: str) -> set[int]:
+    """The signals that a process blocks, ignores or catches, as the kernel calls that; raises OSError."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [int(mask, 16) for mask in re.findall(rf"^Sig(?:{kinds}):\s*([0-9a-f]+)$", status, re.MULTILINE)]
+    return {number for number in range(1, signal.NSIG) if any(mask >> (number - 1) & 1 for mask in masks)}
 
 
 def ask(workers: Mapping[int, tuple[int, int]], timeout: float) -> dict[int, Stacks]:
@@ -111,8 +115,8 @@ class _Question:
         """Ask a process; None if it cannot be asked."""
         number, path = token >> _FD_BITS, Path(f"/proc/{pid}/fd/{token & (1 << _FD_BITS) - 1}")
         with contextlib.suppress(OSError):
-            if not token or str(path.readlink()) != _LINK:
-                return None  # another process by now: the signal would end it
+            if not token or str(path.readlink()) != _LINK or number not in _signals(pid, "Cgt"):
+                return None  # another process by now, or it has reset its handlers: the signal would end it
             question = cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
             with contextlib.suppress(OSError):
                 os.kill(pid, number)

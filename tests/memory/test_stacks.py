@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +85,27 @@ def test_only_who_offers_is_sent_a_signal():
         assert other.poll() is None
         other.kill()
         other.wait()
+
+
+def test_who_has_reset_all_handlers_is_not_sent_the_signal():
+    """It would be deadly now."""
+    body = """
+    import signal
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(number, signal.SIG_DFL)
+    print("reset", flush=True)
+    while True: pass"""
+    with caught(body) as (pid, token):
+        end = time.monotonic() + 60
+        while catches(pid, token >> 32) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert ask({0: (pid, token)}, 0.2) == {0: Stacks()}
+        time.sleep(0.1)
+
+
+def catches(pid: int, number: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_nobody_elses_handlers_are_touched():
