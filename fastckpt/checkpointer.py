@@ -2,34 +2,35 @@
 
 import contextlib
 import enum
-import logging
 import operator
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+from torch.optim import Optimizer
 
 from fastckpt.config import Place, Settings
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.beats import Beats
-from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
-from fastckpt.engine.link import Link, Wishes
+from fastckpt.engine.cleaner import Cleaner
+from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.link import Link
+from fastckpt.engine.overlap import Overlap, optimizers_in
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.snapshot import Snapshotter
+from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.memory.fill import idle_cores
 from fastckpt.memory.stacks import offer
-from fastckpt.metrics import counts, event, write_events_to
+from fastckpt.metrics import counts, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.verify import level
-from fastckpt.storage.store import Store, is_url, normalised, open_store, target_in
-
-logger = logging.getLogger("fastckpt")
+from fastckpt.storage.store import is_url, normalised, target_in
 
 
 class StorageType(enum.Enum):
@@ -44,11 +45,13 @@ class SaveResult:
     """What became of a save.
 
     Attributes:
-        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage).
+        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
         step: The step.
         reason: Why it was not saved, or that memory held the step already; else empty.
         skipped: How many saves this checkpointer has skipped so far.
-        trouble: Why persists fail at the moment; empty while they do not. Training need not stop for it.
+        trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
+            while all is well. Training need not stop for it.
+        pending: Whether a part is still being copied, behind training. It is in memory by the optimizer's next step.
     """
 
     saved: bool
@@ -56,6 +59,7 @@ class SaveResult:
     reason: str = ""
     skipped: int = 0
     trouble: str = ""
+    pending: bool = False
 
     def __bool__(self) -> bool:
         return self.saved
@@ -71,9 +75,10 @@ class Writer:
         *,
         weights_only: bool = True,
         verify: str = "resume",
-        remote: str | os.PathLike[str] = "",
-        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        overlap: Optimizer | Iterable[Optimizer] | None = None,
+        **second_level: Unpack[SecondLevel],
     ) -> None:
+        optimizers = optimizers_in(overlap)
         self.verify = level(verify)
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
@@ -83,24 +88,25 @@ class Writer:
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
-        self._strategy = deletion_strategy
-        wishes = _wishes(self.directory, deletion_strategy, self.verify, remote, remote_deletion_strategy)
-        self.link = Link(wishes, self.place, saver_address(self.place, self.settings))
-        self._snapshots = Snapshotter(self.link, self.threads, weights_only=weights_only)
+        asked = wishes(self.directory, deletion_strategy, self.verify, **second_level)
+        self.link = Link(asked, self.place, saver_address(self.place, self.settings))
+        stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
+        self.beats = Beats(self.link.line, self.place.restart_count, stacks)
+        self._overlap = Overlap(optimizers, self.beats.stall, check=self.settings.check_overlap)
+        self._snapshots = Snapshotter(self.link, self.threads, self._overlap, weights_only=weights_only)
+        own = deletion_strategy if self.place.rank == 0 else None
+        self._cleaner = Cleaner(own, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self._loads = 0
-        self._store: Store | None = None
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
         self._pid = os.getpid()
         self._closed = False
-        stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
-        self.beats = Beats(self.link.line, self.place.restart_count, stacks)
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory made ready for states like these; raises ArenaTooSmall."""
-        self.check_usable()
+        self.be_ready()
         self._snapshots.prepare(states)
 
     def save(
@@ -118,12 +124,13 @@ class Writer:
             ConfigError: A metric is no finite number.
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
-        self.check_usable()
+        self.be_ready()
         save, path = self._id(step), target_in(self.directory, path)
         persist = StorageType(storage_type) is StorageType.DISK
         measures = {"metrics": retention.checked(metrics)} if metrics else {}
+        late = self._hear_of_pending()
         if save == self._held:
-            return self._save_again(save, persist, path, measures)
+            return self._save_again(save, persist, path, measures, late)
         self._last = save
         with self.beats.save(save.step):
             outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
@@ -132,13 +139,23 @@ class Writer:
             counts["skipped_saves"] += 1
         else:
             self._held = save
-            event("saved", step=save.step, rank=self.place.rank)
-        self._clean_up()
-        return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, outcome.trouble)
+        self._cleaner.clean_up()
+        trouble = "; ".join(filter(None, (late, outcome.trouble)))
+        return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, trouble, outcome.pending)
 
-    def _save_again(self, save: SaveId, persist: bool, path: str, measures: dict[str, Any]) -> SaveResult:
+    def _hear_of_pending(self) -> str:
+        """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
+        told = []
+        for save, outcome in self._overlap.endings():
+            if outcome.skipped:
+                self.skipped += 1
+                counts["skipped_saves"] += 1
+                self._held = None if self._held == save else self._held
+            told.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
+        return "; ".join(filter(None, told))
+
+    def _save_again(self, save: SaveId, persist: bool, path: str, measures: dict[str, Any], trouble: str) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
-        trouble = ""
         with self.beats.stall("save"):
             try:
                 if measures:
@@ -156,7 +173,7 @@ class Writer:
             TimeoutError: It takes longer than ``timeout`` seconds.
             PersistError: The newest persist has failed for good.
         """
-        self.check_usable()
+        self.be_ready()
         end = time.monotonic() + timeout
         with self.beats.stall("wait", timeout):
             while (status := self.link.status()).waiting:
@@ -165,7 +182,7 @@ class Writer:
                         f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
                     )
                 time.sleep(0.01)
-        self._clean_up()
+        self._cleaner.clean_up()
         if status.trouble:
             raise PersistError(status.trouble)
         return status.newest[1] if status.newest else None
@@ -195,13 +212,14 @@ class Writer:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self.beats.close()
-        self._snapshots.close()
-        if self._store is not None:
-            self._store.close()
-        self.link.close()
-        if not self.place.agent:
-            leave_own_saver()
+        try:
+            self._snapshots.close()
+        finally:
+            self.beats.close()
+            self._cleaner.close()
+            self.link.close()
+            if not self.place.agent:
+                leave_own_saver()
 
     def _id(self, step: int) -> SaveId:
         step = operator.index(step)
@@ -225,40 +243,13 @@ class Writer:
             **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
         }
 
-    def _clean_up(self) -> None:
-        """Let a user's own deletion strategy see what became durable; it runs here, never in the agent.
-
-        Trouble with storage is logged. Whatever else the strategy raises is a mistake in it that its user should see:
-        it comes out of a save that is complete, and the next one goes on with the next checkpoint.
-        """
-        strategy, news = self._strategy, self.link.news
-        if strategy is None or self.place.rank != 0 or policy_of(strategy) is not None:
-            news.clear()
-            return
-        if not news:
-            return
-        if self._store is None:
-            self._store = open_store(self.directory)
-        delete = delete_function(self._store)
-        while news:
-            save = news.popleft()
-            try:
-                strategy.clean_up(save.step, delete)
-            except (FastckptError, OSError) as error:
-                counts["deletion_failures"] += 1
-                logger.warning("the deletion strategy could not delete: %s", error)
-            except Exception as error:
-                error.add_note(
-                    f"Raised by the deletion strategy for step {save.step}, when all was saved; saves go on."
-                )
-                raise
-
-    def check_usable(self) -> None:
-        """Raise FastckptError after `close`, and in a forked process."""
+    def be_ready(self) -> None:
+        """Wait until no save is pending; raise FastckptError after `close`, and in a forked process."""
         if os.getpid() != self._pid:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
+        self._overlap.wait()
 
 
 def _make(directory: str, place: Place) -> None:
@@ -273,26 +264,3 @@ def _check_alike(wishes: Sequence[Mapping[str, str]]) -> None:
         given = [wish[name] for wish in wishes]
         if len(set(given)) > 1:
             raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {given[:8]}")
-
-
-def _wishes(
-    directory: str,
-    strategy: CheckpointDeletionStrategy | None,
-    verify: str,
-    remote: str | os.PathLike[str],
-    remote_strategy: CheckpointDeletionStrategy | None,
-) -> Wishes:
-    """What to ask of the saver; raises ConfigError for a second level that cannot be."""
-    policy, remote_policy = (retention.to_json(p) if p else {} for p in map(policy_of, (strategy, remote_strategy)))
-    location = normalised(remote) if os.fspath(remote) else ""
-    if location and (is_url(directory) or location == directory):
-        raise ConfigError(
-            f"remote is {remote} and the checkpoint directory {directory}: a copy is made of what lies in a directory "
-            "on a disk, elsewhere. Give such a directory, or no remote."
-        )
-    if remote_strategy is not None and not (location and remote_policy):
-        raise ConfigError(
-            f"{type(remote_strategy).__name__} cannot delete what is in remote={remote!r}: give a remote store, and a "
-            "strategy that fastckpt has: those of users do not run where uploads are made"
-        )
-    return Wishes(directory, policy, verify, location, remote_policy)

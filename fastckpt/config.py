@@ -29,6 +29,7 @@ class Settings:
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
+        check_overlap: Whether to look for unseen changes of what is copied behind training: slow, for tests.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
@@ -44,6 +45,7 @@ class Settings:
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
     fill_threads: int = 0
+    check_overlap: bool = False
     max_stalls: int = 3
     restart_budget: str = ""
     preload: str = "auto"

@@ -3,11 +3,11 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 
@@ -27,6 +27,7 @@ from fastckpt.engine.offers import Files, Offers
 from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
+from fastckpt.engine.wishes import SecondLevel
 from fastckpt.format.manifest import MODEL
 
 __all__ = [
@@ -60,7 +61,8 @@ class DdpCheckpointer:
         verify: How much is compared with what was saved. "never": files must be there in their sizes. "resume":
             their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
             read back from storage before it counts there. All ranks give the same.
-
+        overlap: The optimizer, or several, whose parameters and ``state`` may be copied behind the next forward and
+            backward; their next step waits for that. None: everything is copied before `save_checkpoint` returns.
         remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
@@ -68,7 +70,8 @@ class DdpCheckpointer:
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says.
+        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+            no torch optimizer.
         ArenaInUse: Another live job on this host uses the directory.
 
     Attributes:
@@ -84,16 +87,16 @@ class DdpCheckpointer:
         *,
         weights_only: bool = True,
         verify: str = "resume",
-        remote: str | os.PathLike[str] = "",
-        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
+        **second_level: Unpack[SecondLevel],
     ) -> None:
         self._writer = Writer(
             checkpoint_dir,
             deletion_strategy,
             weights_only=weights_only,
             verify=verify,
-            remote=remote,
-            remote_deletion_strategy=remote_deletion_strategy,
+            overlap=overlap,
+            **second_level,
         )
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}
@@ -129,6 +132,9 @@ class DdpCheckpointer:
     ) -> SaveResult:
         """Save the state of a step. Once this returns, the state may be changed.
 
+        With ``overlap``, parameters and states of the optimizers may be changed by their steps only: what these wait
+        for is then still being copied (``pending`` of the result). See docs/saving.md.
+
         A step that memory already holds is not copied again: with DISK it is persisted. A save is skipped if every
         slot is in use; the result says so, and so it does for every rank.
 
@@ -150,6 +156,7 @@ class DdpCheckpointer:
             NotLoadable: The state would save, but not load with ``weights_only=True``; names the key.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save. One that
                 comes to be too large later is skipped.
+            OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
         return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path), metrics)
 
@@ -173,7 +180,7 @@ class DdpCheckpointer:
         """
         start = time.perf_counter()
         writer = self._writer
-        writer.check_usable()
+        writer.be_ready()
         ranks = agreement(writer.place.world_size)
         path = os.fspath(resume_path)
         since = writer.open_history(ranks, path)

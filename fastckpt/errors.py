@@ -45,6 +45,10 @@ class NoLoadableCheckpoint(FastckptError):
     """Checkpoints exist, but none of them can be loaded by all ranks."""
 
 
+class OverlapError(FastckptError):
+    """A tensor changed, unseen, while it was copied behind training."""
+
+
 class PersistError(FastckptError):
     """A checkpoint could not be made durable."""
 

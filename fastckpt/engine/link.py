@@ -3,12 +3,12 @@
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastckpt import errors
 from fastckpt.config import Place
+from fastckpt.engine.wishes import Wishes
 from fastckpt.errors import FastckptError, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc import messages as m
@@ -31,25 +31,6 @@ TIMEOUT = 30.0
 """Seconds for an answer that needs no work."""
 RESERVE_TIMEOUT = 600.0
 """Seconds for an answer that may wait for memory to be reserved."""
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a checkpointer asks of the saver.
-
-    Attributes:
-        directory: The checkpoint directory: a real path, or a URL.
-        policy: What of it to keep, as `policy.retention` writes it; empty to keep all.
-        verify: How much is compared with what was saved.
-        remote: Where durable checkpoints are copied to, in the background; empty for nowhere.
-        remote_policy: What of that to keep.
-    """
-
-    directory: str
-    policy: dict[str, Any] = field(default_factory=dict)
-    verify: str = "resume"
-    remote: str = ""
-    remote_policy: dict[str, Any] = field(default_factory=dict)
 
 
 class Link:

@@ -4,20 +4,23 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.link import Link
+from fastckpt.engine.outcome import Outcome
+from fastckpt.engine.overlap import Overlap
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan, Planner
 from fastckpt.ipc.messages import Granted, Skipped
 from fastckpt.memory import slots
-from fastckpt.memory.fill import Copy, Filler
+from fastckpt.memory.fill import Filler
 from fastckpt.memory.image import Image
 
 logger = logging.getLogger("fastckpt")
@@ -28,24 +31,15 @@ PREFAULT_DEADLINE = 600.0
 """Seconds after which a slot that was not made ready is not waited for any more."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a snapshot.
+class Snapshotter:
+    """Takes snapshots of this writer's states; one state is one image.
 
-    Attributes:
-        skipped: Why it was not taken; empty if it was.
-        trouble: What keeps persists from succeeding at the moment; empty for nothing.
+    All but `save`'s rest, which ``overlap`` runs, is for when that is over: see `Overlap.wait`.
     """
 
-    skipped: str
-    trouble: str
-
-
-class Snapshotter:
-    """Takes snapshots of this writer's states; one state is one image."""
-
-    def __init__(self, link: Link, threads: int, *, weights_only: bool) -> None:
+    def __init__(self, link: Link, threads: int, overlap: Overlap, *, weights_only: bool) -> None:
         self._link = link
+        self._overlap = overlap
         self._weights_only = weights_only
         self._planners: dict[str, Planner] = {}
         self._capacities: dict[str, int] = {}
@@ -68,7 +62,7 @@ class Snapshotter:
         self._threads.append(thread)
 
     def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
-        """Copy the states into a slot. Once this returns, they may be changed.
+        """Copy the states into a slot. Once this returns, they may be changed, but for what waits for the overlap.
 
         A saver that is gone or in trouble skips the save, and so does a state that has outgrown memory since it was
         saved first, or found its memory taken by others: that is no reason to end training.
@@ -93,20 +87,39 @@ class Snapshotter:
         if isinstance(answer, Skipped):
             return Outcome(answer.reason, answer.trouble)
         self._capacities |= sizes
-        slot = Path(answer.slot)
+        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, sizes, details), persist)
+        return replace(outcome, trouble=outcome.trouble or answer.trouble)
+
+    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, persist: bool) -> Outcome:
         try:
             self._link.stay()
-            with _no_garbage_collection(), metrics.phase("snapshot.fill", step=step):
-                copies: list[Copy] = []
-                for name, plan in plans.items():
-                    copies += self._image(slot / name).install(plan)
-                self._filler.fill(copies)
-                del copies, plans
-            with metrics.phase("snapshot.commit", step=step):
-                self._commit(slot, slots.Done(save, sizes, details))
+            with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
+                images = {name: self._image(slot / name) for name in plans}
+                copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
+                still, now, later = self._overlap.part(plans.values(), copies)
+                self._filler.fill(now)
         except (OSError, ArenaInUse) as error:
-            return Outcome(f"{slot} cannot be written to: {error}", answer.trouble)
-        return Outcome("", self.notify(save, persist=persist) or answer.trouble)
+            return Outcome(f"{slot} cannot be written to: {error}", "")
+        finish = partial(self._finish, slot, done, list(images.values()), persist)
+        if still is not None and later:
+            self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
+            return Outcome("", "", pending=True)
+        outcome = finish("snapshot")
+        if still is not None and not outcome.skipped:
+            self._overlap.watch(done.id, still)
+        return outcome
+
+    def _finish(self, slot: Path, done: slots.Done, images: Sequence[Image], persist: bool, stage: str) -> Outcome:
+        """Commit and tell, when all is copied; ``stage`` begins the names of the phases."""
+        try:
+            with metrics.phase(f"{stage}.commit", step=done.id.step):
+                if lost := [image.path for image in images if not image.is_current()]:
+                    raise FileNotFoundError(f"{lost[0]} was removed")
+                self._commit(slot, done)
+        except OSError as error:
+            return Outcome(f"{slot} cannot be written to: {error}", "")
+        metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
+        return Outcome("", self.notify(done.id, persist=persist, stage=stage))
 
     def _commit(self, slot: Path, done: slots.Done) -> None:
         slots.commit(slot, self._link.place.local_rank, done)
@@ -153,13 +166,13 @@ class Snapshotter:
         images = {name: self._images.get(slot / name) for name in sizes}
         return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
-    def notify(self, save: SaveId, *, persist: bool, path: str = "") -> str:
+    def notify(self, save: SaveId, *, persist: bool, path: str = "", stage: str = "snapshot") -> str:
         """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
 
         Returns why it could not be told; empty if it was.
         """
         try:
-            with metrics.phase("snapshot.notify", step=save.step):
+            with metrics.phase(f"{stage}.notify", step=save.step):
                 self._link.committed(save, persist=persist, path=path)
         except TROUBLE as error:
             logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
@@ -178,12 +191,15 @@ class Snapshotter:
 
     def _image(self, path: Path) -> Image:
         with self._mapping:
-            image = self._images.get(path)
-            if image is not None and image.is_current():
-                return image
-            if image is not None:
-                image.close()
-            self._images[path] = Image(path)
+            if path in self._images and not self._images[path].is_current():
+                self._images.pop(path).close()
+        return self._map(path)
+
+    def _map(self, path: Path) -> Image:
+        """The image at a path as it was mapped first: it may be in use by another thread."""
+        with self._mapping:
+            if path not in self._images:
+                self._images[path] = Image(path)
             return self._images[path]
 
     def _prefault(self, names: tuple[str, ...]) -> None:
@@ -192,21 +208,24 @@ class Snapshotter:
         try:
             while waiting and time.monotonic() < end and not self._closing.wait(0.02):
                 for path in [path for path in waiting if path.exists()]:
-                    self._image(path)
+                    self._map(path)
                     waiting.remove(path)
         except OSError as error:
             logger.debug("mapping ahead of the first save ended: %s", error)
 
     def close(self) -> None:
-        """Unmap all images."""
+        """Unmap all images, when nothing writes to them; raises OverlapError."""
         self._closing.set()
-        for thread in self._threads:
-            thread.join()
-        self._filler.close()
-        with self._mapping:
-            for image in self._images.values():
-                image.close()
-            self._images.clear()
+        try:
+            self._overlap.close()
+        finally:
+            for thread in self._threads:
+                thread.join()
+            self._filler.close()
+            with self._mapping:
+                for image in self._images.values():
+                    image.close()
+                self._images.clear()
 
 
 @contextmanager

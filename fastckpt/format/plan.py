@@ -1,5 +1,6 @@
 """Plans the next save of a state, from the last one where only numbers and bytes have changed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from fastckpt.errors import NotLoadable
 from fastckpt.format.loadable import add_path, check_loadable, globals_named
 from fastckpt.format.skeleton import Skeleton, sketch, sketch_structure
-from fastckpt.format.structure import Number, Opaque, Structure
+from fastckpt.format.structure import Number, Opaque, Structure, tensor_paths
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,17 @@ class Plan:
     """All that a save needs: the skeleton, and what goes into its places and gaps.
 
     The storages are alive as long as the plan is: drop it once they are copied.
+
+    Attributes:
+        tensors: Each tensor of the state, and the index of its storage; none if the state is opaque.
+        paths: Where each of the tensors stands in the state.
     """
 
     skeleton: Skeleton
     numbers: list[Number]
     storages: list[torch.UntypedStorage]
+    tensors: Sequence[tuple[torch.Tensor, int]] = ()
+    paths: Sequence[str] = ()
 
 
 class Planner:
@@ -34,6 +41,7 @@ class Planner:
         self._checked: frozenset[bytes] | None = None
         self._shape: list[Any] | None = None
         self._skeleton: Skeleton | None = None
+        self._paths: list[str] = []
 
     def plan(self, state: Any) -> Plan:
         """Plan a save of ``state``.
@@ -56,8 +64,8 @@ class Planner:
             if self._skeleton is None or structure.shape != self._shape:
                 structure.check()
                 self._skeleton = sketch_structure(state, structure)
-                self._shape = structure.shape
-            return Plan(self._skeleton, structure.numbers, structure.storages)
+                self._shape, self._paths = structure.shape, tensor_paths(state)
+            return Plan(self._skeleton, structure.numbers, structure.storages, structure.tensors, self._paths)
         except (Opaque, RecursionError):
             skeleton, storages = sketch(state)
             self._check(state, skeleton)

@@ -11,7 +11,7 @@ Two states of equal shape have skeletons that differ in the numbers alone. A sta
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,14 +33,18 @@ class Structure:
     """A state taken apart; raises Opaque where that is not possible, at once or in `check`.
 
     Taking apart runs at every save, and costs about 1 us a tensor.
+
+    Attributes:
+        tensors: Each tensor, and the index of its storage.
     """
 
-    __slots__ = ("_indices", "_seen", "numbers", "shape", "storages")
+    __slots__ = ("_indices", "_seen", "numbers", "shape", "storages", "tensors")
 
     def __init__(self, state: Any) -> None:
         self.shape: list[Any] = []
         self.numbers: list[Number] = []
         self.storages: list[torch.UntypedStorage] = []
+        self.tensors: list[tuple[torch.Tensor, int]] = []
         self._indices: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._visit(state)
@@ -103,6 +107,7 @@ class Structure:
             index = self._indices.setdefault(storage._cdata, len(self._indices))
             if index == len(self.storages):
                 self.storages.append(storage)
+            self.tensors.append((tensor, index))
             self.shape.append(
                 (
                     type(tensor),
@@ -121,7 +126,13 @@ class Structure:
         except (NotImplementedError, RuntimeError) as error:
             raise Opaque("a tensor without strides or storage") from error
         if tensor.__dict__:
+            self._attributes(tensor.__dict__)
+
+    def _attributes(self, attributes: dict[str, Any]) -> None:
+        """Of a tensor, which pickle with it: torch's compiler marks what a compiled optimizer uses."""
+        if any(type(value) not in (str, bool, type(None)) for value in attributes.values()):
             raise Opaque("a tensor with attributes")
+        self.shape += (vars, len(attributes), *attributes, *attributes.values())
 
     def check(self) -> None:
         """Raise Opaque for tensors that torch pickles in ways of their own; equal shapes are equal in this, too."""
@@ -137,6 +148,26 @@ def _check_key(key: Any) -> None:
             _check_key(part)
     elif type(key) not in _CONSTANTS and type(key) not in (int, float, complex):
         raise Opaque(type(key))
+
+
+def tensor_paths(state: Any) -> list[str]:
+    """Where each tensor of a state (that is not opaque) stands, such as ``state['model']['weight']``.
+
+    Their order is that of `Structure.tensors`.
+    """
+    return list(_paths("state", state, set()))
+
+
+def _paths(path: str, node: Any, seen: set[int]) -> Iterator[str]:
+    kind = type(node)
+    if kind in _TENSORS:
+        yield path
+    elif kind in (dict, OrderedDict, list, tuple) and id(node) not in seen:
+        seen.add(id(node))
+        for key, child in enumerate(node) if kind is list or kind is tuple else node.items():
+            yield from _paths(f"{path}[{key!r}]", child, seen)
+        if kind is OrderedDict:
+            yield from _paths(f"{path}.__dict__", node.__dict__, seen)
 
 
 def with_numbers(state: Any, numbers: list[Number]) -> Any:

@@ -15,6 +15,8 @@ FRESH_PIECE = 1 << 20
 """The same into memory that is not there yet: few enough that the pages are still cached when they are copied to."""
 PAGE = 4096
 MADV_POPULATE_WRITE = 23
+SHARED_PIECE = 4 << 20
+"""The same, where another thread may come to help."""
 SMALL = 128 << 10
 """Below this many bytes a copy is over before another thread could have taken it."""
 
@@ -91,6 +93,34 @@ class Filler:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+class Backlog:
+    """Copies from memory of the processor that are left to do, by whichever threads come, without the GIL."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._alive = copies
+        spans = [(target, source.data_ptr(), size) for target, source, size in copies]
+        self._pieces = [
+            (target + offset, source + offset, min(size - offset, SHARED_PIECE))
+            for target, source, size in spans
+            for offset in range(0, size, SHARED_PIECE)
+        ]
+        self._done = [False] * len(self._pieces)
+        self._turns = iter(range(len(self._pieces)))
+
+    def help(self) -> None:
+        """Do what nobody has begun."""
+        for turn in self._turns:
+            _copy_without_gil(*self._pieces[turn])
+            self._done[turn] = True
+
+    def finish(self) -> None:
+        """Return when every byte has arrived; for one thread. What another has only begun is copied twice."""
+        self.help()
+        for piece, done in zip(self._pieces, self._done, strict=True):
+            if not done:
+                _copy_without_gil(*piece)
 
 
 def _run(spans: list[Span]) -> None:

@@ -74,7 +74,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "sparse": lambda s: s.update(extra=torch.eye(3).to_sparse()),
     "nested tensor": lambda s: s.update(extra=torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
     "quantized": lambda s: s.update(extra=torch.quantize_per_tensor(torch.randn(4), 0.1, 2, torch.quint8)),
-    "a tensor with attributes": lambda s: setattr(s["model"]["0.weight"], "tag", "mine"),
+    "a tensor with an attribute": lambda s: setattr(s["model"]["0.weight"], "tag", "mine"),
+    "a tensor with attributes": lambda s: vars(s["model"]["0.weight"]).update(tag=[1], other=None),
     "a subclass": lambda s: s.update(extra=torch.nn.Buffer(torch.ones(2))),
     "a storage": lambda s: s.update(extra=torch.ones(3).untyped_storage()),
     "a list in itself": lambda s: s.update(extra=(loop := [1]) and (loop.append(loop) or None)),
@@ -95,6 +96,20 @@ def test_a_structure_that_changes_is_saved_right(baker: Baker, change: str) -> N
     back = state(2)
     baker.save(back)
     assert_same(torch.load(baker.path), reference(back))
+
+
+def test_marks_of_a_compiler_are_kept_and_need_no_pickler(baker: Baker) -> None:
+    tensor = torch.ones(3)
+    skeletons = []
+    for mark in ("guarded", "guarded", "unguarded", None, True):
+        tensor.mark = mark  # type: ignore[attr-defined]
+        baker.save({"a": tensor.add_(1)})
+        skeletons.append(baker.planner.plan({"a": tensor}).skeleton)
+        assert_same(torch.load(baker.path), reference({"a": tensor}))
+    assert skeletons[0] is skeletons[1] and len(set(skeletons)) == 4
+    del tensor.mark
+    baker.save({"a": tensor})
+    assert not vars(torch.load(baker.path)["a"])
 
 
 def test_a_frozen_parameter_without_optimizer_state(baker: Baker) -> None:

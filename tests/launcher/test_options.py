@@ -41,6 +41,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-flush-timeout",
         "--fast-persist-mbps",
         "--fast-fill-threads",
+        "--fast-check-overlap",
+        "--fast-no-check-overlap",
         "--fast-max-stalls",
         "--fast-restart-budget",
         "--fast-preload",
