@@ -17,7 +17,7 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed([seed % 2**32, seed // 2**32, 1])  # with two words it would draw what Python's draws
+        numpy.random.seed(seed // 2**32)  # torch's takes the lower half, into the same kind of generator
 
 
 @contextmanager
