@@ -1,0 +1,250 @@
+"""How often to snapshot and to persist: pure functions of what an iteration and a checkpoint cost."""
+
+from dataclasses import dataclass, fields
+from math import ceil, floor, inf, isfinite, isqrt, sqrt
+from typing import Literal, Self
+
+from fastckpt.errors import ConfigError
+
+LONGEST = 10**9
+"""Steps of the longest interval: in effect, never."""
+SHORTEST = 1e-9
+"""Seconds of the shortest iteration that can be believed."""
+ROOM = 1.25
+"""Intervals between persists are so much longer than a persist: it ends in time even if it takes a little longer, and
+some iterations run without one, to compare with."""
+_ROUNDING = 1e-9
+"""So much above a whole number is a rounding error."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of a job before its first checkpoint.
+
+    Attributes:
+        iteration: Seconds of an iteration without any checkpoint (T_i).
+        update: Those of them in which weights are updated (T_w): no snapshot may run behind them.
+        host_copy: Seconds to copy the state into host memory (T_c).
+        storage: Seconds to make it durable from there (T_s).
+        size: Bytes of the state (m).
+        device_copy: Seconds to copy it within device memory (T_g); None without a device.
+        peak: Bytes of device memory that training takes at most (M).
+        capacity: Bytes of device memory (M_max).
+    """
+
+    iteration: float
+    update: float
+    host_copy: float
+    storage: float
+    size: int
+    device_copy: float | None = None
+    peak: int = 0
+    capacity: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not (isfinite(value) and value >= 0):
+                raise ConfigError(f"{field.name} of a profile is {value}; measure a finite number, 0 or more")
+        if self.iteration < SHORTEST:
+            raise ConfigError(
+                f"an iteration takes {self.iteration} s; at least {SHORTEST:g} s can be. Profile iterations that train"
+            )
+        if self.update > self.iteration:
+            raise ConfigError(
+                f"the update takes {self.update} s of an iteration of {self.iteration} s; it is a part of it. Measure "
+                "both on the same iterations"
+            )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What Algorithm 1 makes of a profile.
+
+    Attributes:
+        mode: Where a snapshot is copied to while training goes on: memory of the device, or of the host.
+        stall: Seconds that training waits for a snapshot (S).
+        duration: Seconds from the beginning of a snapshot until it is durable (D).
+        interval: Iterations from one checkpoint to the next (k).
+    """
+
+    mode: Literal["device", "host"]
+    stall: float
+    duration: float
+    interval: int
+
+
+def checked_overhead(overhead: float) -> float:
+    """The overhead; raises ConfigError unless it is a part of training time that a job can keep to."""
+    if not 1e-6 <= overhead < 1:
+        raise ConfigError(
+            f"overhead is {overhead}; give the part of training time that checkpoints may cost, from 1e-6 to below 1, "
+            "such as 0.035 for 3.5%"
+        )
+    return overhead
+
+
+def choose(profile: Profile, overhead: float) -> Choice:
+    """Mode and interval by Algorithm 1 of CheckFreq (Mohan et al., FAST'21, section 4.3.2).
+
+    A snapshot runs behind all of the next iteration but the update, and stalls training for the rest. The interval
+    spreads that stall over so many iterations that it stays within the overhead, and lets a checkpoint end before the
+    next begins. A copy on the device is chosen if it fits beside what training needs and stalls training less; of two
+    that stall alike, the host's is durable earlier.
+
+    Args:
+        profile: What was measured.
+        overhead: Part of training time that stalls may cost (p); raises ConfigError unless it is within 1e-6 and 1.
+    """
+    checked_overhead(overhead)
+    mode: Literal["device", "host"] = "host"
+    stall, duration = _stall(profile, profile.host_copy), profile.host_copy + profile.storage
+    if profile.device_copy is not None and profile.size <= profile.capacity - profile.peak:
+        on_device = _stall(profile, profile.device_copy)
+        if on_device < stall:
+            mode, stall, duration = "device", on_device, duration + profile.device_copy
+    amortised, apart = stall / (overhead * profile.iteration), duration / profile.iteration
+    return Choice(mode, stall, duration, max(whole_steps(amortised), whole_steps(apart)))
+
+
+def _stall(profile: Profile, snapshot: float) -> float:
+    return max(0.0, snapshot - (profile.iteration - profile.update))
+
+
+def whole_steps(steps: float) -> int:
+    """The smallest whole interval that is not shorter, from 1 to `LONGEST`."""
+    return max(1, ceil(min(steps * (1 - _ROUNDING), LONGEST)))
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """When to snapshot and when to persist; the same on all ranks.
+
+    Attributes:
+        memory: Steps from one snapshot to the next.
+        storage: Steps from one persist to the next; a multiple of `memory`.
+        anchor: A step with a persist, from which both are counted.
+    """
+
+    memory: int
+    storage: int
+    anchor: int = 0
+
+    def __post_init__(self) -> None:
+        if self.memory < 1 or self.storage < self.memory or self.storage % self.memory:
+            raise ConfigError(
+                f"snapshots every {self.memory} steps and persists every {self.storage} do not go together: a persist "
+                f"takes a snapshot. Give 1 or more, and for storage a multiple of memory"
+            )
+
+    def snapshots(self, step: int) -> bool:
+        """Whether a snapshot is due at this step."""
+        return step > self.anchor and (step - self.anchor) % self.memory == 0
+
+    def persists(self, step: int) -> bool:
+        """Whether that snapshot is to be persisted."""
+        return step > self.anchor and (step - self.anchor) % self.storage == 0
+
+    def changed(self, memory: int, storage: int, step: int) -> Self:
+        """Others, after this step: counted from the last persist up to it, so that the next keeps its distance."""
+        last = self.anchor + max(0, step - self.anchor) // self.storage * self.storage
+        return type(self)(memory, storage, last)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What checkpoints cost, as far as the frequency matters.
+
+    Attributes:
+        iteration: Seconds of an iteration without any checkpoint.
+        snapshot: Seconds by which a snapshot delays training.
+        persist: Seconds by which a persist delays it, all in all.
+        duration: Seconds from the beginning of a persisted snapshot until it is durable.
+    """
+
+    iteration: float
+    snapshot: float
+    persist: float = 0.0
+    duration: float = 0.0
+
+    def overhead(self, intervals: Intervals) -> float:
+        """Part of training time that snapshots and persists cost together."""
+        return (self.snapshot / intervals.memory + self.persist / intervals.storage) / self.iteration
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What is not ours to choose.
+
+    Attributes:
+        memory: Steps between snapshots; None to choose.
+        storage: Steps between persists; None to choose.
+        least: Steps between persists, at least.
+    """
+
+    memory: int | None = None
+    storage: int | None = None
+    least: int = 1
+
+
+FREE = Fixed()
+
+
+def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
+    """The shortest intervals at which snapshots and persists together stay within the overhead, if any can.
+
+    A persist ends at least an iteration before the next begins. The overhead is shared so that the sum of both
+    intervals, that is of what is lost by failures that leave memory whole and that do not, is least: by Lagrange, they
+    are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a persist c. What is fixed
+    is kept, and may break the bound.
+    """
+    least = max(fixed.least, apart(costs))
+    budget = overhead * costs.iteration
+    if fixed.memory is not None:
+        return Intervals(fixed.memory, fixed.storage or _storage(costs, budget, fixed.memory, least))
+    if fixed.storage is not None:
+        return Intervals(_memory(costs, budget, fixed.storage), fixed.storage)
+    pairs = [(memory, _storage(costs, budget, memory, least)) for memory in _candidates(costs, budget, least)]
+    return Intervals(*min(pairs, key=lambda pair: (sum(pair), pair)))
+
+
+def _candidates(costs: Costs, budget: float, least: int) -> list[int]:
+    """Intervals of snapshots, one of which is about the best: the best number to a persist, or the most."""
+    snapshot, persist = costs.snapshot, costs.persist
+    left = budget - persist / least
+    alone = whole_steps(snapshot / left if left > 0 else inf)
+    ratios = (min(sqrt(persist / snapshot), LONGEST) if snapshot else 1.0, least / alone)
+    times = {max(1, near) for ratio in ratios for near in (floor(ratio), ceil(ratio))}
+    return [alone, *(whole_steps(max((snapshot + persist / n) / budget, least / n)) for n in sorted(times | {1}))]
+
+
+def apart(costs: Costs) -> int:
+    """Steps between persists, at least, so that one ends in time and leaves iterations to compare with."""
+    during = costs.duration / costs.iteration
+    return max(whole_steps(ROOM * during), whole_steps(during) + 1) if during else 1
+
+
+def _storage(costs: Costs, budget: float, memory: int, least: int) -> int:
+    """The shortest interval of persists between snapshots at ``memory``; if those alone take all, within it alone."""
+    left = budget - costs.snapshot / memory
+    share = left if left > budget * _ROUNDING else budget
+    wanted = max(least, whole_steps(costs.persist / share) if costs.persist else 1)
+    return multiple(wanted, memory)
+
+
+def _memory(costs: Costs, budget: float, storage: int) -> int:
+    """The shortest interval of snapshots that divides ``storage``."""
+    left = budget - costs.persist / storage
+    least = 1 if costs.snapshot == 0 else whole_steps(costs.snapshot / left) if left > 0 else storage
+    return storage // divisor(storage, max(1, storage // least))
+
+
+def multiple(steps: int, of: int) -> int:
+    """The smallest multiple of ``of`` that is not below ``steps``."""
+    return -(-steps // of) * of
+
+
+def divisor(of: int, most: int) -> int:
+    """The largest divisor of ``of`` that is not above ``most``, which is at least 1."""
+    pairs = ((low, of // low) for low in range(1, isqrt(of) + 1) if of % low == 0)
+    return max(part for pair in pairs for part in pair if part <= most)

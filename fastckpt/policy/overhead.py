@@ -1,0 +1,266 @@
+"""What checkpoints cost training, as measured: iterations with them compared with those without."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from statistics import fmean, median
+from typing import Any, Self
+
+from fastckpt.errors import ConfigError
+from fastckpt.policy.estimate import NOTHING, Estimate, difference, pool
+from fastckpt.policy.frequency import SHORTEST, Costs, Intervals, whole_steps
+
+PAUSE = 4.0
+"""An iteration counts for so many median ones at most: beyond that the script does something else, such as evaluate."""
+RECENT = 4
+"""Windows that tell how things are now."""
+FEW = 3
+"""Fewer iterations of a kind tell nothing."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One step of training as a rank saw it, from the instant at which a snapshot is begun if one is due.
+
+    Attributes:
+        seconds: How long it took, without what the script itself marked as something else.
+        stall: Those of them in which training waited for a snapshot to be made.
+        wait: Those of them in which it waited for the persist before to end.
+        snapshot: Whether a snapshot was made in it.
+        persisting: Whether a persist was under way in it.
+    """
+
+    seconds: float
+    stall: float = 0.0
+    wait: float = 0.0
+    snapshot: bool = False
+    persisting: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.seconds) and min(self.stall, self.wait) >= 0 and self.work >= -SHORTEST):
+            raise ConfigError(
+                f"an iteration took {self.seconds} s, {self.stall} s of them stalled and {self.wait} s waiting; "
+                "measure finite times, these a part of the whole"
+            )
+
+    @property
+    def work(self) -> float:
+        """Seconds in which it went on."""
+        return self.seconds - self.stall - self.wait
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a rank saw in a window of iterations; or all ranks together.
+
+    Attributes:
+        iterations: How many.
+        iteration: Seconds of one without any checkpoint; of one without a persist if each has a snapshot.
+        pace: Seconds of one as it is, with checkpoints.
+        stall: Seconds that training waited for a snapshot.
+        plain: Seconds of an iteration without snapshot or persist.
+        busy: Seconds of one with a snapshot and no persist, its stall left out.
+        snapshot: Seconds by which a snapshot delayed training: its stall, and the iteration that it slowed down.
+        slowdown: Seconds by which an iteration took longer while a persist was under way.
+        durations: Seconds that each persist took which ended in the window, from the beginning of its snapshot.
+        overruns: How many were due before the one before had ended.
+        waited: Seconds that training waited for those to end, in the whole window.
+    """
+
+    iterations: int
+    iteration: float
+    pace: float
+    stall: Estimate = NOTHING
+    plain: Estimate = NOTHING
+    busy: Estimate = NOTHING
+    snapshot: Estimate = NOTHING
+    slowdown: Estimate = NOTHING
+    durations: tuple[float, ...] = ()
+    overruns: int = 0
+    waited: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, to send to other ranks."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_json` gave."""
+        estimates = {name: Estimate(*values[name]) for name in ("stall", "plain", "busy", "snapshot", "slowdown")}
+        return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
+
+
+def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0) -> Measurement:
+    """What these iterations of one rank say; raises ConfigError if there are none.
+
+    Iterations are compared with others of the same window, so a job that becomes slower by itself does not seem to be
+    slowed down by checkpoints.
+    """
+    if not iterations:
+        raise ConfigError("a window without iterations says nothing; measure at least one")
+    work = _work(iterations)
+    kinds: dict[tuple[bool, bool], list[float]] = {}
+    for each, seconds in zip(iterations, work, strict=True):
+        kinds.setdefault((each.snapshot, each.persisting), []).append(seconds)
+    slowdown = _slowdown(kinds)
+    alone = kinds.get((False, False)) or kinds.get((True, False)) or work
+    stall = Estimate.of([each.stall for each in iterations if each.snapshot])
+    plain = Estimate.of(kinds.get((False, False), []))
+    return Measurement(
+        len(iterations),
+        fmean(alone),
+        fmean(work) + sum(each.stall + each.wait for each in iterations) / len(iterations),
+        stall,
+        plain,
+        Estimate.of(kinds.get((True, False), [])),
+        _snapshot(iterations, work, plain, slowdown) or stall,
+        slowdown,
+        tuple(sorted(durations)),
+        overruns,
+        sum(each.wait for each in iterations),
+    )
+
+
+def _work(iterations: Sequence[Iteration]) -> list[float]:
+    """Seconds in which each went on, without pauses."""
+    most = PAUSE * median(each.work for each in iterations)
+    return [min(each.work, most) for each in iterations]
+
+
+def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
+    """What a persist adds to an iteration: compared among those without snapshots, or with, whichever are more."""
+    pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
+    during, without = max(pairs, key=lambda pair: min(map(len, pair)))
+    if min(len(during), len(without)) < FEW:
+        return NOTHING
+    return difference(Estimate.of(during), Estimate.of(without))
+
+
+def _snapshot(
+    iterations: Sequence[Iteration], work: Sequence[float], alone: Estimate, slowdown: Estimate
+) -> Estimate | None:
+    """What a snapshot adds to its iteration; None if there are too few without to tell."""
+    extra = [
+        each.stall + seconds - alone.mean - (slowdown.mean if each.persisting else 0.0)
+        for each, seconds in zip(iterations, work, strict=True)
+        if each.snapshot
+    ]
+    if alone.samples < FEW or len(extra) < FEW:
+        return None
+    return difference(Estimate.of(extra), alone._replace(mean=0.0))
+
+
+def joined(ranks: Sequence[Measurement]) -> Measurement:
+    """What all ranks say together, in whatever order they come; raises ConfigError if none says anything.
+
+    Ranks wait for each other, so the iterations of each tell what checkpoints cost the job: the upper median is taken.
+    Of stalls and durations, which are seen where they happen alone, the longest are.
+    """
+    if not ranks:
+        raise ConfigError("no rank has measured anything; give the measurement of each")
+    stall = (
+        max(each.stall for each in ranks if each.stall.samples)
+        if any(each.stall.samples for each in ranks)
+        else NOTHING
+    )
+    return Measurement(
+        max(each.iterations for each in ranks),
+        _middle([each.iteration for each in ranks]),
+        _middle([each.pace for each in ranks]),
+        stall,
+        _middle_estimate([each.plain for each in ranks]),
+        _middle_estimate([each.busy for each in ranks]),
+        _greater(_middle_estimate([each.snapshot for each in ranks]), stall),
+        _middle_estimate([each.slowdown for each in ranks]),
+        max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
+        max(each.overruns for each in ranks),
+        max(each.waited for each in ranks),
+    )
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _by_mean(estimate: Estimate) -> tuple[float, Estimate]:
+    return estimate.mean, estimate
+
+
+def _middle_estimate(estimates: Iterable[Estimate]) -> Estimate:
+    known = sorted((each for each in estimates if each.samples), key=_by_mean)
+    return known[len(known) // 2] if known else NOTHING
+
+
+def _greater(one: Estimate, other: Estimate) -> Estimate:
+    return max((each for each in (one, other) if each.samples), key=_by_mean, default=one)
+
+
+def pooled(windows: Sequence[Measurement]) -> Measurement:
+    """What several windows say together, at least one; of how long persists take, the last `RECENT` of them."""
+    return Measurement(
+        sum(each.iterations for each in windows),
+        fmean(each.iteration for each in windows),
+        fmean(each.pace for each in windows),
+        pool(each.stall for each in windows),
+        pool(each.plain for each in windows),
+        pool(each.busy for each in windows),
+        pool(each.snapshot for each in windows),
+        pool(each.slowdown for each in windows),
+        tuple(sorted(duration for each in windows[-RECENT:] for duration in each.durations)),
+        sum(each.overruns for each in windows),
+        sum(each.waited for each in windows),
+    )
+
+
+def completed(seen: Measurement, before: Measurement) -> Measurement:
+    """What was seen, and of what was not, what was known before.
+
+    Where every iteration has a snapshot, what that costs is told by iterations of before.
+    """
+    snapshot, iteration = seen.snapshot if seen.snapshot.samples else before.snapshot, seen.iteration
+    if seen.plain.samples < FEW <= min(seen.busy.samples, seen.stall.samples) and before.plain.samples:
+        added, iteration = difference(seen.busy, before.plain), before.plain.mean
+        snapshot = _greater(added._replace(mean=added.mean + seen.stall.mean), seen.stall)
+    return replace(
+        seen,
+        iteration=iteration,
+        stall=seen.stall if seen.stall.samples else before.stall,
+        plain=seen.plain if seen.plain.samples >= FEW else before.plain,
+        snapshot=snapshot,
+        slowdown=seen.slowdown if seen.slowdown.samples else before.slowdown,
+        durations=seen.durations or before.durations,
+    )
+
+
+def paid(seen: Measurement, intervals: Intervals) -> float:
+    """The part of training time that checkpoints cost, with what training waited for persists."""
+    waited = seen.waited / (seen.iterations * seen.iteration) if seen.iterations else 0.0
+    return costs(seen).overhead(intervals) + waited
+
+
+def error(seen: Measurement, intervals: Intervals) -> float:
+    """The standard error of that part; what makes one cost seem high makes the other, so they add up."""
+    snapshot = seen.snapshot.error / intervals.memory if seen.snapshot.samples else 0.0
+    persist = seen.slowdown.error * _during(seen) / intervals.storage if seen.slowdown.samples else 0.0
+    return (snapshot + persist) / seen.iteration
+
+
+def _during(seen: Measurement) -> float:
+    """Iterations in which a persist is under way."""
+    return median(whole_steps(each / seen.pace) for each in seen.durations) if seen.durations else 0.0
+
+
+def costs(seen: Measurement, errors: float = 0.0) -> Costs:
+    """What was measured as costs; so many standard errors above the mean."""
+    slowdown, snapshot = (max(0.0, _above(each, errors)) for each in (seen.slowdown, seen.snapshot))
+    persist = slowdown * _during(seen) if slowdown else 0.0
+    return Costs(seen.iteration, snapshot, persist, longest(seen.durations))
+
+
+def _above(estimate: Estimate, errors: float) -> float:
+    return estimate.mean + errors * estimate.error if errors and estimate.samples else estimate.mean
+
+
+def longest(durations: Sequence[float]) -> float:
+    """The longest duration; of three or more the second: one may be an accident."""
+    return sorted(durations)[-2 if len(durations) >= 3 else -1] if durations else 0.0

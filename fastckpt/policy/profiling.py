@@ -1,0 +1,116 @@
+"""How long to profile a job, and what its first iterations say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import median
+
+from fastckpt.errors import ConfigError
+from fastckpt.policy.frequency import Profile
+
+MOST, FEWEST = 50, 8
+"""Iterations that are profiled, at most and at least."""
+PART = 0.01
+"""Part of an epoch that is profiled."""
+WARM_UP = 2
+"""First iterations that never count: state is made, code compiled."""
+FAR = 5.0
+"""Median deviations from the median beyond which an iteration at the beginning is part of the warm-up."""
+CONSISTENT = 1.4826
+"""Times the median absolute deviation is the standard deviation, of what is normally distributed."""
+
+
+def length(epoch: int | None = None) -> int:
+    """Iterations to profile: 1% of an epoch's, from `FEWEST` to `MOST` (CheckFreq, FAST'21, section 4.4).
+
+    Args:
+        epoch: Iterations of an epoch; None if that is not known.
+    """
+    if epoch is None:
+        return MOST
+    if epoch < 1:
+        raise ConfigError(f"an epoch has {epoch} iterations; give 1 or more, or None if that is not known")
+    return min(MOST, max(FEWEST, ceil(PART * epoch)))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The spread of values around their median, by the median absolute deviation."""
+    middle = median(values)
+    return CONSISTENT * median(abs(value - middle) for value in values)
+
+
+def settled(seconds: Sequence[float]) -> Sequence[float]:
+    """The times without the warm-up before them: `WARM_UP` iterations, and those after them that are still far slower.
+
+    What is far slower is told by the later half. Of a few all that is left of them is taken.
+    """
+    later = seconds[len(seconds) // 2 :]
+    slow = median(later) + FAR * max(deviation(later), 0.01 * median(later))
+    first = min(WARM_UP, len(seconds) - 1)
+    while first < len(seconds) // 2 and seconds[first] > slow:
+        first += 1
+    return seconds[first:]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a rank measured while it profiled: seconds, one per iteration or per copy, in order.
+
+    Attributes:
+        iterations: Whole iterations.
+        updates: Of each, the update of the weights.
+        host_copies: Copies of the state into host memory.
+        persists: Ways of the state from there to storage.
+        device_copies: Copies within device memory; empty without a device.
+    """
+
+    iterations: Sequence[float]
+    updates: Sequence[float]
+    host_copies: Sequence[float]
+    persists: Sequence[float]
+    device_copies: Sequence[float] = ()
+
+
+def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
+    """The profile by medians, which a pause of one iteration, or the first copy into fresh memory, does not move.
+
+    Args:
+        samples: What was measured; raises ConfigError if something was not.
+        size: Bytes of the state.
+        peak: Bytes of device memory that training takes at most.
+        capacity: Bytes of device memory.
+    """
+    for name in ("iterations", "updates", "host_copies", "persists"):
+        if not getattr(samples, name):
+            raise ConfigError(f"{name} of a profile are empty; measure each at least once")
+    iteration = median(settled(samples.iterations))
+    update = median(settled(samples.updates))
+    return Profile(
+        iteration=iteration,
+        update=min(update, iteration),
+        host_copy=median(samples.host_copies),
+        storage=median(samples.persists),
+        size=size,
+        device_copy=median(samples.device_copies) if samples.device_copies else None,
+        peak=peak,
+        capacity=capacity,
+    )
+
+
+def joined(ranks: Sequence[Profile]) -> Profile:
+    """One profile for all ranks, in whatever order they come: of copies the slowest, of device memory the scarcest."""
+    if not ranks:
+        raise ConfigError("no rank has made a profile; give that of each")
+    iteration = median(each.iteration for each in ranks)
+    device = [each.device_copy for each in ranks if each.device_copy is not None]
+    scarcest = min(ranks, key=lambda each: (each.capacity - each.peak, each.capacity))
+    return Profile(
+        iteration=iteration,
+        update=min(iteration, max(each.update for each in ranks)),
+        host_copy=max(each.host_copy for each in ranks),
+        storage=max(each.storage for each in ranks),
+        size=max(each.size for each in ranks),
+        device_copy=max(device) if len(device) == len(ranks) else None,
+        peak=scarcest.peak,
+        capacity=scarcest.capacity,
+    )

@@ -1,0 +1,85 @@
+"""How long to profile, and what is made of what was measured."""
+
+import random
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from fastckpt.errors import ConfigError
+from fastckpt.policy.frequency import Profile
+from fastckpt.policy.profiling import Samples, deviation, joined, length, profiled, settled
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"), [(None, 50), (1, 8), (100, 8), (801, 9), (2000, 20), (4999, 50), (5001, 50), (10**9, 50)]
+)
+def test_length(epoch, expected):
+    assert length(epoch) == expected
+
+
+def test_an_epoch_has_iterations():
+    with pytest.raises(ConfigError, match="an epoch has 0 iterations; give 1 or more"):
+        length(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left"),
+    [
+        ([1.0] * 10, 8),
+        ([9.0, 5.0] + [1.0] * 8, 8),
+        ([9.0, 5.0, 4.0, 3.0] + [1.0] * 8, 8),
+        ([9.0, 5.0, 1.0, 7.0] + [1.0] * 8, 10),
+        ([1.0] * 9 + [50.0], 8),
+        ([9.0], 1),
+        ([9.0, 1.0], 1),
+        ([9.0, 8.0, 1.0], 1),
+        ([9.0] * 5 + [1.0] * 3, 4),
+    ],
+    ids=["even", "two slow", "compiled late", "slow later", "a pause", "one", "two", "three", "slow for long"],
+)
+def test_the_warm_up_is_left_out(seconds, left):
+    assert list(settled(seconds)) == seconds[-left:]
+
+
+def test_a_pause_does_not_move_the_profile():
+    rng = random.Random(5)
+    for _ in range(500):
+        iterations = [rng.gauss(1.0, 0.02) for _ in range(50)]
+        iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
+        iterations[rng.randrange(3, 50)] = 100.0
+        samples = Samples(iterations, [0.1 * each for each in iterations], [0.5, 0.3, 0.31], [9.0, 2.0, 2.1])
+        profile = profiled(samples, 1000)
+        assert profile.iteration == pytest.approx(1.0, abs=0.02)
+        assert profile.update == pytest.approx(0.1, abs=0.002)
+        assert (profile.host_copy, profile.storage, profile.device_copy) == (0.31, 2.1, None)
+
+
+def test_an_update_is_no_longer_than_its_iteration():
+    assert profiled(Samples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
+
+
+@pytest.mark.parametrize("name", ["iterations", "updates", "host_copies", "persists"])
+def test_what_was_not_measured_is_named(name):
+    samples = replace(Samples([1.0], [0.1], [0.5], [2.0]), **{name: []})
+    with pytest.raises(ConfigError, match=f"{name} of a profile are empty; measure each"):
+        profiled(samples, 1)
+
+
+def test_deviation_is_that_of_what_is_normally_distributed():
+    rng = random.Random(1)
+    assert deviation([rng.gauss(5, 2) for _ in range(10000)]) == pytest.approx(2, rel=0.05)
+    assert deviation([1.0, 1.0, 1.0, 99.0]) == 0
+
+
+def test_ranks_agree_on_the_slowest():
+    ranks = [
+        Profile(1.0, 0.2, 0.5, 2.0, 100, 0.05, 60, 80),
+        Profile(1.1, 0.1, 0.9, 1.0, 100, 0.04, 70, 80),
+        Profile(0.9, 0.1, 0.4, 3.0, 90, 0.08, 30, 40),
+    ]
+    expected = Profile(1.0, 0.2, 0.9, 3.0, 100, 0.08, 30, 40)
+    assert {joined(order) for order in permutations(ranks)} == {expected}
+    assert joined([*ranks, replace(ranks[0], device_copy=None)]).device_copy is None
+    with pytest.raises(ConfigError, match="no rank has made a profile"):
+        joined([])
