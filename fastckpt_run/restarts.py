@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -73,7 +74,7 @@ class Restarts:
 
     def would_restart(self, left: int) -> bool:
         """Whether workers that failed now would be started again, of ``left`` restarts."""
-        row = stalls([*self._attempts, self._attempt(failed=True)])
+        row = stalls([*self._attempts, self._attempt()])
         return left > 0 and not 0 < self._max_stalls <= len(row)
 
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
@@ -99,17 +100,18 @@ class Restarts:
         told = self._telemetry()
         return {directory: [line for line in lines if line.beat >= self._start] for directory, lines in told.items()}
 
-    def _attempt(self, *, failed: bool, why: str = "") -> Attempt:
-        """What the workers have come to by now."""
+    def _attempt(self, why: str = "") -> Attempt:
+        """What the workers have come to if they fail now."""
         heard = self._heard()
         self._watched |= any(heard.values())
         stretches = {directory: _stretch(lines) for directory, lines in heard.items() if any(map(_has_moved, lines))}
-        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), failed, why)
+        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), why=why)
 
     def _end(self, *, failed: bool, why: str = "") -> None:
-        self._attempts.append(attempt := self._attempt(failed=failed, why=why))
-        if attempt not in stalls(self._attempts)[-1:]:
+        attempt = self._attempt(why)
+        if attempt not in stalls([*self._attempts, attempt])[-1:]:
             self._trained += attempt.seconds
+        self._attempts.append(replace(attempt, failed=failed))
 
     def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
         hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 _TRACEBACK = "Traceback (most recent call last):"
 _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)(: |$)")
+_LIBRARY = re.compile(r"\.so\b")
+"""In an ImportError of a shared library, which another rank may be building just then."""
 _NO_MODULE = re.compile(r"/.*: (No module named \S+|Error while finding module specification for .*)")
 _USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
 _REFUSED = re.compile(r"(\S.*: )?error: ", re.IGNORECASE)
@@ -33,7 +35,8 @@ def why_not_started(words: str, exitcode: int) -> str:
         return last if _REFUSED.match(last) and _USAGE.search(words) else ""
     if exitcode == 1 and (found := _NO_MODULE.fullmatch(last)):
         return found[1]
-    return last if exitcode == 1 and _BROKEN.match(last) and _was_starting(_last_traceback(lines), last) else ""
+    broken = exitcode == 1 and _BROKEN.match(last) and not _LIBRARY.search(last)
+    return last if broken and _was_starting(_last_traceback(lines), last) else ""
 
 
 def _was_starting(traceback: list[str], error: str) -> bool:

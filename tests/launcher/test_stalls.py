@@ -272,6 +272,8 @@ def test_steps_done_again_give_no_restart_back(block: TelemetryBlock) -> None:
     node.run(steps=5, seconds=0.06)
     assert node.fail(left=5) == 0
     node.run(steps=5, seconds=0.06)
+    node.restarts.interrupted()
+    node.run(steps=5, seconds=0.06)
     assert node.fail(left=4) == 0
     node.run(steps=6, seconds=0.06)
     assert node.fail(left=4) == 1

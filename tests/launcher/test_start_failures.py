@@ -41,6 +41,7 @@ MAY_HAVE_BEGUN = [
     ("after other code was executed", "exec('x = 1')\nimport nosuch\n"),
     ("after a context", "import warnings\nwith warnings.catch_warnings():\n    pass\nimport nosuch\n"),
     ("compiled late", "def f():\n    compile('def f(:', 'x', 'exec')\nf()\n"),
+    ("a library that another rank is building", "open('halfway.so', 'w').close()\nimport halfway\n"),
     ("another error", "raise ValueError('SyntaxError: x')\n"),
     ("something printed after it", "import atexit, sys\natexit.register(print, 'x', file=sys.stderr)\nimport nosuch\n"),
     ("another exit code", "import os, sys\nprint('ImportError: x', file=sys.stderr)\nsys.exit(3)\n"),
