@@ -100,9 +100,9 @@ class Beats:
         """Say that a save lasts; training stalls meanwhile."""
         with self.stall("save"):
             yield
-        self._line.at(step)
         if not self._has_optimizer and step > self._newest:
             self._line.step()
+        self._line.at(step)
         self._newest = max(step, self._newest)
 
     @contextmanager

@@ -167,9 +167,11 @@ class Line:
         self._words[_STALLED] += nanoseconds
 
     def leave(self) -> None:
-        """Say that the process takes leave."""
+        """Say that the process takes leave: when it did something last stands."""
+        beat = self._words[_BEAT]
         self._words[_PID] = 0
         self.enter("")
+        self._words[_BEAT] = beat
 
     def release(self) -> None:
         """Let go of the memory."""

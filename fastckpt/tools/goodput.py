@@ -3,8 +3,9 @@
 docs/events.md defines the causes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from fastckpt.tools.launches import Launch, Round, Sample
 
@@ -29,19 +30,23 @@ class Span:
 
 @dataclass
 class Steps:
-    """How far a training is, over all its launches, counted in steps of optimizers.
+    """How far a training is, over all its launches, counted in steps of optimizers or of the script: in the smaller.
 
     Attributes:
-        per_step: How many of these make one of the steps that the script counts.
+        per_step: How many of the optimizers' make one of those that the script counts.
         furthest: How many lie before the furthest point that was reached.
         new: Done for the first time.
         repeated: Done once more.
     """
 
-    per_step: int = 1
+    per_step: Fraction = Fraction(1)
     furthest: int = 0
     new: int = 0
     repeated: int = 0
+
+    def at(self, step: int, since: int = 0) -> int:
+        """How many lie before a step of the script; ``since`` are those that optimizers have done after it."""
+        return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
 
 
 @dataclass
@@ -70,12 +75,25 @@ def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
-def steps_per_step(launches: Iterable[Launch]) -> int:
-    """How many steps of optimizers make one of the steps that the script counts, such as two, or those of an epoch."""
-    samples = [sample for launch in launches for one in launch.rounds for sample in one.samples]
-    counted = [(sample.step - max(0, sample.loaded), sample.named) for sample in samples]
+def steps_per_step(launches: Iterable[Launch]) -> Fraction:
+    """How many steps of optimizers make one of the steps that the script counts, which may be epochs, or smaller ones.
+
+    So much of a training as one process did without a load tells it best.
+    """
+    counted = (pair for launch in launches for one in launch.rounds for pair in _counted(one.samples))
     script, optimizers = max(counted, default=(0, 0))
-    return max(1, round(optimizers / script)) if script > 0 else 1
+    return Fraction(optimizers, script) if script > 0 < optimizers else Fraction(1)
+
+
+def _counted(samples: Iterable[Sample]) -> Iterator[tuple[int, int]]:
+    """Steps of the script, and of optimizers, in the same time."""
+    firsts = dict[int, Sample]()
+    for sample in samples:
+        first = firsts.setdefault(sample.loaded, sample)
+        if 0 <= first.step < sample.step:
+            yield sample.step - first.step, sample.named - first.named
+        else:
+            yield sample.step - max(0, sample.loaded), sample.named
 
 
 def spend(launch: Launch, steps: Steps) -> Spent:
@@ -164,29 +182,25 @@ def _base(one: Round) -> int:
     return max((load.step for load in one.loads.values() if load.step > 0), default=0)
 
 
-def _position(sample: Sample, per_step: int) -> int:
-    """How many steps lie before the point that was reached."""
-    return max(0, sample.step) * per_step + sample.steps - sample.named
-
-
 def _repeats(one: Round, steps: Steps) -> int:
-    return 0 if trains_from(one) is None else max(0, steps.furthest - _base(one) * steps.per_step)
+    return 0 if trains_from(one) is None else max(0, steps.furthest - steps.at(_base(one)))
 
 
 def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
-    position, stalled = _base(one) * steps.per_step, 0
+    ready, named = tape.now, _base(one)
+    position, stalled = steps.at(named), 0
     for sample in one.samples:
-        if sample.at <= tape.now:
+        if sample.at <= ready:
             continue  # its workers did not have their states yet
-        is_last = sample is one.samples[-1] and one.is_over
-        reached = _position(sample, steps.per_step)
+        reached = steps.at(sample.step, sample.steps - sample.named)
+        if sample.step < named:
+            position = reached  # back at an earlier checkpoint
+        named = sample.step
         if reached <= position:
-            position = reached  # not further, or back at an earlier checkpoint
             continue
         again = max(0, min(steps.furthest, reached) - position)
-        instant = min(sample.beat if is_last else sample.at, halt)
-        tape.train(instant, sample.stalled - stalled, again, reached - position)
+        tape.train(min(sample.beat, halt), sample.stalled - stalled, again, reached - position)
         steps.new += reached - position - again
         steps.repeated += again
         steps.furthest = max(steps.furthest, reached)

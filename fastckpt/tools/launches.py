@@ -1,6 +1,6 @@
 """One launch on one node, as its events tell it: rounds of workers, and when each came how far."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fastckpt.tools.events import Event, nanoseconds, objects, text, whole
@@ -96,8 +96,8 @@ class Launch:
     Attributes:
         begin: Its first event, in nanoseconds of its monotonic clock; ``end`` its last one.
         wall: The wall clock at its first event, in nanoseconds since the epoch.
+        node: Its rank when nodes first met.
         outcome: ``succeeded``, ``failed``, ``stopped``; empty while it runs, and for ever if it was killed.
-        restarts: How many it was allowed.
         events: All of them.
     """
 
@@ -115,14 +115,35 @@ class Launch:
     events: Sequence[Event] = ()
 
 
-def launch_of(events: Sequence[Event]) -> Launch:
-    """What the events of one agent, at least one of them, in the order of its clock, tell."""
+def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
+    """Whether each checkpoint directory is ever loaded from, and how often at most one agent's workers saved to it.
+
+    The greater one tells how far training is: others may have numbers of steps of their own, or none for long.
+    """
+    found = dict[str, tuple[bool, int]]()
+    for event in (event for events in logs for event in events if event["event"] in _OF_DIRECTORY):
+        loaded, saves = found.get(text(event, "directory"), (False, 0))
+        loaded |= event["event"] in ("resumed", "started_fresh")
+        found[text(event, "directory")] = loaded, max(saves, whole(event, "saves", 0))
+    return found
+
+
+_OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
+
+
+def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) -> Launch:
+    """What the events of one agent, at least one of them, in the order of its clock, tell.
+
+    Of several checkpoint directories, the one of the greatest weight counts.
+    """
     first, last = events[0], events[-1]
     launch = Launch(_at(first), _at(last), round(first["time"] * 1e9), pid=first["pid"], events=events)
     launch.rounds.append(Round(launch.begin))
+    there = {text(event, "directory") for event in events if event["event"] in _OF_DIRECTORY}
+    directory = max(there, key=lambda name: (weights[name], name), default="")
     for event in events:
         tell = _TOLD.get(event["event"])
-        if tell is not None:
+        if tell is not None and (event["event"] not in _OF_DIRECTORY or text(event, "directory") == directory):
             tell(launch, event)
     return launch
 
@@ -152,7 +173,8 @@ def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> Round:
 def _rendezvous(launch: Launch, event: Event) -> None:
     last = launch.rounds[-1]
     one = _round_to_start(launch, _at(event), has_begun=last.met is not None)
-    one.met, launch.node = _at(event), whole(event, "node", 0)
+    one.met = _at(event)
+    launch.node = whole(event, "node", 0) if len(launch.rounds) == 1 else launch.node
 
 
 def _workers_started(launch: Launch, event: Event) -> None:
@@ -198,8 +220,6 @@ def _progress(launch: Launch, event: Event) -> None:
         loaded=max(-1, whole(far, "loaded", -1)),
         stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in said)),
     )
-    if one.samples and one.samples[-1].at == sample.at:
-        one.samples.pop()  # another checkpoint directory of the same workers, at the same instant
     one.samples.append(sample)
 
 

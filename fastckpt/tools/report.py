@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from fastckpt.tools import goodput
 from fastckpt.tools.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt.tools.goodput import Span, Spent, Steps, trains_from
-from fastckpt.tools.launches import Failure, Launch, Round, Sample, launch_of
+from fastckpt.tools.launches import Failure, Launch, Round, Sample, launch_of, weights
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of checkpoints; bytes and nanoseconds are those of all nodes together."""
+    """What became of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node."""
 
     saves: int = 0
     saved_bytes: int = 0
@@ -114,16 +114,16 @@ class Report:
 def report(logs: Iterable[Log]) -> Report:
     """The report on logs, oldest first: of several launches, of several nodes, torn or not to their end yet."""
     logs = list(logs)
-    found = [launch_of(events) for log in logs for events in launches(log)]
+    told = [events for log in logs for events in launches(log)]
+    heavy = weights(told)
+    found = [launch_of(events, heavy) for events in told]
     offsets = dict[tuple[str, str], int]()
-    chains = dict[int, list[Launch]]()
-    for launch in found:
-        chains.setdefault(launch.node, []).append(launch)
+    chains = _chains(found, [_offset(launch, offsets) for launch in found])
     nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
     progress = {node: Steps(goodput.steps_per_step(found)) for node in sorted(chains)}
     for node, steps in progress.items():
-        _see_in_hindsight(chains[node])
-        nodes[node] = [Placed(each, goodput.spend(each, steps), _offset(each, offsets)) for each in chains[node]]
+        _see_in_hindsight([launch for launch, _ in chains[node]])
+        nodes[node] = [Placed(launch, goodput.spend(launch, steps), offset) for launch, offset in chains[node]]
         times += [placed.spent.by_cause() for placed in nodes[node]]
         times += [{goodput.DOWN: gap} for gap in _gaps(nodes[node])]
         failures += _recoveries(nodes[node])
@@ -139,6 +139,28 @@ def report(logs: Iterable[Log]) -> Report:
     )
 
 
+def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[tuple[Launch, int]]]:
+    """The launches of each node one after the other, with their offsets: by the rank that they had at first.
+
+    If another one of that rank still ran, since ranks have changed, a launch follows one that had ended.
+    """
+    chains = dict[int, list[tuple[Launch, int]]]()
+    for launch, offset in zip(found, offsets, strict=True):
+        free = [node for node, chain in chains.items() if _had_ended(*chain[-1], launch, offset)]
+        node = launch.node
+        if node in chains and node not in free:
+            node = free[0] if free else max(chains) + 1
+        chains.setdefault(node, []).append((launch, offset))
+    return chains
+
+
+def _had_ended(before: Launch, offset: int, after: Launch, later: int) -> bool:
+    """Whether one launch had ended when another began; a host that was booted in between may have another clock."""
+    if before.host == after.host and before.boot != after.boot:
+        return True
+    return before.end + offset <= after.begin + later
+
+
 def _see_in_hindsight(chain: list[Launch]) -> None:
     """Where an agent was killed, workers had come further than it had recorded, if the next launch resumes there."""
     for before, after in pairwise(chain):
@@ -148,7 +170,7 @@ def _see_in_hindsight(chain: list[Launch]) -> None:
         step = max(load.step for load in following.loads.values())
         last = one.samples[-1] if one.samples else Sample(0, 0, 0, -1, 0, -1, 0)
         if step > last.step:
-            one.samples.append(replace(last, at=before.end, beat=before.end, step=step, named=last.steps))
+            one.samples.append(replace(last, at=before.end + 1, beat=before.end, step=step, named=last.steps))
 
 
 def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
@@ -221,45 +243,31 @@ def incidents(failures: Iterable[Recovery]) -> list[list[Recovery]]:
 # --- checkpoints
 
 
-@dataclass
-class _Sum:
-    last: dict[str, Event] = field(default_factory=dict)
-    seen: Counter[str] = field(default_factory=Counter)
-
-
 def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
-    """Saves are counted on the first node, which has a part in each."""
-    sums = {node: [_sum(placed.launch.events) for placed in chain] for node, chain in nodes.items()}
-    first = sums[min(sums)] if sums else []
-    everywhere = [one for chain in sums.values() for one in chain]
+    """Each node counts all saves, and of what it has persisted the whole: some may not have been there all the time."""
+    last = [[event for placed in chain for event in _last_progress(placed)] for chain in nodes.values()]
+    seen = Counter(e["event"] for chain in nodes.values() for placed in chain for e in placed.launch.events)
 
-    def number(of: list[_Sum], name: str) -> int:
-        return sum(max(0, whole(event, name, 0)) for one in of for event in one.last.values())
+    def numbers(name: str) -> list[int]:
+        return [sum(max(0, whole(event, name, 0)) for event in own) for own in last]
 
-    def seen(name: str) -> int:
-        return sum(one.seen[name] for one in everywhere)
-
-    times = [nanoseconds(event, "persist_seconds") or 0 for one in everywhere for event in one.last.values()]
+    times = [sum(max(0, nanoseconds(event, "persist_seconds") or 0) for event in own) for own in last]
     return Counts(
-        saves=number(first, "saves"),
-        saved_bytes=number(everywhere, "saved_bytes"),
-        skipped=number(first, "skipped"),
-        persisted=number(first, "persisted"),
-        persisted_bytes=number(everywhere, "persisted_bytes"),
-        persist_time=sum(times),
-        persist_failures=seen("persist_failed"),
-        uploads=seen("uploaded"),
-        bad_checkpoints=seen("bad_checkpoint"),
+        saves=max(numbers("saves"), default=0),
+        saved_bytes=sum(numbers("saved_bytes")),
+        skipped=max(numbers("skipped"), default=0),
+        persisted=max(numbers("persisted"), default=0),
+        persisted_bytes=max(numbers("persisted_bytes"), default=0),
+        persist_time=max(times, default=0),
+        persist_failures=seen["persist_failed"],
+        uploads=seen["uploaded"],
+        bad_checkpoints=seen["bad_checkpoint"],
     )
 
 
-def _sum(events: Iterable[Event]) -> _Sum:
-    found = _Sum()
-    for event in events:
-        found.seen[event["event"]] += 1
-        if event["event"] == "progress":
-            found.last[text(event, "directory")] = event
-    return found
+def _last_progress(placed: Placed) -> Iterable[Event]:
+    """What was counted in a launch, for each checkpoint directory."""
+    return {text(event, "directory"): event for event in placed.launch.events if event["event"] == "progress"}.values()
 
 
 def spans(chain: list[Placed]) -> Iterator[tuple[Placed, Span]]:

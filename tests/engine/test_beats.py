@@ -60,6 +60,7 @@ def test_saves_count_where_there_is_no_optimizer(block, beats):
         with beats.save(step):
             assert block.read(0).phase == "save"
     assert (block.read(0).steps, block.read(0).step, block.read(0).phase) == (2, 6, "")
+    assert block.read(0).named == 2, "the save is the step that it names, not one after it"
     optimizer().step()
     with beats.save(7):
         pass

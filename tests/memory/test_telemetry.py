@@ -71,8 +71,9 @@ def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
     line.at(50)
     line.step()
     assert (block.read(2).step, block.read(2).steps, block.read(2).named) == (50, 3, 2)
+    last = block.read(2).beat
     line.leave()
-    assert block.read(2).pid == 0
+    assert (block.read(2).pid, block.read(2).beat) == (0, last), "to leave is no work"
     line.begin(1, 2, 0)
     assert (block.read(2).steps, block.read(2).first, block.read(2).step) == (0, 0, -1)
 

@@ -36,13 +36,20 @@ class Story:
         self.at(started, "workers_started", pids={str(rank): 100 + rank for rank in range(self.ranks)})
         self.now = joined
         for rank in range(self.ranks):
-            self.tell("worker_joined", rank=rank, local_rank=rank, worker=100 + rank, imported=BOOT + imported)
+            self.tell(
+                "worker_joined",
+                directory="/run",
+                rank=rank,
+                local_rank=rank,
+                worker=100 + rank,
+                imported=BOOT + imported,
+            )
         return self
 
     def loads(self, instant: float, seconds: float, step: int = -1, tier: str = "memory") -> "Story":
         self.now, self._origin = instant, max(0, step)
         for rank in range(self.ranks):
-            told = {"rank": rank, "local_rank": rank, "seconds": seconds}
+            told = {"directory": "/run", "rank": rank, "local_rank": rank, "seconds": seconds}
             self.tell("resumed", step=step, history=1, tier=tier, **told) if step >= 0 else self.tell(
                 "started_fresh", **told
             )
@@ -55,6 +62,12 @@ class Story:
         said |= {"stalled": stalled, "beat": BOOT + (instant if beat is None else beat), "phase": ""}
         ranks = [{"local_rank": rank, **said} for rank in range(self.ranks)]
         return self.tell("progress", directory="/run", ranks=ranks, saves=steps // 2, saved_bytes=steps * 5)
+
+    def says(self, instant: float, *, directory: str = "/run", **said: Any) -> "Story":
+        """A sample of one worker, as it is; what is not given is as of one that did nothing yet."""
+        told = {"local_rank": 0, "step": -1, "steps": 0, "named": 0, "loaded": -1, "stalled": 0.0, "phase": ""}
+        told |= {"beat": BOOT + said.pop("beat", instant), **said}
+        return self.at(instant, "progress", directory=directory, ranks=[told], saves=said.get("step", 0))
 
     def dies(self, instant: float, rank: int = 1, exitcode: int = -9) -> "Story":
         return self.at(instant, "worker_died", rank=rank, local_rank=rank, worker_pid=100 + rank, exitcode=exitcode)

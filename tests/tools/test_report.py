@@ -146,21 +146,97 @@ def test_one_incident_may_strike_several_nodes():
 
 def test_an_optimizer_step_may_be_a_part_of_a_step():
     """Two optimizers: each step of the script is two; step 15 is resumed after 20 were done."""
-    story = started()
-    ranks = [{"local_rank": 0, "step": 20, "steps": 40, "named": 40, "loaded": -1, "stalled": 0, "beat": 5030.0}]
-    story.at(30, "progress", directory="/run", ranks=ranks).dies(30).stops(30)
-    story.starts(31, 31, 31, 31).loads(32, 1, step=15)
-    ranks = [{"local_rank": 0, "step": 25, "steps": 20, "named": 20, "loaded": 15, "stalled": 0, "beat": 5042.0}]
-    found = report([story.at(42, "progress", directory="/run", ranks=ranks).finishes(42, 42).log])
+    story = started(ranks=1).says(30, step=20, steps=40, named=40).dies(30).stops(30)
+    story.starts(31, 31, 31, 31).loads(32, 1, step=15).says(42, step=25, steps=20, named=20, loaded=15)
+    found = report([story.finishes(42, 42).log])
     assert (found.steps.per_step, found.steps.new, found.steps.repeated) == (2, 50, 10)
     assert seconds(found)["repeated"] == 5
 
 
+def test_an_optimizer_step_may_be_several_of_the_script():
+    """Gradients of four steps are accumulated; saves are at every 20th, and it dies after 16 more."""
+    story = (
+        started(ranks=1).says(30, step=20, steps=5, named=5).says(66, step=40, steps=14, named=10).dies(66).stops(66)
+    )
+    story.starts(67, 67, 67, 67).loads(67, 0, step=40)
+    story.says(127, step=100, steps=15, named=15, loaded=40).finishes(127, 127)
+    found = report([story.log])
+    assert (found.steps.per_step * 4, found.steps.new, found.steps.repeated) == (1, 100, 16)
+    assert [failure.repeated for failure in found.failures] == [16] and seconds(found)["repeated"] == 16
+
+
+def test_steps_that_are_no_multiple_are_none_that_were_repeated():
+    """A second optimizer at every fifth step: 120 for 100 steps of the script."""
+    story = started(ranks=1)
+    for number in range(1, 1000):
+        story.says(10 + number, step=number // 100 * 100, named=number // 100 * 120, steps=number + number // 5)
+    found = report([story.finishes(1010, 1010).log])
+    assert (found.steps.new, found.steps.repeated) == (999 + 999 // 5, 0)
+
+
+def test_a_second_checkpointer_has_steps_of_its_own():
+    """Its directory has the best state, by epoch; it is there before the other, and loads nothing."""
+    story = started(ranks=1)
+    for instant in (20, 30.5):
+        steps = int(instant) - 10
+        story.says(instant, step=steps // 5 * 5, steps=steps, named=steps // 5 * 5)
+        story.says(instant, directory="/a", step=steps // 10, steps=steps, named=steps // 10 * 10)
+    story.dies(30.5).stops(30.5).at(31, "worker_joined", directory="/a", local_rank=0).starts(31, 31, 31, 32)
+    story.loads(33, 1, step=15)
+    for instant in (36, 43, 53):
+        steps = instant - 33
+        story.says(instant, directory="/a", step=2 if instant > 40 else -1, steps=steps, named=7 if instant > 40 else 0)
+        story.says(instant, step=15 + steps // 5 * 5, steps=steps, named=steps // 5 * 5, loaded=15)
+    found = report([story.finishes(53, 53).log])
+    assert (found.steps.new, found.steps.repeated, found.failures[0].repeated) == (35, 5, 5)
+    assert seconds(found)["repeated"] == pytest.approx(5)
+    assert found.counts.saves == 35 + 2
+
+
+def test_what_follows_the_last_step_is_no_step():
+    """It evaluates for a minute when all is trained; the agent looks at it meanwhile."""
+    story = started().trains(20, 10).trains(40, 15, beat=25).trains(85, 15, beat=25)
+    found = report([story.finishes(86, 87).log])
+    assert seconds(found) == START | {"useful": 15, "end": 87 - 25}
+
+
 def test_a_rollback_in_a_process_does_not_count_twice():
-    story = started().trains(20, 10)
-    ranks = [{"local_rank": 0, "step": 12, "steps": 15, "named": 15, "loaded": 7, "stalled": 0, "beat": 5025.0}]
-    found = report([story.at(25, "progress", directory="/run", ranks=ranks).finishes(25, 25).log])
+    story = started().trains(20, 10).says(25, step=12, steps=15, named=15, loaded=7)
+    found = report([story.finishes(25, 25).log])
     assert found.steps.new == 12
+
+
+def test_steps_that_a_killed_agent_did_not_record_were_done():
+    """The next launch resumes step 18: the last event told of 10."""
+    second = Story(pid=11, start=40).starts(41, 42, 45, 48).loads(50, 1, step=18).trains(60, 10)
+    found = report([started().trains(20, 10).log, second.finishes(60, 61).log])
+    assert (found.steps.new, found.steps.repeated) == (28, 0)
+    assert seconds(found)["useful"] == 20 and seconds(found)["down"] == 20
+
+
+def test_the_ranks_of_nodes_may_change():
+    """Node 0 is gone, and node 1 goes on in its place: it has not repeated what it did at the same time."""
+    gone, stays = started(pid=10).trains(30, 20), started(node=1, pid=11).trains(30, 20).stops(31)
+    for step in range(20, 26):
+        stays.at(10 + step, "persisted", step=step, bytes=70, seconds=0.5)
+    stays.node = 0
+    stays.starts(36, 37, 38, 39).loads(40, 1, step=20).trains(60, 20).finishes(60, 61)
+    found = report([gone.log, stays.log])
+    assert {node: [placed.launch.pid for placed in chain] for node, chain in found.nodes.items()} == {0: [10], 1: [11]}
+    assert (found.steps.new, found.steps.repeated) == (40, 0) and seconds(found)["useful"] == 60
+    comes = Story(node=1, pid=12, start=70, boot="boot-2").starts(71, 72, 73, 74)
+    found = report([gone.log, stays.log, comes.log])
+    assert [[placed.launch.pid for placed in chain] for chain in found.nodes.values()] == [[10], [11, 12]]
+
+
+def test_what_all_nodes_persist_together_counts_once():
+    def told(node: int, took: float) -> Story:
+        counts = {"saves": 4, "saved_bytes": 80, "persisted": 2, "persisted_bytes": 300, "persist_seconds": took}
+        return started(node=node, pid=10 + node).at(20, "progress", directory="/run", ranks=[], **counts)
+
+    found = report([told(0, 2.0).log, told(1, 3.0).log]).counts
+    assert (found.saves, found.saved_bytes, found.persisted, found.persisted_bytes) == (4, 160, 2, 300)
+    assert found.persist_time == 3 * 10**9
 
 
 # --- whatever a log says
