@@ -62,7 +62,7 @@ class HangWatch:
         read: What each local rank said last, by checkpoint directory.
 
     Attributes:
-        killed: The pids of workers that were killed because they hung.
+        killed: The pids of workers that were killed because they hung, since they were started last.
     """
 
     def __init__(self, setting: str, read: Callable[[], Mapping[str, Sequence[Telemetry]]]) -> None:
@@ -90,6 +90,7 @@ class HangWatch:
 
     def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
         """Watch new workers of this node, whose processes are given by local rank."""
+        self.killed.clear()
         self._pids = dict(pids)
         self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
         self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
@@ -209,8 +210,8 @@ class HangWatch:
         if spoke.issuperset(ranks):
             logger.info("workers that were silent went on while they were asked for their stacks")
             return None
-        lately = max(sights[rank].silent for rank in ranks) / 2
-        spoke |= {rank for rank, sight in sights.items() if sight.silent < lately and rank not in ranks}
+        lately = max(sights[rank].own for rank in ranks) / 2
+        spoke |= {rank for rank, sight in sights.items() if sight.own < lately and rank not in ranks}
         witnesses = {}
         for rank, pid in self._pids.items():
             line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())

@@ -16,7 +16,7 @@ class Pace:
     """How long steps take: the slowest of the recent ones; and starts.
 
     Attributes:
-        start: Seconds from the slowest start of workers to their first step; 0 as long as there was none.
+        start: Seconds from the slowest start of workers to their first step, or how far towards it they have come.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,7 @@ class Pace:
     def see(self, lines: Lines) -> None:
         """Take note of what workers say."""
         for rank, line in lines.items():
-            if line.first:
-                self.start = max(self.start, line.first / 1e9 - self._began)
+            self.start = max(self.start, (line.first or line.beat) / 1e9 - self._began)
             if line.phase:
                 self._last.pop(rank, None)  # the time that it takes is no step's
                 continue

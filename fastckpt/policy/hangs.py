@@ -64,6 +64,11 @@ class Sight:
         """Whether it has done its first step, and nothing else is known to occupy it."""
         return self.steps > 0 and not self.phase
 
+    @property
+    def own(self) -> float:
+        """Seconds of its silence that are not another's."""
+        return self.silent - self.waited if self.takes_steps else self.silent
+
 
 @dataclass(frozen=True)
 class Witness:
@@ -135,10 +140,10 @@ def occupied(sights: Sequence[Sight], limits: Limits) -> bool:
 
 def _is_late(sight: Sight, limits: Limits) -> bool:
     if sight.takes_steps:
-        return sight.silent - sight.waited > limits.step
+        return sight.own > limits.step
     if sight.phase:
-        return sight.silent > (sight.allowed or limits.phase)
-    return sight.silent > max(limits.phase, limits.first)
+        return sight.own > (sight.allowed or limits.phase)
+    return sight.own > max(limits.phase, limits.first)
 
 
 def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:

@@ -150,7 +150,9 @@ def test_what_workers_before_them_said_is_not_theirs(node: Node):
     node.train()
     assert not node.hangs()
     time.sleep(TIMEOUT)
+    node.watch.killed.add(node.workers[0].pid)
     node.start()
+    assert node.watch.killed == set(), "that number may be another's now"
     assert not node.hangs_within(TIMEOUT + LONGER), "they may take long to begin"
     node.train(0)
     assert not node.hangs_within(TIMEOUT + LONGER), "and so may one for which the other waits"
@@ -245,6 +247,8 @@ def test_time_in_phases_is_no_steps_and_starts_are_remembered():
     pace.begin(500.0)
     pace.see({0: Telemetry(beat=510 * at, steps=1, pid=1, first=510 * at)})
     assert pace.start == 90, "the longest"
+    pace.see({0: Telemetry(beat=700 * at, pid=1)})
+    assert pace.start == 200, "it has its checkpointer, and has yet to do a step"
 
 
 def test_a_rank_has_waited_only_since_it_spoke():

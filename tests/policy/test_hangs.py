@@ -50,6 +50,10 @@ def test_a_start_may_take_longer_than_those_before(setting):
     assert hung([Sight(0, 3700, 9)], slow, 0) == [0]
 
 
+def test_only_who_takes_steps_waits():
+    assert [Sight(0, 9, 1, waited=8).own, Sight(0, 9, waited=8).own, Sight(0, 9, 1, "save", waited=8).own] == [1, 9, 9]
+
+
 def test_who_has_waited_for_another_is_not_late_when_that_one_is_done():
     evaluates, waits = Sight(0, 800, 9, "evaluation", 900), Sight(1, 803, 9, waited=799)
     assert occupied([evaluates, waits], SECONDS)
