@@ -1,5 +1,6 @@
 """Saves that overlap with training hold what the state was when they were made, whatever training does meanwhile."""
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.engine import still
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ConfigError, OverlapError
+from fastckpt.format.plan import Plan, Planner
 from tests.ddp.conftest import Ranks
-from tests.ddp.overlapping import Held, assert_right, batch, in_memory, net, newest
+from tests.ddp.overlapping import Held, assert_right, batch, in_memory, net, newest, proven
 from tests.format.baking import assert_same, reference
 
 Optimizer = torch.optim.Optimizer
@@ -199,3 +201,237 @@ class TestModels:
             one.prepare(state())
             assert in_memory(one)[0] == step
             assert_same(in_memory(one)[1], wanted)
+
+
+class Flat(torch.nn.Module):
+    """Parameters and a buffer are parts of one storage, as some libraries lay them out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(30)
+        self.a = torch.nn.Parameter(flat[:10])
+        self.b = torch.nn.Parameter(flat[10:20])
+        self.register_buffer("mean", flat[20:])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.mean.add_(1)
+        return inputs.sum() * self.a.exp() + self.b
+
+
+class Odd(torch.nn.Module):
+    """A parameter that is not contiguous, one of no dimension, and one that is shared by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.randn(3, 4).t())
+        self.b = torch.nn.Parameter(torch.tensor(0.5))
+        self.c = self.d = torch.nn.Parameter(torch.randn(5, 2)[:, :1])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs @ self.a).sum() * self.b + (self.c * self.d).sum()
+
+
+class TestLayouts:
+    @pytest.mark.parametrize("kind", [Flat, Odd])
+    def test_each_kind(self, ranks: Ranks, said: pytest.LogCaptureFixture, kind: type[torch.nn.Module]):
+        model = kind()
+        optimizer = adam(model)
+        state = whole(model, optimizer)
+        one = start(ranks, optimizer)
+        assert_right(one, lambda: learn(model, optimizer), state, after_save=lambda: model(batch()))
+        assert "was written to" not in said.text
+
+    def test_weights_in_the_state_twice_and_in_parts(self, ranks: Ranks):
+        model = net()
+        optimizer = adam(model)
+
+        def state() -> dict[str, Any]:
+            weight = model[0].weight
+            return whole(model, optimizer)() | {"row": weight[0], "again": weight.detach(), "list": [weight.data] * 2}
+
+        one = start(ranks, optimizer)
+        assert_right(one, lambda: learn(model, optimizer), state)
+
+    def test_a_storage_waits_only_if_all_of_it_stands_still(self):
+        model, flat = net(), Flat()
+        optimizer = torch.optim.SGD([*model.parameters(), *flat.parameters()], momentum=0.9)
+        learn(model, optimizer)
+        frozen = {"given": torch.ones(4)}
+        state = {"net": model.state_dict(), "flat": flat.state_dict(), "o": optimizer.state_dict(), **frozen}
+        state["row"] = model[3].weight[0]
+        plan = Planner().plan(state)
+        found = still.Still([plan], [optimizer])
+        deferred = {
+            path for (_, index), path in zip(plan.tensors, plan.paths, strict=True) if is_in(found, plan, index)
+        }
+        weights = [f"state['net']['{name}']" for name, _ in model.named_parameters() if name != "3.weight"]
+        momenta = [f"state['o']['state'][{i}]['momentum_buffer']" for i in range(len(list(model.parameters())))]
+        assert deferred == {*weights, *momenta}
+
+
+def is_in(found: still.Still, plan: Plan, index: int) -> bool:
+    return bool(found.part([(0, plan.storages[index], 1)])[1])
+
+
+WRITES: dict[str, Callable[[torch.nn.Sequential], object]] = {
+    "clipped": lambda model: torch.no_grad()(lambda: model[0].weight.clamp_(-0.01, 0.01))(),
+    "clipped all at once": lambda model: torch.no_grad()(lambda: torch._foreach_mul_(list(model.parameters()), 0.5))(),
+    "loaded": lambda model: model.load_state_dict(net().state_dict()),
+    "initialised": lambda model: torch.nn.init.zeros_(model[0].weight),
+    "through a view": lambda model: model[0].weight.detach()[1].fill_(7),
+}
+
+
+class TestChanges:
+    """Weights that something else than an optimizer's step changes."""
+
+    def test_before_the_save_nothing_is_wrong(self, ranks: Ranks, said: pytest.LogCaptureFixture):
+        model = net()
+        optimizer = adam(model)
+
+        def iterate() -> None:
+            learn(model, optimizer)
+            WRITES["clipped"](model)
+
+        assert_right(start(ranks, optimizer), iterate, whole(model, optimizer))
+        assert "was written to" not in said.text
+
+    @pytest.mark.parametrize("write", WRITES)
+    def test_once_while_they_are_copied_loses_the_save_and_ends_overlap(
+        self, ranks: Ranks, said: pytest.LogCaptureFixture, write: str
+    ):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        proven(one, optimizer, whole(model, optimizer))
+        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        WRITES[write](model)
+        assert not said.records
+        optimizer.step()
+        warnings = [record.message for record in said.records if "overlap with" in record.message]
+        assert len(warnings) == 1
+        assert "state['model']['0.weight'] was written to between the save of step 1 and the next step" in warnings[0]
+        assert "was not saved" in warnings[0] and newest(one)[0] == 0
+        wanted = reference(whole(model, optimizer)())
+        result = one.save_checkpoint(2, whole(model, optimizer)())
+        assert (result.saved, result.pending, result.skipped) == (True, False, 1)
+        assert "step 1 of history 1 was not saved: state['model']['0.weight'] was written to" in result.trouble
+        assert_same(in_memory(one), (2, wanted))
+        assert one.save_checkpoint(3, whole(model, optimizer)()).trouble == ""
+
+    def test_in_each_forward_is_found_before_any_save_is_lost(self, ranks: Ranks, said: pytest.LogCaptureFixture):
+        model = torch.nn.Sequential(torch.nn.Embedding(9, 4, max_norm=0.1), torch.nn.Linear(4, 1))
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            model(torch.arange(9)).sum().backward()
+            optimizer.step()
+            wanted = reference(whole(model, optimizer)())
+            result = one.save_checkpoint(step, whole(model, optimizer)())
+            assert (result.saved, result.pending, result.skipped, result.trouble) == (True, False, 0, "")
+            assert_same(in_memory(one), (step, wanted))
+        assert said.text.count("state['model']['0.weight'] was written to") == 1
+
+    def test_a_weight_that_is_replaced_was_copied_as_it_was(self, ranks: Ranks):
+        model = net()
+        optimizer = adam(model)
+
+        def replace() -> None:
+            model[0].weight.data = model[0].weight.data.clamp(-0.01, 0.01)
+
+        one = start(ranks, optimizer)
+        assert_right(one, lambda: learn(model, optimizer), whole(model, optimizer), after_save=replace)
+
+    def test_an_operation_that_is_under_way_as_the_copy_ends(self, ranks: Ranks, held: Held):
+        """It shows only when it is over: then the save is lost, or it holds nothing of what was written."""
+        model = torch.nn.Linear(2000, 2000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        one = start(ranks, optimizer)
+        proven(one, optimizer, whole(model, optimizer))
+        writes = threading.Event()
+        held.holds, held.on["overlap.copy"] = False, lambda: writes.wait(60)
+        wanted = reference(whole(model, optimizer)())
+        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        with torch.no_grad():
+            writes.set()
+            model.weight.exp_()
+        optimizer.step()
+        step, found = in_memory(one)
+        if step == 1:
+            assert_same(found, wanted)
+        assert not one.save_checkpoint(2, whole(model, optimizer)()).pending
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "1")
+
+
+@pytest.mark.usefixtures("checked")
+class TestChecked:
+    """With FASTCKPT_CHECK_OVERLAP=1 what versions do not show is found, too."""
+
+    def test_nothing_is_said_of_what_is_right(self, ranks: Ranks):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        learn(model, optimizer)
+        for step in range(3):
+            wanted = reference(whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)()).pending
+            learn(model, optimizer)
+            assert_same(in_memory(one), (step, wanted))
+
+    def test_an_unseen_write_raises_in_the_next_step(self, ranks: Ranks, held: Held):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        held.holds = False
+        learn(model, optimizer)
+        one.save_checkpoint(1, whole(model, optimizer)())
+        model[3].bias.data.clamp_(-0.01, 0.01)
+        with pytest.raises(OverlapError, match=r"state\['model'\]\['3.bias'\] changed between the save of step 1"):
+            optimizer.step()
+        assert newest(one) is None
+        optimizer.step()
+        result = one.save_checkpoint(2, whole(model, optimizer)())
+        assert result.skipped == 1 and "3.bias" in result.trouble
+
+    def test_so_does_one_that_was_taken_back(self, ranks: Ranks, held: Held):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        learn(model, optimizer)
+        weight = model[0].weight.data
+        before = weight.clone()
+        written, copied = threading.Event(), threading.Event()
+        held.holds, held.on["overlap.copy"] = False, lambda: written.wait(60)
+        one.save_checkpoint(1, whole(model, optimizer)())
+        weight.zero_()
+        held.on["overlap.compare"] = copied.set
+        written.set()
+        assert copied.wait(60)
+        weight.copy_(before)
+        with pytest.raises(OverlapError, match=r"0.weight"):
+            one.wait_latest_checkpoint()
+
+    def test_at_the_end_it_raises_when_all_is_closed(self, ranks: Ranks):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        one.save_checkpoint(1, whole(model, optimizer)())
+        model[0].weight.data.zero_()
+        with pytest.raises(OverlapError):
+            one.close()
+        one.close()
+        optimizer.step()
+
+    def test_a_write_that_shows_is_no_error(self, ranks: Ranks):
+        model = net()
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        one.save_checkpoint(1, whole(model, optimizer)())
+        WRITES["clipped"](model)
+        optimizer.step()
+        assert not one.save_checkpoint(2, whole(model, optimizer)()).pending
