@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,8 +17,18 @@ A rank that dies or gives up is no reason to wait: who launched it ends the othe
 """
 
 
+Answers = Callable[[], list[Any]]
+
+
 class Agreement(Protocol):
     """A collective of all ranks: called by each of them, in the same order."""
+
+    def say(self, value: Any) -> Answers:
+        """Let the others know (JSON), without waiting for them; what every rank says, in the order of ranks.
+
+        The function returned waits for all, and is called once before the next `say`.
+        """
+        ...
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank says (JSON), in the order of ranks."""
@@ -27,9 +38,14 @@ class Agreement(Protocol):
 class Alone:
     """The agreement of a job of one."""
 
+    def say(self, value: Any) -> Answers:
+        """What the one rank says."""
+        said = json.dumps(value)
+        return lambda: [json.loads(said)]
+
     def gather(self, value: Any) -> list[Any]:
         """What the one rank says."""
-        return [json.loads(json.dumps(value))]
+        return self.say(value)()
 
 
 class StoreAgreement:
@@ -40,13 +56,24 @@ class StoreAgreement:
     def __init__(self) -> None:
         self._store = dist.distributed_c10d.PrefixStore("fastckpt", dist.distributed_c10d._get_default_store())
 
+    def say(self, value: Any) -> Answers:
+        """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come."""
+        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._rounds)
+        keys = [f"{number}/{each}" for each in range(world)]
+        self._store.set(keys[rank], json.dumps(value))
+
+        def answers() -> list[Any]:
+            self._store.wait(keys, TIMEOUT)
+            said = [json.loads(self._store.get(key)) for key in keys]
+            if number:  # whoever spoke in this round has heard the one before
+                self._store.delete_key(f"{number - 1}/{rank}")
+            return said
+
+        return answers
+
     def gather(self, value: Any) -> list[Any]:
         """What every rank says; raises torch's DistStoreError if a rank does not come."""
-        world, number = dist.get_world_size(), next(self._rounds)
-        keys = [f"{number}/{rank}" for rank in range(world)]
-        self._store.set(keys[dist.get_rank()], json.dumps(value))
-        self._store.wait(keys, TIMEOUT)
-        return [json.loads(self._store.get(key)) for key in keys]
+        return self.say(value)()
 
 
 def agreement(world_size: int) -> Agreement:

@@ -16,6 +16,7 @@ from fastckpt.policy.retention import (
     KeepEvery,
     KeepEveryMinutes,
     KeepLast,
+    KeepMeasured,
     Policy,
     measured,
 )
@@ -24,6 +25,9 @@ from fastckpt.storage.store import Kept, Store, normalised, open_store
 logger = logging.getLogger(__name__)
 
 DeleteFunction = Callable[[str], None]
+
+EPOCH = "epoch"
+"""The metric that a checkpoint at the end of an epoch carries."""
 
 
 class CheckpointDeletionStrategy(ABC):
@@ -89,6 +93,13 @@ class KeepBestStrategy(_PolicyStrategy):
         super().__init__(KeepBest(max_to_keep, metric, mode), checkpoint_dir)
 
 
+class KeepEpochStrategy(_PolicyStrategy):
+    """Keeps the checkpoints saved with ``metrics={"epoch": ...}``, as scripts do at the end of one, and the newest."""
+
+    def __init__(self, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepMeasured(EPOCH), checkpoint_dir)
+
+
 class KeepAnyStrategy(_PolicyStrategy):
     """Keeps what at least one of several strategies keeps, each of them one of those above."""
 
@@ -107,7 +118,14 @@ class KeepAnyStrategy(_PolicyStrategy):
         super().__init__(policy, directories[0])
 
 
-_OURS = (KeepLatestStepStrategy, KeepStepIntervalStrategy, KeepTimeIntervalStrategy, KeepBestStrategy, KeepAnyStrategy)
+_OURS = (
+    KeepLatestStepStrategy,
+    KeepStepIntervalStrategy,
+    KeepTimeIntervalStrategy,
+    KeepBestStrategy,
+    KeepEpochStrategy,
+    KeepAnyStrategy,
+)
 
 
 def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[_PolicyStrategy]:

@@ -193,9 +193,9 @@ class Keeper:
 
     def status(self, writer: int) -> Status:
         """How far persistence is."""
-        durable = self.persister.durable
-        wanted = sum(len(slot.wanted) for slot in self.slots)
-        return Status(self.persister.waiting + wanted, list(durable or ()), self.news(writer), self.persister.trouble)
+        way = self.persister
+        waiting = way.waiting + sum(len(slot.wanted) for slot in self.slots)
+        return Status(waiting, list(way.durable or ()), self.news(writer), way.trouble, way.tally.since)
 
     async def close(self) -> bool:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.

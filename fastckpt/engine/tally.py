@@ -1,6 +1,7 @@
 """What became of the checkpoints of one directory, counted by the saver for the end of the job."""
 
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ class Tally:
         resumes: How many times a job was resumed, by tier.
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
-        durable: The newest one that is.
+        durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
     """
 
     directory: str
@@ -43,6 +44,7 @@ class Tally:
     bad: list[str] = field(default_factory=list)
     wanted: SaveId | None = None
     durable: SaveId | None = None
+    since: float = 0.0
 
     @property
     def lacking(self) -> SaveId | None:
@@ -62,7 +64,8 @@ class Tally:
 
     def made_durable(self, save: SaveId, size: int, seconds: float) -> None:
         """A checkpoint of ``size`` bytes is."""
-        self.durable = max(self.durable or save, save)
+        if self.durable is None or self.durable < save:
+            self.durable, self.since = save, time.monotonic()
         self.persisted += 1
         self.size += size
         self.seconds += seconds

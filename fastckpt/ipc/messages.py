@@ -187,12 +187,15 @@ class Status:
         newest: History and step of the newest durable checkpoint; empty for none.
         persisted: As in Granted.
         trouble: The last failure of a persist that no later one has made good; empty for none.
+        since: When the newest durable checkpoint became that, in seconds of the monotonic clock; 0 if it was before
+            this saver.
     """
 
     waiting: int
     newest: list[int]
     persisted: list[list[int]]
     trouble: str
+    since: float = 0.0
 
 
 @dataclass(frozen=True)

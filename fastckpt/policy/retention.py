@@ -7,7 +7,7 @@ checkpoints that it did not keep, and with newer ones to come, it decides on the
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 from fastckpt.errors import ConfigError, ProtocolError
@@ -133,6 +133,23 @@ class KeepBest:
 
 
 @dataclass(frozen=True)
+class KeepMeasured:
+    """Keeps those of which a metric was measured, whatever it is, such as the epoch that ends there; and the newest."""
+
+    metric: str
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.metric, str) and self.metric):
+            raise ConfigError(f"the metric to keep what has it is {self.metric!r}; give its name")
+
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        entries = list(entries)
+        measured = (entry.id for entry in entries if _is_finite(entry.metrics.get(self.metric)))
+        return frozenset(measured) | _newest(entry.id for entry in entries)
+
+
+@dataclass(frozen=True)
 class KeepAny:
     """Keeps what at least one of some policies keeps."""
 
@@ -148,7 +165,7 @@ class KeepAny:
         return frozenset(id for policy in self.policies for id in policy(entries))
 
 
-Policy: TypeAlias = KeepAll | KeepLast | KeepEvery | KeepEveryMinutes | KeepBest | KeepAny
+Policy: TypeAlias = KeepAll | KeepLast | KeepEvery | KeepEveryMinutes | KeepBest | KeepMeasured | KeepAny
 
 
 def measured(metrics: object) -> dict[str, float]:
@@ -175,44 +192,38 @@ def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+_NAMES: dict[str, type[Policy]] = {
+    "all": KeepAll,
+    "last": KeepLast,
+    "every": KeepEvery,
+    "minutes": KeepEveryMinutes,
+    "best": KeepBest,
+    "measured": KeepMeasured,
+}
+
+
 def to_json(policy: Policy) -> dict[str, Any]:
     """A policy as a JSON object, such as ``{"keep": "last", "n": 3}``."""
-    match policy:
-        case KeepLast(n):
-            return {"keep": "last", "n": n}
-        case KeepEvery(k):
-            return {"keep": "every", "k": k}
-        case KeepEveryMinutes(minutes):
-            return {"keep": "minutes", "minutes": minutes}
-        case KeepBest(n, metric, mode):
-            return {"keep": "best", "n": n, "metric": metric, "mode": mode}
-        case KeepAny(policies):
-            return {"keep": "any", "of": [to_json(part) for part in policies]}
-        case KeepAll():
-            return {"keep": "all"}
+    if isinstance(policy, KeepAny):
+        return {"keep": "any", "of": [to_json(part) for part in policy.policies]}
+    (name,) = (name for name, kind in _NAMES.items() if isinstance(policy, kind))
+    return {"keep": name, **vars(policy)}
 
 
 def from_json(value: object, depth: int = DEEPEST) -> Policy:
     """Read what `to_json` gave; raises ProtocolError with the value for anything else, or for deeper unions."""
     if depth < 0:
         raise ProtocolError(f"a retention policy is nested deeper than {DEEPEST} unions")
-    fields = dict(value) if isinstance(value, Mapping) else {}
-    known: dict[object, tuple[type[Policy], set[str]]] = {
-        "all": (KeepAll, set()),
-        "last": (KeepLast, {"n"}),
-        "every": (KeepEvery, {"k"}),
-        "minutes": (KeepEveryMinutes, {"minutes"}),
-        "best": (KeepBest, {"n", "metric", "mode"}),
-    }
-    keep = fields.pop("keep", None)
+    given = dict(value) if isinstance(value, Mapping) else {}
+    keep = given.pop("keep", None)
     try:
-        if keep == "any" and fields.keys() == {"of"} and isinstance(fields["of"], list):
-            return KeepAny(tuple(from_json(part, depth - 1) for part in fields["of"]))
-        if isinstance(keep, str) and keep in known and fields.keys() == known[keep][1]:
-            return known[keep][0](**fields)
+        if keep == "any" and given.keys() == {"of"} and isinstance(given["of"], list):
+            return KeepAny(tuple(from_json(part, depth - 1) for part in given["of"]))
+        if isinstance(keep, str) and keep in _NAMES and given.keys() == {field.name for field in fields(_NAMES[keep])}:
+            return _NAMES[keep](**given)
     except ConfigError as error:
         raise ProtocolError(f"a retention policy cannot be: {error}") from error
-    raise ProtocolError(f"a retention policy is {str(value)[:200]!r}; known are any, {', '.join(map(str, known))}")
+    raise ProtocolError(f"a retention policy is {str(value)[:200]!r}; known are any, {', '.join(_NAMES)}")
 
 
 def _newest(ids: Iterable[Id]) -> frozenset[Id]:

@@ -18,6 +18,7 @@ from fastckpt.policy.retention import (
     KeepEvery,
     KeepEveryMinutes,
     KeepLast,
+    KeepMeasured,
     from_json,
     measured,
     to_json,
@@ -101,6 +102,9 @@ def test_keeps_every_ten_minutes(minutes, times, kept):
         (KeepBest(1, "loss", "max"), [math.inf, 5, math.nan], [2, 3]),
         (KeepBest(1, "accuracy"), [1, 2, 3], [3]),
         (KeepBest(1, "loss"), [], []),
+        (KeepMeasured("loss"), [None, 5, None, math.nan, 0, None], [2, 5, 6]),
+        (KeepMeasured("epoch"), [1, 2], [2]),
+        (KeepMeasured("loss"), [], []),
     ],
 )
 def test_keeps_the_best(policy, losses, kept):
@@ -113,6 +117,7 @@ policies = st.recursive(
         st.builds(KeepLast, st.integers(1, 9)),
         st.builds(KeepEvery, st.integers(1, 9)),
         st.builds(KeepEveryMinutes, st.sampled_from([0.01, 1, 2.5, 10, 60])),
+        st.builds(KeepMeasured, st.sampled_from(["loss", "accuracy"])),
         st.builds(KeepBest, st.integers(1, 4), st.sampled_from(["loss", "accuracy"]), st.sampled_from(["min", "max"])),
     ),
     lambda inner: st.builds(lambda parts: KeepAny(tuple(parts)), st.lists(inner, min_size=1, max_size=3)),
@@ -198,6 +203,7 @@ def test_json_of_unions_is_read_to_a_depth():
         {"keep": "any", "of": [{"keep": "all"}], "n": 1},
         {"keep": "best", "n": 1, "metric": "loss"},
         *({"keep": "best", "n": 1, "metric": metric, "mode": "min"} for metric in ("", 3, None, [])),
+        *({"keep": "measured", "metric": metric} for metric in ("", 3, None, [])),
         *({"keep": "best", "n": 1, "metric": "loss", "mode": mode} for mode in ("", "least", None, [])),
     ],
 )
