@@ -62,7 +62,9 @@ class Measurement:
         busy: Seconds of one with a snapshot and no persist, its stall left out.
         snapshot: Seconds by which a snapshot delayed training: its stall, and the iteration that it slowed down.
         slowdown: Seconds by which an iteration took longer while a persist was under way.
-        durations: Seconds that each persist took which ended in the window, from the beginning of its snapshot.
+        persisting: In how many iterations a persist was under way.
+        persists: How many ended.
+        durations: Seconds that each of them took, from the beginning of its snapshot.
         overruns: How many were due before the one before had ended.
         waited: Seconds that training waited for those to end, in the whole window.
     """
@@ -75,6 +77,8 @@ class Measurement:
     busy: Estimate = NOTHING
     snapshot: Estimate = NOTHING
     slowdown: Estimate = NOTHING
+    persisting: int = 0
+    persists: int = 0
     durations: tuple[float, ...] = ()
     overruns: int = 0
     waited: float = 0.0
@@ -102,7 +106,7 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
     kinds: dict[tuple[bool, bool], list[float]] = {}
     for each, seconds in zip(iterations, work, strict=True):
         kinds.setdefault((each.snapshot, each.persisting), []).append(seconds)
-    slowdown = _slowdown(kinds)
+    slowdown, ended = _slowdown(kinds), tuple(sorted(durations))
     alone = kinds.get((False, False)) or kinds.get((True, False)) or work
     stall = Estimate.of([each.stall for each in iterations if each.snapshot])
     plain = Estimate.of(kinds.get((False, False), []))
@@ -115,7 +119,9 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
         Estimate.of(kinds.get((True, False), [])),
         _snapshot(iterations, work, plain, slowdown) or stall,
         slowdown,
-        tuple(sorted(durations)),
+        sum(each.persisting for each in iterations),
+        len(ended),
+        ended,
         overruns,
         sum(each.wait for each in iterations),
     )
@@ -172,6 +178,8 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
         _middle_estimate([each.busy for each in ranks]),
         _greater(_middle_estimate([each.snapshot for each in ranks]), stall),
         _middle_estimate([each.slowdown for each in ranks]),
+        max(each.persisting for each in ranks),
+        max(each.persists for each in ranks),
         max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
         max(each.overruns for each in ranks),
         max(each.waited for each in ranks),
@@ -206,6 +214,8 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
         pool(each.busy for each in windows),
         pool(each.snapshot for each in windows),
         pool(each.slowdown for each in windows),
+        sum(each.persisting for each in windows),
+        sum(each.persists for each in windows),
         tuple(sorted(duration for each in windows[-RECENT:] for duration in each.durations)),
         sum(each.overruns for each in windows),
         sum(each.waited for each in windows),
@@ -246,8 +256,11 @@ def error(seen: Measurement, intervals: Intervals) -> float:
 
 
 def _during(seen: Measurement) -> float:
-    """Iterations in which a persist is under way."""
-    return median(whole_steps(each / seen.pace) for each in seen.durations) if seen.durations else 0.0
+    """Iterations in which a persist is under way: as counted, if that fits to how long one takes."""
+    if not seen.durations:
+        return 0.0
+    least = whole_steps(median(seen.durations) / seen.pace)
+    return min(max(seen.persisting / seen.persists, least), least + 1) if seen.persists else least
 
 
 def costs(seen: Measurement, errors: float = 0.0) -> Costs:

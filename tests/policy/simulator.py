@@ -5,13 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastckpt.policy.frequency import Intervals, Profile
-from fastckpt.policy.overhead import Iteration, measured
-from fastckpt.policy.tuning import Decision, State, Terms, started, tuned
+from fastckpt.policy.overhead import Iteration, Measurement, measured
+from fastckpt.policy.tuning import Decision, Terms, started, tuned
+
+
+def never(step: int) -> float:
+    """Nothing, at any step."""
+    return 0.0
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """Another job: from one step to another, storage takes longer and persists disturb training more."""
+    """Another job: from one step to another storage is so many times slower, and a persist slows down more."""
 
     begins: int
     ends: int
@@ -21,7 +26,21 @@ class Competitor:
 
 @dataclass(frozen=True)
 class Job:
-    """What there is to simulate; times in seconds, alone on the machine."""
+    """What there is to simulate; times in seconds, alone on the machine.
+
+    Attributes:
+        iteration: One iteration; `noise` is its standard deviation, and that of stalls, as a part of it.
+        stall: What training waits for a snapshot.
+        storage: What a persist takes.
+        slowdown: By which part an iteration is slower while a persist is under way.
+        competitor: Another job.
+        pause: What a script does besides, at a step.
+        hiccup: By how much a stall is longer, at a step.
+        drift: How many times slower iterations are by themselves, at a step.
+        waits: Whether a persist that is due waits for the one under way; else it is skipped.
+        ranks: How many measure; each sees its own noise, of a thousandth.
+        failures: Iterations, in order of time, in which the job fails.
+    """
 
     iteration: float = 1.0
     noise: float = 0.0
@@ -29,36 +48,71 @@ class Job:
     storage: float = 0.0
     slowdown: float = 0.0
     competitor: Competitor | None = None
-    pause: Callable[[int], float] = lambda step: 0.0
-    hiccup: Callable[[int], float] = lambda step: 0.0
+    pause: Callable[[int], float] = never
+    hiccup: Callable[[int], float] = never
     drift: Callable[[int], float] = lambda step: 1.0
     waits: bool = True
     ranks: int = 1
+    failures: frozenset[int] = frozenset()
 
     def profile(self) -> Profile:
-        """What profiling would have found."""
+        """What profiling would have found: nothing to hide a snapshot behind."""
         return Profile(self.iteration, self.iteration, self.stall, self.storage, 1)
+
+    def now(self, step: int) -> tuple[float, float]:
+        """How many times slower storage is at a step, and the slowdown of a persist."""
+        other = self.competitor
+        if other is not None and other.begins <= step < other.ends:
+            return other.storage, self.slowdown + other.slowdown
+        return 1.0, self.slowdown
+
+
+@dataclass
+class Storage:
+    """One persist at a time; each is durable when all of its work is done, at a rate that others may lower."""
+
+    left: float = 0.0
+    step: int = 0
+    took: float = 0.0
+    durations: list[float] = field(default_factory=list)
+    begun: list[int] = field(default_factory=list)
+    durable: list[int] = field(default_factory=lambda: [0])
+
+    @property
+    def busy(self) -> bool:
+        return self.left > 0
+
+    def begin(self, step: int, work: float) -> None:
+        assert not self.busy, "two persists at once"
+        self.left, self.step, self.took = max(work, 1e-9), step, 0.0
+        self.begun.append(step)
+
+    def let_pass(self, seconds: float, factor: float) -> float:
+        """Let time pass; the part of it in which a persist was under way."""
+        if not self.busy:
+            return 0.0
+        part = min(seconds, self.left * factor)
+        self.took += part
+        self.left = self.left - part / factor if part < self.left * factor else 0.0
+        if not self.busy:
+            self.durations.append(self.took)
+            self.durable.append(self.step)
+        return part
 
 
 @dataclass
 class Run:
-    """What came of it: per step the seconds that training takes by itself, and that it took; decisions; persists."""
+    """What came of a job: per iteration what it takes by itself, and what it took; and what was decided."""
 
     alone: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
-    persists: list[tuple[int, int]] = field(default_factory=list)
-    in_flight: int = 0
-    states: list[State] = field(default_factory=list)
+    storage: Storage = field(default_factory=Storage)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
 
-    def overhead(self, first: int, last: int) -> float:
-        """Part of the time that training takes by itself, from one step to another."""
-        alone = sum(self.alone[first:last])
-        return sum(self.taken[first:last]) / alone - 1
-
-    def intervals(self, step: int) -> Intervals:
-        """Those in force at a step."""
-        return next(each.intervals for each in reversed(self.decisions) if each.step < step)
+    def overhead(self, first: int, last: int | None = None) -> float:
+        """By which part the iterations from one to another took longer than by themselves."""
+        return sum(self.taken[first:last]) / sum(self.alone[first:last]) - 1
 
     @property
     def changes(self) -> list[Decision]:
@@ -66,77 +120,92 @@ class Run:
         return [each for each in self.decisions[1:] if each.changed]
 
 
-class Storage:
-    """One persist at a time, at a rate that others may lower."""
+class Simulation:
+    """A job under a policy that adapts, or under given intervals."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.left, self.began, self.since = job, 0.0, 0, 0.0
-        self.durations: list[float] = []
+    def __init__(self, job: Job, policy: Terms | Intervals, seed: int = 0) -> None:
+        self.job, self.policy, self.rng, self.run = job, policy, random.Random(seed), Run()
+        self.windows: list[list[Iteration]] = [[] for _ in range(job.ranks)]
+        self.overruns, self.step = 0, 0
+        self.pending: Decision | None = None
+        self._start(None)
 
-    def begin(self, step: int, now: float) -> None:
-        assert self.left <= 0, "two persists at once"
-        self.left, self.began, self.since = max(self.job.storage, 1e-12), step, now
+    def _start(self, known: Intervals | None) -> None:
+        if isinstance(self.policy, Terms):
+            self.state, decision = started(self.job.profile(), self.policy, self.step, known)
+            self.intervals = decision.intervals
+            self.run.decisions.append(decision)
+        else:
+            self.intervals = Intervals(self.policy.memory, self.policy.storage, self.step)
+        self._clear()
 
-    def pass_time(self, seconds: float, factor: float, now: float) -> float:
-        """Let time pass; the part of it in which a persist was under way."""
-        if self.left <= 0:
-            return 0.0
-        needed = self.left * factor
-        self.left -= seconds / factor
-        if self.left > 0:
-            return seconds
-        self.left = 0.0
-        self.durations.append(now + needed - self.since)
-        return needed
+    def _clear(self) -> None:
+        self.windows = [[] for _ in self.windows]
+        self.overruns, self.run.storage.durations, self.pending = 0, [], None
+
+    def go(self, iterations: int) -> Run:
+        for number in range(1, iterations + 1):
+            self.step += 1
+            self._iterate()
+            if number in self.job.failures:
+                self._fail()
+            elif isinstance(self.policy, Terms):
+                self._tune()
+        return self.run
+
+    def _iterate(self) -> None:
+        job, step, storage = self.job, self.step, self.run.storage
+        factor, slowdown = job.now(step)
+        snapshot = self.intervals.snapshots(step)
+        stall = job.stall * self._noisy() + job.hiccup(step) if snapshot else 0.0
+        wait = self._persist(factor) if self.intervals.persists(step) else 0.0
+        persisting = storage.busy
+        storage.let_pass(stall, factor)
+        work, pause = job.iteration * job.drift(step) * self._noisy(), job.pause(step)
+        during = storage.let_pass(work * (1 + slowdown), factor)
+        slowed = work + during * slowdown / (1 + slowdown) + pause
+        storage.let_pass(pause, factor)
+        self.run.alone.append(work + pause)
+        self.run.taken.append(slowed + stall + wait)
+        for window in self.windows:
+            seen = slowed * (1 + 0.001 * self.rng.gauss(0, 1)) if job.ranks > 1 else slowed
+            window.append(Iteration(seen + stall + wait, stall, wait, snapshot, persisting))
+
+    def _noisy(self) -> float:
+        return max(0.05, 1 + self.job.noise * self.rng.gauss(0, 1)) if self.job.noise else 1.0
+
+    def _persist(self, factor: float) -> float:
+        """Begin a persist; the seconds waited for the one before."""
+        storage, wait = self.run.storage, 0.0
+        if storage.busy:
+            self.overruns += 1
+            if not self.job.waits:
+                return 0.0
+            wait = storage.left * factor
+            storage.let_pass(wait, factor)
+        storage.begin(self.step, self.job.storage)
+        return wait
+
+    def _tune(self) -> None:
+        if self.step == self.state.ends:
+            ranks: list[Measurement] = [
+                measured(window, self.run.storage.durations, self.overruns) for window in self.windows
+            ]
+            self.rng.shuffle(ranks)
+            self.state, self.pending = tuned(self.state, ranks)
+            self.run.decisions.append(self.pending)
+        if self.pending and self.step == self.pending.step:
+            self.intervals = self.pending.intervals
+            self._clear()
+
+    def _fail(self) -> None:
+        """Go back to the newest durable checkpoint, and on from there with the intervals in force."""
+        storage = self.run.storage
+        self.run.rollbacks.append((self.step, storage.durable[-1]))
+        storage.left, self.step = 0.0, storage.durable[-1]
+        self._start(self.intervals)
 
 
-def simulate(job: Job, terms: Terms | Intervals, steps: int, seed: int = 0) -> Run:
-    """Run a job under a policy that adapts, or under given intervals."""
-    rng, run, storage, now = random.Random(seed), Run(), Storage(job), 0.0
-    adapts = isinstance(terms, Terms)
-    if adapts:
-        state, decision = started(job.profile(), terms)
-        intervals = decision.intervals
-        run.decisions.append(decision)
-    else:
-        intervals = terms
-    window: list[list[Iteration]] = [[] for _ in range(job.ranks)]
-    overruns, pending = 0, None
-    for step in range(1, steps + 1):
-        other = job.competitor
-        competes = other is not None and other.begins <= step < other.ends
-        factor, slowdown = (other.storage, job.slowdown + other.slowdown) if competes else (1.0, job.slowdown)
-        stall, wait, snapshot = 0.0, 0.0, intervals.snapshots(step)
-        if snapshot:
-            stall = job.stall * max(0.0, 1 + job.noise * rng.gauss(0, 1)) + job.hiccup(step)
-            if intervals.persists(step):
-                if storage.left > 0:
-                    overruns += 1
-                    if job.waits:
-                        wait = storage.left * factor
-                        storage.pass_time(wait, factor, now)
-                if storage.left <= 0:
-                    run.persists.append((step, step))
-                    storage.begin(step, now)
-        run.in_flight = max(run.in_flight, 1 if storage.left > 0 else 0)
-        persisting = storage.left > 0
-        work = job.iteration * job.drift(step) * max(0.05, 1 + job.noise * rng.gauss(0, 1)) + job.pause(step)
-        during = storage.pass_time(work, factor, now + stall + wait)
-        slowed = work + slowdown * min(during, job.iteration * 2)
-        now += slowed + stall + wait
-        run.alone.append(work)
-        run.taken.append(slowed + stall + wait)
-        for rank in window:
-            jitter = 1 + 0.001 * rng.gauss(0, 1) if job.ranks > 1 else 1.0
-            rank.append(Iteration(slowed * jitter + stall + wait, stall, wait, snapshot, persisting))
-        if adapts and step == state.ends:
-            ranks = [measured(each, storage.durations, overruns) for each in window]
-            rng.shuffle(ranks)
-            state, pending = tuned(state, ranks)
-            run.states.append(state)
-            run.decisions.append(pending)
-        if pending and step == pending.step:
-            intervals, pending, overruns = pending.intervals, None, 0
-            window = [[] for _ in range(job.ranks)]
-            storage.durations = []
-    return run
+def simulate(job: Job, policy: Terms | Intervals, iterations: int, seed: int = 0) -> Run:
+    """Run a job for so many iterations, those that are repeated after a failure included."""
+    return Simulation(job, policy, seed).go(iterations)
