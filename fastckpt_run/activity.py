@@ -4,6 +4,8 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from fastckpt.memory.processes import stat_of
+
 _WINDOW = 10.0
 """Seconds over which it is compared what a worker and its children have done."""
 _BUSY = 0.01
@@ -20,7 +22,7 @@ counts as doing something for a second."""
 
 def state_of(pid: int) -> str:
     """The letter that the kernel gives a process's state; empty if it has exited."""
-    fields = _stat(_PROC / str(pid))
+    fields = stat_of(_PROC / str(pid))
     return fields[0] if fields and fields[0] not in "ZX" else ""
 
 
@@ -70,7 +72,7 @@ def _deeds(workers: Collection[int]) -> tuple[Deeds, dict[int, str]]:
         found[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
         found[pid, "bytes"] = _moved(process) / _MOVED
         for thread in _numbered(process / "task"):
-            if own := _stat(thread):
+            if own := stat_of(thread):
                 found[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
                 if own[0] in "DR":
                     waiting[int(thread.name)] = own[0]
@@ -79,7 +81,7 @@ def _deeds(workers: Collection[int]) -> tuple[Deeds, dict[int, str]]:
 
 def _members(workers: Collection[int]) -> Iterator[tuple[int, int, list[str]]]:
     """All processes of these workers' sessions, and their descendants, each after its worker."""
-    everything = {int(process.name): fields for process in _numbered(_PROC) if (fields := _stat(process))}
+    everything = {int(process.name): fields for process in _numbered(_PROC) if (fields := stat_of(process))}
     for pid, fields in everything.items():
         above = pid
         while above not in workers and above in everything:
@@ -94,15 +96,6 @@ def _numbered(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if path.name.isdigit()]
     except OSError:
         return []
-
-
-def _stat(process: Path) -> list[str]:
-    """What follows the name of a process or thread in its stat file; empty if there is none."""
-    try:
-        text = (process / "stat").read_bytes()
-    except OSError:
-        return []
-    return text.rpartition(b")")[2].decode().split()  # the name may hold anything
 
 
 def _moved(process: Path) -> int:

@@ -1,16 +1,13 @@
 """What a failed job says of its workers: each traceback once, wherever the worker wrote it."""
 
-from collections import deque
 from collections.abc import Container
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from fastckpt_run.last_words import last_traceback, tail_of
 from fastckpt_run.workers import FunctionWorkers
-
-_TRACEBACK = "Traceback (most recent call last):"
-_TAIL = 200
 
 
 def explain(failure: ProcessFailure, workers: PContext, hung: Container[int]) -> None:
@@ -43,8 +40,4 @@ def _last_traceback(log: Path) -> str:
     """The end of a redirected stderr, from its last traceback on."""
     if not log.is_file():
         return "not known: its stderr was not shown"
-    with log.open(errors="replace") as lines:
-        tail = deque(lines, _TAIL)
-    starts = [i for i, line in enumerate(tail) if line.startswith(_TRACEBACK)]
-    text = "".join(list(tail)[starts[-1] :]) if starts else ""
-    return f"see {log}\n{text}".replace("\n", "\n  ").rstrip()
+    return "\n  ".join([f"see {log}", *last_traceback(tail_of(str(log)))]).rstrip()

@@ -1,11 +1,9 @@
 """Decide after each failure whether the workers are started again, and say why if not."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import PContext
@@ -16,13 +14,12 @@ from fastckpt.config import Settings
 from fastckpt.memory.telemetry import Telemetry
 from fastckpt.policy.restarts import Attempt, Position, Stretch, given_back, parse_budget, stalls
 from fastckpt_run.deaths import describe
+from fastckpt_run.last_words import tail_of
 from fastckpt_run.script import script_of
 from fastckpt_run.start_failure import broken_syntax, names_us, why_not_started
 
 logger = logging.getLogger("fastckpt.launcher")
 
-_TAIL = 1 << 16
-"""Bytes at the end of what a worker wrote that are looked at."""
 _REMEDY = """\
 Another start would go the same way. Find the cause in what the workers printed, and launch the job here again: it
 resumes the newest checkpoint. If the cause is not in the job, allow more with --fast-max-stalls; 0 is any number."""
@@ -194,10 +191,4 @@ def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
     if isinstance(failure.message, dict):
         recorded = failure.message.get("extraInfo")
         return str(recorded.get("py_callstack", "")) if isinstance(recorded, dict) else ""
-    log = workers.stderrs[failure.local_rank] if workers is not None else ""
-    try:
-        with Path(log).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            return file.read().decode(errors="replace")
-    except OSError:  # there is none, it is a directory, or it was removed
-        return ""
+    return tail_of(workers.stderrs[failure.local_rank]) if workers is not None else ""

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_TRACEBACK = "Traceback (most recent call last):"
+from fastckpt_run.last_words import last_traceback
+
 _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)(: |$)")
 _LIBRARY = re.compile(r"\.so\b")
 """In an ImportError of a shared library, which another rank may be building just then."""
@@ -36,7 +37,7 @@ def why_not_started(words: str, exitcode: int) -> str:
     if exitcode == 1 and (found := _NO_MODULE.fullmatch(last)):
         return found[1]
     broken = exitcode == 1 and _BROKEN.match(last) and not _LIBRARY.search(last)
-    return last if broken and _was_starting(_last_traceback(lines), last) else ""
+    return last if broken and _was_starting(last_traceback(words), last) else ""
 
 
 def _was_starting(traceback: list[str], error: str) -> bool:
@@ -81,11 +82,6 @@ def is_among_first_imports(source: str, line: int) -> bool:
         elif _may_train(statement, harmless):
             return False
     return False
-
-
-def _last_traceback(lines: list[str]) -> list[str]:
-    starts = [i for i, line in enumerate(lines) if line == _TRACEBACK]
-    return lines[starts[-1] if starts else 0 :]
 
 
 def _text(path: Path) -> str:

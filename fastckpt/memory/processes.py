@@ -106,14 +106,19 @@ def pid_namespace() -> int:
         return 0
 
 
+def stat_of(process: Path) -> list[str]:
+    """What follows the name in the stat file of a process or thread in /proc; empty if there is none."""
+    try:
+        text = (process / "stat").read_bytes()
+    except OSError:
+        return []
+    return text.rpartition(b")")[2].decode().split()  # the name may hold anything
+
+
 def _ticks(pid: int) -> int:
     """When a process started, in clock ticks since the boot; 0 if there is none, or it is dead and not reaped."""
-    try:
-        # The name before the last parenthesis may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return int(fields[19]) if fields and fields[0] not in b"ZX" else 0
+    fields = stat_of(Path(f"/proc/{pid}"))
+    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
 
 def _user(pid: int) -> int:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fastckpt.memory.processes import stat_of
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
 
@@ -38,11 +40,11 @@ class Child:
     def all(cls) -> Iterator[Self]:
         """The children of this process that nobody has reaped."""
         parent = os.getpid()
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended meanwhile
-                state, ppid, _, session, *_ = path.read_text().rpartition(")")[2].split()
+        for path in Path("/proc").glob("[0-9]*"):
+            if fields := stat_of(path):
+                state, ppid, _, session, *_ = fields
                 if int(ppid) == parent:
-                    yield cls(int(path.parent.name), state in "ZX", int(session))
+                    yield cls(int(path.name), state in "ZX", int(session))
 
     def holds(self, file: str) -> bool:
         """Whether it has ``file`` open, named as links in /proc name it."""
