@@ -16,9 +16,6 @@ READ_BY_LIBRARIES = re.compile(
 )
 """Variables that native libraries or Python read when they are loaded, where nobody can watch them."""
 
-ALL = "*"
-"""Stands for the names of all variables: somebody asked which there are."""
-
 _read: set[str] = set()
 
 
@@ -35,8 +32,9 @@ class _Recording(os._Environ):  # type: ignore[type-arg]
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
-        _read.add(ALL)
-        return super().__iter__()
+        for name in super().__iter__():
+            _read.add(name)
+            yield name
 
 
 @contextmanager

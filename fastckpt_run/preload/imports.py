@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
 
-from fastckpt_run.preload.environment import ALL, PER_WORKER, recorded
+from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.sources import is_installed
 from fastckpt_run.preload.traces import Traces
 
@@ -113,11 +113,7 @@ def _import(name: str, attributes: list[str]) -> str:
 
 
 def _misread(read: set[str]) -> Iterator[str]:
-    if ALL in read:
-        yield "read all variables, some of which differ between workers"
-    yield from (
-        f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name)
-    )
+    return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
 
 
 def _is_installed(module: str, folder: str) -> bool:
