@@ -23,6 +23,7 @@ from torch.utils.data import DistributedSampler
 
 from fastckpt import metrics
 from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
+from fastckpt.engine import still
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.faults import from_text, strike_in_worker
@@ -49,6 +50,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--apart", action="store_true", help="no rank waits for another's gradients")
     parser.add_argument("--ballast", type=int, nargs="*", default=[], metavar="MB", help="add to the state; more later")
     parser.add_argument("--grow-at", type=int, default=10**9, help="from here on the ballast is the last of its sizes")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
     parser.add_argument("--deaf", action="store_true", help="to SIGTERM")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--remote", default="", help="a second level")
@@ -127,7 +129,9 @@ def train(args: argparse.Namespace) -> None:
 
     faults = args.out / "faults"
     strike_in_worker(from_text(faults.read_text()) if faults.exists() else [], rank, args.out)
-    checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote)
+    if args.overlap:
+        still.WORTH = 1  # the largest storage has 2 KB
+    checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=optimizer if args.overlap else None)
     if args.settle:
         settle(ddp, lambda: loss_of(data.inputs[:BATCH], data.targets[:BATCH]).backward())
     step = 0
@@ -138,6 +142,7 @@ def train(args: argparse.Namespace) -> None:
         step = loaded["step"]
         assert step == checkpointer.loaded_step
     start = [int(os.environ["FAULTS_LAUNCH"]), int(restarts)]
+    pending = 0
     log(loaded=step, tier=checkpointer.loaded_from, pid=os.getpid(), start=start)
     while step < args.steps:
         step += 1
@@ -147,6 +152,9 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
         log(step=step, loss=loss.item().hex())
+        if pending:
+            log(saved=pending)
+            pending = 0
         if step % args.memory == 0 or step % args.disk == 0:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             if args.ballast and rank == 0:  # the only one that copies it
@@ -155,7 +163,13 @@ def train(args: argparse.Namespace) -> None:
             own = {"epoch": data.epoch, "taken": data.taken}
             path = str(args.out / f"named-{step}.pt") if args.named and not step % args.disk else ""
             result = checkpointer.save_checkpoint(step, state, path, storage_type=place, rank_state=own)
-            log(saved=step) if result.saved else log(skipped=step, reason=result.reason)
+            if result.pending:
+                pending = step
+                log(pending=step)
+            elif result.saved:
+                log(saved=step)
+            else:
+                log(skipped=step, reason=result.reason)
             if result.trouble:
                 log(trouble=result.trouble)
             if not result.saved:
