@@ -35,8 +35,6 @@ def data_state(data: Any) -> DataState:
     _check(data)
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
-    if hasattr(data, "advance"):
-        return DataState(data.state_dict(), {})
     rank, world = rank_and_world(None, None)
     common = {"version": VERSION, "foreign": 1, "world": world, "workers": getattr(data, "num_workers", UNKNOWN)}
     return DataState(common, {"version": VERSION, "rank": rank, "state": data.state_dict()})
@@ -54,14 +52,14 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
         ConfigError: Data of this kind cannot go on with this many ranks or loader workers, or it is another kind.
     """
     _check(data)
-    known = hasattr(data, "rank_state_dict") or hasattr(data, "advance")
+    known = hasattr(data, "rank_state_dict")
     if known is bool(common.get("foreign")):
         raise ConfigError(f"the position was saved by another kind of loader than {type(data).__name__}: give that one")
     if not known:
         _load_foreign(data, common, own)
         return
     data.load_state_dict(common)
-    if own and hasattr(data, "load_rank_state_dict"):
+    if own:
         data.load_rank_state_dict(own)
 
 

@@ -104,7 +104,7 @@ class ResumableDataLoader:
         self._passes += 1
         if self._whole_step[0] != self._source.jumps:
             self._handed_out, self._whole_step = 0, self._states_now()
-        self._seeds.manual_seed(mix(WORKERS, self.epoch, self._rank))
+        self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
         return self._serve(iter(self._loader), self._now)
 
     def set_epoch(self, epoch: int) -> None:

@@ -70,6 +70,13 @@ def read(state: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     return {name: whole(name, state.get(name), -(2**63)) for name in names}
 
 
+def nothing_own(own: Mapping[str, Any]) -> None:
+    """See that a rank has saved nothing, because all are at one position; raises ConfigError otherwise."""
+    if own:
+        raise ConfigError(f"all ranks are at one position here, but one per rank was saved: {', '.join(own)}. "
+                          "Give the data set that it was saved with, and sharded=True if it shards itself")  # fmt: skip
+
+
 def whole(name: str, value: Any, low: int = 0, end: int = 2**63) -> int:
     """``value``, if it is a whole number from ``low`` on below ``end``; raises ConfigError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:

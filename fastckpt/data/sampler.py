@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from fastckpt.data.order import IndexOrder, Order
-from fastckpt.data.position import Position, whole
+from fastckpt.data.position import Position, nothing_own, whole
 from fastckpt.data.split import Rest, Split, rank_and_world
 from fastckpt.errors import ConfigError
 
@@ -109,6 +109,14 @@ class ResumableSampler(Sampler[int]):
         """
         load(self.position, self.order, state_dict)
         self._begun = self._forgotten = False
+
+    def rank_state_dict(self) -> dict[str, Any]:
+        """What this rank has beside it: nothing."""
+        return {}
+
+    def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take that over; raises ConfigError if there is something."""
+        nothing_own(state_dict)
 
     @property
     def _length(self) -> int:

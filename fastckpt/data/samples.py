@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
 from fastckpt.data.order import COLLATE, SAMPLE, Order
-from fastckpt.data.position import Position
+from fastckpt.data.position import Position, nothing_own
 from fastckpt.data.sampler import load
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
-from fastckpt.errors import ConfigError
 
 
 class Request(NamedTuple):
@@ -97,6 +96,11 @@ class Samples:
         return self._position.epoch
 
     @property
+    def seed(self) -> int:
+        """From which all random numbers follow."""
+        return self._position.seed
+
+    @property
     def jumps(self) -> int:
         """Counts the times that somebody set the position."""
         return self._position.jumps
@@ -144,8 +148,7 @@ class Samples:
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Ranks have nothing of their own; raises ConfigError if there is something."""
-        if own:
-            raise ConfigError(f"a data set with indices has no state per rank, but {sorted(own)} was saved")
+        nothing_own(own)
 
     @property
     def _length(self) -> int:

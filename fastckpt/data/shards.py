@@ -146,7 +146,7 @@ class Shards:
         self.jumps = 0
         self.epoch = 0
         self._split = split
-        self._seed = whole("seed", seed, -(2**63))
+        self.seed = whole("seed", seed, -(2**63))
         self._shards = shards
         self._begins: list[Start] = []
         self._awaited: tuple[int, int] | None = None
@@ -166,7 +166,7 @@ class Shards:
         for number in count():
             shard = number % self._shards
             start = begins[shard] if number < turn + self._shards else Start()
-            yield ShardRequest(sequence, self._seed, self.epoch, start if number >= turn else None)
+            yield ShardRequest(sequence, self.seed, self.epoch, start if number >= turn else None)
 
     def reached(self, mark: Any) -> Answer | None:
         """Move a shard to where a batch brings it; the epoch is over when all shards have ended."""
@@ -201,7 +201,7 @@ class Shards:
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """How many shards there are is common to all ranks; where they are is this rank's own."""
-        common = {"version": VERSION, "seed": self._seed, "world": self._split.world, "shards": self._shards}
+        common = {"version": VERSION, "seed": self.seed, "world": self._split.world, "shards": self._shards}
         counts, saved = [start.used for start in self._begins], [start.state for start in self._begins]
         own = {"version": VERSION, "rank": self._split.rank, "epoch": self.epoch, "turn": self._turn,
                "counts": counts, "dataset": saved}  # fmt: skip
@@ -216,7 +216,7 @@ class Shards:
                 f"saved with {saved[0]} ranks of {saved[1]} shards each (one for each loader worker), now {here[0]} of "
                 f"{here[1]}: an iterable data set that is sharded or has a state of its own goes on with the same only"
             )
-        self._seed, self._awaited = numbers["seed"], saved
+        self.seed, self._awaited = numbers["seed"], saved
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Take over where this rank's shards are; raises ConfigError if these are another rank's, or not all."""

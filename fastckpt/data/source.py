@@ -39,6 +39,10 @@ class Source(Protocol):
         """The epoch, from 0."""
 
     @property
+    def seed(self) -> int:
+        """From which all random numbers follow."""
+
+    @property
     def jumps(self) -> int:
         """Counts the times that somebody set the position."""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
 from fastckpt.data.order import COLLATE, SAMPLE, STREAM
-from fastckpt.data.position import Position, read
+from fastckpt.data.position import Position, nothing_own, read
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
 from fastckpt.errors import ConfigError
@@ -142,6 +142,11 @@ class Streamed:
         return self._position.epoch
 
     @property
+    def seed(self) -> int:
+        """From which all random numbers follow."""
+        return self._position.seed
+
+    @property
     def jumps(self) -> int:
         """Counts the times that somebody set the position."""
         return self._position.jumps
@@ -188,8 +193,4 @@ class Streamed:
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Ranks have nothing of their own; raises ConfigError if there is something."""
-        if own:
-            raise ConfigError(
-                f"a stream that all ranks share has no state per rank, but {sorted(own)} was saved; "
-                "pass sharded=True if the data set shards itself"
-            )
+        nothing_own(own)

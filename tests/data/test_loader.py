@@ -291,5 +291,5 @@ def test_shards_go_on_with_the_same_numbers_only() -> None:
         next(iter(other))
     with pytest.raises(ConfigError, match=r"that of rank 0.*this is rank 1"):
         other.load_rank_state_dict(own)
-    with pytest.raises(ConfigError, match="no state per rank"):
+    with pytest.raises(ConfigError, match="all ranks are at one position"):
         loader_of().load_rank_state_dict(own)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
 
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError
-from tests.data.jobs import Endless, Indexed, Job, OwnShards, drawn, indices
+from tests.data.jobs import Endless, Indexed, Job, OwnShards, Remembering, drawn, indices
 
 SEEDED = {"num_replicas": 1, "rank": 0, "seed": 11}
 
@@ -157,6 +157,19 @@ def test_persistent_workers_follow_a_position_that_was_set() -> None:
             next(iterator)
         assert [indices(batch) for batch in loader] == [[2, 3], [4, 5], [6, 7], [8, 9]]
         assert next(indices(batch) for batch in loader) == [0, 1]
+
+
+def test_persistent_workers_begin_their_shards_anew() -> None:
+    loader = ResumableDataLoader(Remembering(12), 2, num_workers=2, persistent_workers=True, **SEEDED)
+    passes = [[indices(batch) for batch in loader] for _ in range(2)]
+    assert passes[0] == passes[1] == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    iterator = iter(loader)
+    taken = [indices(next(iterator)) for _ in range(3)]
+    common, own = loader.state_dict(), loader.rank_state_dict()
+    assert indices(next(iterator)) == [5, 7]
+    loader.load_state_dict(common)
+    loader.load_rank_state_dict(own)
+    assert taken + [indices(batch) for batch in loader] == passes[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
