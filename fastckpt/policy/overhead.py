@@ -15,7 +15,7 @@ PAUSE = 4.0
 RECENT = 4
 """Windows that tell how things are now."""
 FEW = 3
-"""Fewer iterations of a kind tell nothing."""
+"""Fewer iterations without checkpoints are none to compare with."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
     """What a persist adds to an iteration: compared among those without snapshots, or with, whichever are more."""
     pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
     during, without = max(pairs, key=lambda pair: min(map(len, pair)))
-    if min(len(during), len(without)) < FEW:
+    if not during or len(without) < FEW:
         return NOTHING
     return difference(Estimate.of(during), Estimate.of(without))
 
@@ -151,7 +151,7 @@ def _snapshot(
         for each, seconds in zip(iterations, work, strict=True)
         if each.snapshot
     ]
-    if alone.samples < FEW or len(extra) < FEW:
+    if alone.samples < FEW or not extra:
         return None
     return difference(Estimate.of(extra), alone._replace(mean=0.0))
 

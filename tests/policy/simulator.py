@@ -108,7 +108,8 @@ class Run:
     taken: list[float] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     storage: Storage = field(default_factory=Storage)
-    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    rollbacks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    steps_back: int = 0
 
     def overhead(self, first: int, last: int | None = None) -> float:
         """By which part the iterations from one to another took longer than by themselves."""
@@ -201,8 +202,9 @@ class Simulation:
     def _fail(self) -> None:
         """Go back to the newest durable checkpoint, and on from there with the intervals in force."""
         storage = self.run.storage
-        self.run.rollbacks.append((self.step, storage.durable[-1]))
-        storage.left, self.step = 0.0, storage.durable[-1]
+        self.run.rollbacks.append((storage.durable[-1], tuple(storage.begun)))
+        self.run.steps_back += self.step - storage.durable[-1]
+        storage.left, storage.begun, self.step = 0.0, storage.begun[:0], storage.durable[-1]
         self._start(self.intervals)
 
 
