@@ -57,6 +57,7 @@ class Restarts:
         self._last_words = last_words
         self._hung = hung
         self._attempts: list[Attempt] = []
+        self._stalled: list[Attempt] = []
         self._trained = 0.0
         self._watched = False
         self._start = time.monotonic_ns()
@@ -71,8 +72,9 @@ class Restarts:
 
     def would_restart(self, left: int) -> bool:
         """Whether workers that failed now would be started again, of ``left`` restarts."""
-        row = stalls([*self._attempts, self._attempt()])
-        return left > 0 and not 0 < self._max_stalls <= len(row)
+        if not self._max_stalls or len(self._stalled) + 1 < self._max_stalls:
+            return left > 0
+        return left > 0 and len(stalls([*self._attempts, self._attempt()])) < self._max_stalls
 
     def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
@@ -84,9 +86,8 @@ class Restarts:
             return 0
         if not began and (why := self._cannot_start(culprits.values(), workers)):
             return self._give_up("cannot_start", f"no restart: the script cannot start: {why}", left)
-        stalled = stalls(self._attempts)
-        if self._max_stalls and len(stalled) >= self._max_stalls:
-            return self._give_up("stalled", self._explanation(stalled), left)
+        if self._max_stalls and len(self._stalled) >= self._max_stalls:
+            return self._give_up("stalled", self._explanation(self._stalled), left)
         back = self._give_back(left)
         if not left + back:
             self._give_up("spent", f"no restart: --max-restarts allows {self.limit}, and none is left", left)
@@ -109,6 +110,7 @@ class Restarts:
         if attempt not in stalls([*self._attempts, attempt])[-1:]:
             self._trained += attempt.seconds
         self._attempts.append(replace(attempt, failed=failed))
+        self._stalled = stalls(self._attempts)
 
     def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
         hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}
