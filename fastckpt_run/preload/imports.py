@@ -13,7 +13,7 @@ from typing import Any
 
 from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.sources import is_installed
-from fastckpt_run.preload.traces import Traces
+from fastckpt_run.preload.traces import Traces, seeds_counted
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
@@ -63,7 +63,7 @@ class Outcome:
 def preload(plan: Plan) -> Outcome:
     """Import the base and what ``plan`` says; the first fault ends it."""
     start = Traces.now()
-    with recorded() as read:
+    with recorded() as read, seeds_counted():
         importlib.import_module(BASE[0])
         at_once = set(read)
         for name in BASE:

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,7 @@ class Traces:
     environment: dict[str, str]
     folder: str
     generators: dict[str, Any]
+    seeds: int
     python: dict[str, Any]
     shared: frozenset[str]
     parental: bool
@@ -46,6 +48,7 @@ class Traces:
             environment=current(),
             folder=working_directory(),
             generators=_generators(),
+            seeds=len(_seeds),
             python=_python(),
             shared=_shared_memory(),
             parental=_has_children(),
@@ -91,6 +94,32 @@ class Traces:
         for name, state in before.generators.items():
             if self.generators[name] != state:
                 yield f"used the random generator of {name}"
+        if (
+            self.seeds != before.seeds and self.generators.keys() == before.generators.keys()
+        ):  # numpy's own is seeded anew
+            yield "made a random generator without a seed, which all workers would share"
+
+
+_seeds: list[int] = []
+
+
+@contextmanager
+def seeds_counted() -> Iterator[None]:
+    """Notice generators that numpy seeds with what the system gives, for nobody named a seed.
+
+    Those of Python's own library are let pass: much that is installed makes one, for what is not to be repeated.
+    """
+    urandom = random._urandom  # type: ignore[attr-defined]
+
+    def counted(size: int) -> bytes:
+        _seeds.append(size)
+        return bytes(urandom(size))
+
+    random._urandom = counted  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        random._urandom = urandom  # type: ignore[attr-defined]
 
 
 def working_directory() -> str:

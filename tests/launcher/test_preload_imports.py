@@ -135,6 +135,7 @@ SPOILERS = {
     "odd": ("raise BaseException('x' * 10**6)", "raised BaseException: xxx"),
     "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changed the handler of SIGUSR1"),
     "generator": ("import random\nrandom.seed(0)", "used the random generator of random"),
+    "numpy": ("import numpy\nkept = numpy.random.default_rng()", "made a random generator without a seed"),
     "folder": ("import os\nos.chdir('/')", "changed the working directory"),
     "raises": ("import none_such", "raised ModuleNotFoundError: No module named 'none_such'"),
     "exits": ("raise SystemExit", "raised SystemExit"),
@@ -174,7 +175,11 @@ def test_a_module_that_spoils_a_template_is_left_out(
 ) -> None:
     """The next template does without it, and says why; other modules are there."""
     source, why = SPOILERS[kind]
-    write(tmp_path / "modules", spoiler=source, harmless="import subprocess\nsubprocess.run(['true'])")
+    write(
+        tmp_path / "modules",
+        spoiler=source,
+        harmless="import subprocess\nsubprocess.run(['true'])\nimport numpy.random",
+    )
     write(tmp_path, train=SCRIPT)
     starter = plain("train.py", "harmless,spoiler,colorsys")
     since = starter.template._template.started
