@@ -212,3 +212,36 @@ def test_jobs_with_workers_lose_nothing() -> None:
         pass
     job.commit()
     assert sorted(i for step in job.epochs()[0] for batch in step for i in batch) == list(range(50))
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned() -> None:
+    for workers in (0, 2):
+        for dataset in (Indexed(6), Endless(6), Remembering(6)):
+            loader = ResumableDataLoader(dataset, 3, num_workers=workers, pin_memory=True, **SEEDED)
+            batches = list(loader)
+            tensors = [tensor for batch in batches for tensor in (batch if isinstance(batch, list) else [batch])]
+            assert len(batches) == 2 and all(tensor.is_pinned() for tensor in tensors)
+
+
+class Flawed(Indexed):
+    """Cannot give one sample, until it is mended."""
+
+    flaw = 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.flaw:
+            raise OSError("cannot read sample 5")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_data_set_loses_no_sample(workers: int) -> None:
+    dataset = Flawed(12)
+    loader = ResumableDataLoader(dataset, 2, num_workers=workers, **SEEDED)
+    seen = []
+    with pytest.raises(OSError, match="sample 5"):
+        for batch in loader:
+            seen.append(indices(batch))
+    dataset.flaw = -1
+    assert seen + [indices(batch) for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
