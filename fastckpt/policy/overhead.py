@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from statistics import fmean, median
+from statistics import fmean, median, median_high
 from typing import Any, Self
 
 from fastckpt.errors import ConfigError
@@ -14,6 +14,7 @@ PAUSE = 4.0
 """An iteration counts for so many median ones at most: beyond that the script does something else, such as evaluate."""
 RECENT = 4
 """Windows that tell how things are now."""
+ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown", "wait")
 FEW = 3
 """Fewer iterations without checkpoints are none to compare with."""
 
@@ -66,7 +67,7 @@ class Measurement:
         persists: How many ended.
         durations: Seconds that each of them took, from the beginning of its snapshot.
         overruns: How many were due before the one before had ended.
-        waited: Seconds that training waited for those to end, in the whole window.
+        wait: Seconds that training waited for those to end before a snapshot: mostly 0.
     """
 
     iterations: int
@@ -77,11 +78,11 @@ class Measurement:
     busy: Estimate = NOTHING
     snapshot: Estimate = NOTHING
     slowdown: Estimate = NOTHING
+    wait: Estimate = NOTHING
     persisting: int = 0
     persists: int = 0
     durations: tuple[float, ...] = ()
     overruns: int = 0
-    waited: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, to send to other ranks."""
@@ -90,7 +91,7 @@ class Measurement:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """What `to_json` gave."""
-        estimates = {name: Estimate(*values[name]) for name in ("stall", "plain", "busy", "snapshot", "slowdown")}
+        estimates = {name: Estimate(*values[name]) for name in ESTIMATES}
         return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
 
 
@@ -111,19 +112,19 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
     stall = Estimate.of([each.stall for each in iterations if each.snapshot])
     plain = Estimate.of(kinds.get((False, False), []))
     return Measurement(
-        len(iterations),
-        fmean(alone),
-        fmean(work) + sum(each.stall + each.wait for each in iterations) / len(iterations),
-        stall,
-        plain,
-        Estimate.of(kinds.get((True, False), [])),
-        _snapshot(iterations, work, plain, slowdown) or stall,
-        slowdown,
-        sum(each.persisting for each in iterations),
-        len(ended),
-        ended,
-        overruns,
-        sum(each.wait for each in iterations),
+        iterations=len(iterations),
+        iteration=max(SHORTEST, fmean(alone)),
+        pace=max(SHORTEST, fmean(work) + fmean(each.stall + each.wait for each in iterations)),
+        stall=stall,
+        plain=plain,
+        busy=Estimate.of(kinds.get((True, False), [])),
+        snapshot=_snapshot(iterations, work, plain, slowdown) or stall,
+        slowdown=slowdown,
+        wait=Estimate.of([each.wait for each in iterations if each.snapshot]),
+        persisting=sum(each.persisting for each in iterations),
+        persists=len(ended),
+        durations=ended,
+        overruns=overruns,
     )
 
 
@@ -164,61 +165,48 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
     """
     if not ranks:
         raise ConfigError("no rank has measured anything; give the measurement of each")
-    stall = (
-        max(each.stall for each in ranks if each.stall.samples)
-        if any(each.stall.samples for each in ranks)
-        else NOTHING
-    )
+    stall = _greatest(each.stall for each in ranks)
     return Measurement(
-        max(each.iterations for each in ranks),
-        _middle([each.iteration for each in ranks]),
-        _middle([each.pace for each in ranks]),
-        stall,
-        _middle_estimate([each.plain for each in ranks]),
-        _middle_estimate([each.busy for each in ranks]),
-        _greater(_middle_estimate([each.snapshot for each in ranks]), stall),
-        _middle_estimate([each.slowdown for each in ranks]),
-        max(each.persisting for each in ranks),
-        max(each.persists for each in ranks),
-        max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
-        max(each.overruns for each in ranks),
-        max(each.waited for each in ranks),
+        iterations=max(each.iterations for each in ranks),
+        iteration=median_high(each.iteration for each in ranks),
+        pace=median_high(each.pace for each in ranks),
+        stall=stall,
+        plain=_middle(each.plain for each in ranks),
+        busy=_middle(each.busy for each in ranks),
+        snapshot=_greatest([_middle(each.snapshot for each in ranks), stall]),
+        slowdown=_middle(each.slowdown for each in ranks),
+        wait=_greatest(each.wait for each in ranks),
+        persisting=max(each.persisting for each in ranks),
+        persists=max(each.persists for each in ranks),
+        durations=max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
+        overruns=max(each.overruns for each in ranks),
     )
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _by_mean(estimate: Estimate) -> tuple[float, Estimate]:
     return estimate.mean, estimate
 
 
-def _middle_estimate(estimates: Iterable[Estimate]) -> Estimate:
+def _middle(estimates: Iterable[Estimate]) -> Estimate:
     known = sorted((each for each in estimates if each.samples), key=_by_mean)
     return known[len(known) // 2] if known else NOTHING
 
 
-def _greater(one: Estimate, other: Estimate) -> Estimate:
-    return max((each for each in (one, other) if each.samples), key=_by_mean, default=one)
+def _greatest(estimates: Iterable[Estimate]) -> Estimate:
+    return max((each for each in estimates if each.samples), key=_by_mean, default=NOTHING)
 
 
 def pooled(windows: Sequence[Measurement]) -> Measurement:
     """What several windows say together, at least one; of how long persists take, the last `RECENT` of them."""
     return Measurement(
-        sum(each.iterations for each in windows),
-        fmean(each.iteration for each in windows),
-        fmean(each.pace for each in windows),
-        pool(each.stall for each in windows),
-        pool(each.plain for each in windows),
-        pool(each.busy for each in windows),
-        pool(each.snapshot for each in windows),
-        pool(each.slowdown for each in windows),
-        sum(each.persisting for each in windows),
-        sum(each.persists for each in windows),
-        tuple(sorted(duration for each in windows[-RECENT:] for duration in each.durations)),
-        sum(each.overruns for each in windows),
-        sum(each.waited for each in windows),
+        iterations=sum(each.iterations for each in windows),
+        iteration=fmean(each.iteration for each in windows),
+        pace=fmean(each.pace for each in windows),
+        persisting=sum(each.persisting for each in windows),
+        persists=sum(each.persists for each in windows),
+        durations=tuple(sorted(duration for each in windows[-RECENT:] for duration in each.durations)),
+        overruns=sum(each.overruns for each in windows),
+        **{name: pool(getattr(each, name) for each in windows) for name in ESTIMATES},
     )
 
 
@@ -230,7 +218,7 @@ def completed(seen: Measurement, before: Measurement) -> Measurement:
     snapshot, iteration = seen.snapshot if seen.snapshot.samples else before.snapshot, seen.iteration
     if seen.plain.samples < FEW <= min(seen.busy.samples, seen.stall.samples) and before.plain.samples:
         added, iteration = difference(seen.busy, before.plain), before.plain.mean
-        snapshot = _greater(added._replace(mean=added.mean + seen.stall.mean), seen.stall)
+        snapshot = _greatest([added._replace(mean=added.mean + seen.stall.mean), seen.stall])
     return replace(
         seen,
         iteration=iteration,
@@ -244,13 +232,12 @@ def completed(seen: Measurement, before: Measurement) -> Measurement:
 
 def paid(seen: Measurement, intervals: Intervals) -> float:
     """The part of training time that checkpoints cost, with what training waited for persists."""
-    waited = seen.waited / (seen.iterations * seen.iteration) if seen.iterations else 0.0
-    return costs(seen).overhead(intervals) + waited
+    return costs(seen).overhead(intervals) + seen.wait.mean / intervals.memory / seen.iteration
 
 
 def error(seen: Measurement, intervals: Intervals) -> float:
     """The standard error of that part; what makes one cost seem high makes the other, so they add up."""
-    snapshot = seen.snapshot.error / intervals.memory if seen.snapshot.samples else 0.0
+    snapshot = sum(each.error for each in (seen.snapshot, seen.wait) if each.samples) / intervals.memory
     persist = seen.slowdown.error * _during(seen) / intervals.storage if seen.slowdown.samples else 0.0
     return (snapshot + persist) / seen.iteration
 

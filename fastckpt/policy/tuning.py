@@ -35,8 +35,6 @@ PROOF = 16
 """Times the patience are the windows after which saving more often has proved right."""
 MOST_PATIENCE = 48
 """Windows that must agree to save more often, at most, where that had to be taken back again and again."""
-
-
 ASKED = "a time, or failures, ask for it"
 
 
@@ -155,7 +153,8 @@ def tuned(state: State, measurements: Sequence[Measurement]) -> tuple[State, Dec
         seen = _seen(state, span)
         if paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead:
             wide = less_often(state.intervals, _wanted(state, seen, 0.0), state.terms.every)
-            return _decided(state, seen, wide, "the bound is broken")
+            waits = wide == state.intervals
+            return _decided(state, seen, _apart(state, seen) if waits else wide, "the bound is broken")
     seen = _seen(state, RECENT)
     if seen.overruns > ACCIDENT:
         return _decided(state, seen, _apart(state, seen), f"{seen.overruns} persists were due while one was under way")
@@ -169,9 +168,9 @@ def _seen(state: State, span: int) -> Measurement:
     return completed(pooled(state.windows[-span:]), state.before)
 
 
-def _fixed(terms: Terms, costs: Costs, pace: float) -> Fixed:
+def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
     """What users and failures ask for, in steps."""
-    least = daly(costs.snapshot + costs.persist, terms.mtbf) if terms.mtbf else 0.0
+    least = daly(cost.snapshot + cost.persist, terms.mtbf) if terms.mtbf else 0.0
     return terms.every.fixed(pace, whole_steps(least / pace))
 
 
