@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch.autograd.graph import _engine_run_backward
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -63,12 +64,12 @@ class _Rest:
         """Return when what the training thread was writing as this was called, it has written.
 
         An operation raises the version of a tensor after it has written to it, without the GIL. It is over when the
-        thread has come to another place in the program.
+        thread has come to another place in the program. Autograd's engine writes to gradients alone.
         """
         if self._digests is not None:
             self.waited.wait()
         before = _position(self._trainer)
-        while _position(self._trainer) == before and not self.waited.wait(GLANCE):
+        while before and _position(self._trainer) == before and not self.waited.wait(GLANCE):
             pass
 
     def _compare(self, digests: Digests) -> None:
@@ -131,6 +132,11 @@ class Overlap:
         rest = _Rest(save, still, copies, check=self._check)
         self._pending = rest, self._pool.submit(rest.do, finish)
         self.watch(save, still)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is being copied."""
+        return self._pending is not None
 
     def wait(self) -> None:
         """Return when nothing is being copied, at once if nothing is; raises OverlapError if it must not go on."""
@@ -201,8 +207,11 @@ def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Opti
 
 
 def _position(thread: int) -> tuple[int, int] | None:
+    """Where in the program a thread is; None in autograd's engine, or once it has ended."""
     frame = sys._current_frames().get(thread)
-    return frame and (id(frame), frame.f_lasti)
+    if frame is None or frame.f_code is _engine_run_backward.__code__:
+        return None
+    return id(frame), frame.f_lasti
 
 
 def _wait_at_exit(reference: "weakref.ref[Overlap]") -> None:

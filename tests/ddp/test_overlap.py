@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -201,6 +202,25 @@ class TestModels:
             one.prepare(state())
             assert in_memory(one)[0] == step
             assert_same(in_memory(one)[1], wanted)
+
+    @pytest.mark.parametrize("to_none", [True, False])
+    def test_gradients_that_are_zeroed_right_after_the_save(self, ranks: Ranks, to_none: bool):
+        model = net()
+        optimizer = adam(model)
+
+        def state() -> dict[str, Any]:
+            return whole(model, optimizer)() | {"gradients": [p.grad for p in model.parameters()]}
+
+        one = start(ranks, optimizer)
+        zero = partial(optimizer.zero_grad, set_to_none=to_none)
+        assert_right(one, lambda: learn(model, optimizer), state, after_save=zero)
+
+    def test_a_tensor_lr_that_a_scheduler_changes_right_after_the_save(self, ranks: Ranks):
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        one = start(ranks, optimizer)
+        assert_right(one, lambda: learn(model, optimizer), whole(model, optimizer), after_save=scheduler.step)
 
 
 class Flat(torch.nn.Module):
