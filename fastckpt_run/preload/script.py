@@ -14,6 +14,8 @@ from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.sources import Watch
 
 _UNKNOWN = "*"
+_MOST = 300
+"""How many sources are read: it takes a second, and no deeper recursion than Python allows."""
 
 
 @dataclass
@@ -118,7 +120,8 @@ class _Walk:
         place = self._folder
         for part in filter(None, module.split(".")):
             for path in (place / part / "__init__.py", place / f"{part}.py"):
-                if path not in self._seen and (tree := _parsed(path)) is not None:
+                unread = path not in self._seen and len(self._seen) < _MOST
+                if unread and (tree := _parsed(path)) is not None:
                     self.run(path, tree)
             place /= part
 

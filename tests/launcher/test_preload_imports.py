@@ -109,6 +109,15 @@ def test_what_the_scripts_own_modules_set(tmp_path: Path, monkeypatch: pytest.Mo
     assert changing.has_changed()
 
 
+def test_however_many_modules_a_script_has_of_its_own(tmp_path: Path) -> None:
+    """The first of them count: it is not worth seconds, nor an endless recursion."""
+    chain = {f"m{i}": f"{sets(f'V{i}')}import m{i + 1}" for i in range(2000)}
+    write(tmp_path, train="import m0", **chain)
+    found = read([str(tmp_path / "train.py")]).sets
+    assert {"V0", "V200"} <= found
+    assert "V1000" not in found
+
+
 def test_a_script_that_is_a_pipe_is_left_to_the_worker() -> None:
     script, end = os.pipe()
     os.write(end, b"import numpy")
