@@ -1,5 +1,6 @@
 """Shared-memory checkpoints for PyTorch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,6 +9,7 @@ if TYPE_CHECKING:
         DdpCheckpointer,
         KeepAnyStrategy,
         KeepBestStrategy,
+        KeepEpochStrategy,
         KeepLatestStepStrategy,
         KeepStepIntervalStrategy,
         KeepTimeIntervalStrategy,
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
         phase,
         settle,
     )
+    from fastckpt.loop import Checkpointer
 
 __all__ = [
     "CheckpointDeletionStrategy",
+    "Checkpointer",
     "DdpCheckpointer",
     "KeepAnyStrategy",
     "KeepBestStrategy",
+    "KeepEpochStrategy",
     "KeepLatestStepStrategy",
     "KeepStepIntervalStrategy",
     "KeepTimeIntervalStrategy",
@@ -35,7 +40,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import on first use: the launcher needs none of these, and the agent stays small."""
     if name in __all__:
-        from fastckpt import ddp
-
-        return getattr(ddp, name)
+        return getattr(import_module("fastckpt.loop" if name == "Checkpointer" else "fastckpt.ddp"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,6 +25,7 @@ from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.ipc.messages import Status
 from fastckpt.memory.fill import idle_cores
 from fastckpt.memory.stacks import offer
 from fastckpt.metrics import counts, write_events_to
@@ -186,6 +187,15 @@ class Writer:
         if status.trouble:
             raise PersistError(status.trouble)
         return status.newest[1] if status.newest else None
+
+    def glance(self) -> Status | None:
+        """How far persistence is; None while a save is pending, or if nobody answers."""
+        if self._overlap.pending:
+            return None
+        try:
+            return self.link.status()
+        except FastckptError:
+            return None
 
     def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
         """Let later saves belong to a new history, the same on all ranks: the job goes on from another point.

@@ -87,6 +87,11 @@ class ResumableDataLoader:
         return self._source.epoch
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing is left of the epoch, as far as this rank knows."""
+        return self._source.ends_here()
+
+    @property
     def num_workers(self) -> int:
         """Loader workers."""
         return self._loader.num_workers

@@ -27,6 +27,8 @@ _LONGEST = 1e9
 _OVERRUN = 600.0
 """Seconds by which what has a timeout of its own may overrun it, before that is a hang."""
 _marks: list[_Mark] = []
+_ended = [0.0]
+"""Seconds that marked phases took."""
 _open: "list[Beats]" = []
 
 
@@ -48,6 +50,7 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
         raise ConfigError(f"phase({name!r}, timeout={timeout}): give a name, and seconds, 0 or more")
     around = _marks[-1].allowed if _marks else 0
     mark = _Mark(name, _nanoseconds(timeout) or around)
+    start = time.monotonic()
     _marks.append(mark)
     _show_marks()
     try:
@@ -55,6 +58,13 @@ def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
     finally:
         _marks.remove(mark)
         _show_marks()
+        if not _marks:
+            _ended[0] += time.monotonic() - start
+
+
+def marked() -> float:
+    """Seconds that this process has spent in marked phases, those that have ended."""
+    return _ended[0]
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -71,6 +81,9 @@ class Beats:
 
     A process that has none (other libraries' may not be torch's) says it after each save that names a newer step than
     all before, and than the load: what was there at the start is no step. ``stacks`` is what `memory.stacks` offers.
+
+    Attributes:
+        stalled: Seconds that training has spent in saves and in waiting for them.
     """
 
     def __init__(self, line: Line, generation: int, stacks: int) -> None:
@@ -78,6 +91,7 @@ class Beats:
         self._pid = os.getpid()
         self._has_optimizer = self._works = False
         self._newest = 0
+        self.stalled = 0.0
         line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
@@ -113,7 +127,9 @@ class Beats:
             try:
                 yield
             finally:
-                self._line.stall(time.monotonic_ns() - start)
+                nanoseconds = time.monotonic_ns() - start
+                self.stalled += nanoseconds / 1e9
+                self._line.stall(nanoseconds)
 
     def resume(self, step: int) -> None:
         """Say which step was loaded."""

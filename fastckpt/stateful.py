@@ -1,0 +1,16 @@
+"""What has a state that a checkpoint keeps."""
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """The protocol of torch.distributed.checkpoint: modules, optimizers, schedulers, scalers and loaders follow it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to save."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take over what was saved."""
+        ...
