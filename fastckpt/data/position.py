@@ -67,7 +67,10 @@ def read(state: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     """These numbers of a saved state; raises ConfigError if one is missing, or it is of another version."""
     if state.get("version") != VERSION:
         raise ConfigError(f"the state of the data has version {state.get('version')!r}; this fastckpt reads {VERSION}")
-    return {name: whole(name, state.get(name), -(2**63)) for name in names}
+    if missing := [name for name in names if name not in state]:
+        raise ConfigError(f"the state of the data has no {' and no '.join(missing)}: give the kind of data set and "
+                          "loader that it was saved with")  # fmt: skip
+    return {name: whole(name, state[name], -(2**63)) for name in names}
 
 
 def nothing_own(own: Mapping[str, Any]) -> None:

@@ -250,7 +250,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
         (loader_of(11, shuffle=True), "sample 2 of 10 of epoch 0.*has 11"),
         (loader_of(10), "in order 1; here that epoch has 10 in order 0"),
         (ResumableDataLoader(Endless(10), 2), "this one is iterable"),
-        (ResumableDataLoader(Remembering(10), 2), "world is None"),
+        (ResumableDataLoader(Remembering(10), 2), "has no world and no shards: give the kind"),
     ):
         before = other.state_dict()
         with pytest.raises(ConfigError, match=why):
