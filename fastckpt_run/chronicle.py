@@ -19,6 +19,7 @@ from fastckpt.engine.saver import Saver
 from fastckpt.memory.processes import Process
 from fastckpt.memory.telemetry import Telemetry
 from fastckpt.storage.store import is_url
+from fastckpt.tools.launches import ACCOUNTED
 from fastckpt_run.event_log import EventLog
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -28,7 +29,7 @@ INTERVAL = 1.0
 LOOKS = 1000
 """How many of them a job has as often as it grows e times older: a log stays small."""
 MOST = 20_000
-"""How many events of one name are recorded."""
+"""How many events of one name are recorded, but for those by which time is accounted for: few for each restart."""
 CLOSING = 3.0
 """Seconds that the end of the job waits for the last events to be written."""
 
@@ -93,7 +94,8 @@ class Chronicle:
     def end(self, outcome: str) -> None:
         """The job has ended."""
         self.look(now=True)
-        if dropped := sum(max(0, count - MOST) for count in self._counts.values()):
+        dropped = sum(max(0, count - MOST) for name, count in self._counts.items() if name not in ACCOUNTED)
+        if dropped:
             metrics.event("events_lost", count=dropped)
         metrics.event("job_ended", outcome=outcome, seconds=time.monotonic() - self._begun)
         metrics.unlisten(self._hear)
@@ -107,7 +109,7 @@ class Chronicle:
             return  # a forked worker: somebody may have had the lock
         with self._lock:
             self._counts[event["event"]] += 1
-            if self._counts[event["event"]] > MOST:
+            if self._counts[event["event"]] > MOST and event["event"] not in ACCOUNTED:
                 return
             line = metrics.to_line(event)
             self.lines.append(line)
@@ -138,7 +140,7 @@ class Chronicle:
         return int(workers[local_rank].global_rank) if local_rank < len(workers) else -1
 
     def _tell_progress(self, directory: str, ranks: list[Telemetry]) -> None:
-        tally = next((tally for tally in self._saver.report() if tally.directory == directory), None)
+        tallies = [tally for tally in self._saver.report() if tally.directory == directory]
         said = [
             {
                 "local_rank": local_rank,
@@ -158,12 +160,12 @@ class Chronicle:
             "progress",
             directory=directory,
             ranks=said,
-            saves=tally.saves if tally else 0,
-            saved_bytes=tally.saved_size if tally else 0,
-            skipped=tally.skips.total() if tally else 0,
-            persisted=tally.persisted if tally else 0,
-            persisted_bytes=tally.size if tally else 0,
-            persist_seconds=tally.seconds if tally else 0.0,
+            saves=sum(tally.saves for tally in tallies),
+            saved_bytes=sum(tally.saved_size for tally in tallies),
+            skipped=sum(tally.skips.total() for tally in tallies),
+            persisted=sum(tally.persisted for tally in tallies),
+            persisted_bytes=sum(tally.size for tally in tallies),
+            persist_seconds=sum(tally.seconds for tally in tallies),
         )
 
 
@@ -181,6 +183,8 @@ def _version() -> str:
 
 
 def _name_of(spec: WorkerSpec) -> str:
-    """The script's name, without its folder and its arguments, which may be secret."""
-    script = next((arg for arg in spec.args if isinstance(arg, str) and not arg.startswith("-")), "")
-    return Path(script).name
+    """The name of the script, or of the command that is no Python, without its arguments, which may be secret."""
+    program = "python" if callable(spec.entrypoint) else Path(str(spec.entrypoint)).name
+    if not program.startswith("python"):
+        return program
+    return Path(next((arg for arg in spec.args if isinstance(arg, str) and not arg.startswith("-")), "")).name

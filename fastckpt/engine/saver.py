@@ -91,7 +91,10 @@ class Saver:
 
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""
-        return {directory: keeper.progress.read() for (directory, _), keeper in list(self._keepers.items())}
+        found: dict[str, list[Telemetry]] = {}
+        for (directory, _), keeper in list(self._keepers.items()):  # one more if this node's rank has changed
+            found[directory] = max(found.get(directory, []), keeper.progress.read(), key=_last_beat)
+        return found
 
     def close(self) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
@@ -255,6 +258,10 @@ class _Connection:
                 keeper.writers.leave(self._rank)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
+
+
+def _last_beat(lines: list[Telemetry]) -> int:
+    return max([line.beat for line in lines], default=-1)
 
 
 def _welcome(keeper: Keeper, history: int) -> m.Welcome:

@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -14,8 +15,8 @@ from fastckpt.storage.layout import PRIVATE
 
 FOLDER = f"{PRIVATE}/events"
 """Where logs lie in a checkpoint directory: one file for each launch on each node, in order of launch."""
-LARGEST = 1 << 28
-"""Bytes of a file of which no more is read."""
+LONGEST = 1 << 24
+"""Bytes of a line that is no event."""
 _NAME = re.compile(r"(\d{6,12})-([^/]{1,200})-\d+\.jsonl")
 _LONGEST = 1e12
 """Seconds that no clock shows."""
@@ -25,7 +26,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Log:
-    """What was read of a file: events in the order of the monotonic clock, and how many lines are none."""
+    """What was read of a file: events in the order in which they lie there, and how many lines are none."""
 
     path: Path
     events: list[Event]
@@ -82,31 +83,39 @@ def read(path: Path) -> Log:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ConfigError(f"{path} is no regular file")
-        return parsed(path, file.read(LARGEST).splitlines())
+        return parsed(path, iter(partial(file.readline, LONGEST), b""))
 
 
 def parsed(path: Path, lines: Iterable[bytes]) -> Log:
-    """A log of these lines."""
+    """A log of these lines, without what workers say of each save: there may be millions, and agents count them."""
     events, unreadable = list[Event](), 0
     for line in lines:
+        if line.startswith(_SAVED) and line.endswith((b"}", b"}\n")):
+            continue
         event = _event(line)
         if event is not None:
             events.append(event)
         elif line.strip():
             unreadable += 1
-    return Log(path, sorted(events, key=lambda event: event["monotonic"]), unreadable)
+    return Log(path, events, unreadable)
+
+
+_SAVED = b'{"event": "saved"'
 
 
 def launches(log: Log) -> list[list[Event]]:
-    """The events of each agent that wrote to a log, without those that workers wrote themselves."""
-    found: dict[int, list[list[Event]]] = {}
+    """The events of each agent that wrote to a log, by its clock, without those that workers wrote themselves.
+
+    Agents are in the order in which they began to write: clocks of several boots of hosts cannot be compared.
+    """
+    found, last = list[list[Event]](), dict[int, list[Event]]()
     for event in log.events:
-        own = found.setdefault(event["pid"], [[]])
-        if event["event"] == "job_started" and own[-1]:
-            own.append([])
-        own[-1].append(event)
-    agents = [launch for own in found.values() for launch in own if any(e["event"] in _AGENTS for e in launch)]
-    return sorted(agents, key=lambda launch: launch[0]["monotonic"])
+        if event["pid"] not in last or event["event"] == "job_started":
+            found.append([])
+            last[event["pid"]] = found[-1]
+        last[event["pid"]].append(event)
+    agents = (launch for launch in found if any(event["event"] in _AGENTS for event in launch))
+    return [sorted(launch, key=lambda event: event["monotonic"]) for launch in agents]
 
 
 _AGENTS = {"job_started", "rendezvous", "workers_started", "progress", "job_ended"}

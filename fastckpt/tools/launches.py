@@ -268,3 +268,5 @@ _TOLD = {
     "workers_finished": _workers_finished,
     "job_ended": _job_ended,
 }
+ACCOUNTED = frozenset(_TOLD)
+"""The events by which time is accounted for."""

@@ -718,3 +718,22 @@ for step in (1, 2):
     ranks.workers_die()
     (one,) = ranks.start_workers()
     assert one.load_checkpoint() and one.loaded_step == 1
+
+
+def test_how_far_workers_are_is_told_by_the_last_though_their_node_has_another_rank(tmp_path: Path):
+    """Ranks of nodes change when one comes or goes: each has an arena, and what was said there before stays."""
+    saver, directory = Saver(Settings.from_environment()), str(tmp_path)
+    saver.start()
+    try:
+        for generation, group_rank in enumerate((1, 0, 1)):
+            channel = Channel(saver.address, 10)
+            channel.send(m.Hello(directory, 0, 1, 2, group_rank, generation, {}, "resume", "", {}, group_rank, 0.0))
+            welcome = channel.answer(60)
+            assert isinstance(welcome, m.Welcome)
+            block = TelemetryBlock(welcome.telemetry)
+            block.line(0).begin(generation, os.getpid(), 0)
+            assert [line.generation for line in saver.telemetry()[directory]] == [generation]
+            block.close()
+            channel.close()
+    finally:
+        saver.close()

@@ -8,25 +8,29 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.run import config_from_args, get_args_parser
 
 from fastckpt import metrics
+from fastckpt.engine.saver import Saver
 from fastckpt.tools.events import FOLDER, find, parsed, read
-from fastckpt_run import event_log
+from fastckpt_run import chronicle, event_log
+from fastckpt_run.chronicle import Chronicle, _name_of
 from fastckpt_run.event_log import EventLog
 from tests.launcher.conftest import until
 
 
 def line(number: int, padding: str = "") -> bytes:
-    return metrics.to_line(metrics.stamp("saved") | {"step": number, "rank": 0, "padding": padding})
+    return metrics.to_line(metrics.stamp("uploaded") | {"step": number, "padding": padding})
 
 
 def steps(path: Path) -> list[int]:
     log = read(path)
     assert not log.unreadable
-    return [event["step"] for event in log.events if event["event"] == "saved"]
+    return [event["step"] for event in log.events if event["event"] == "uploaded"]
 
 
 @pytest.fixture
@@ -190,3 +194,29 @@ def test_lines_are_whole_however_little_is_written_at_a_time(directory: Path, mo
     [path] = find(str(directory))
     assert steps(path) == list(range(20))
     assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--no-python", "/opt/train", "--token", "secret"], "train"),
+        (["--no-python", "/usr/bin/python3", "/data/train.py", "secret"], "train.py"),
+        (["/data/train.py", "secret"], "train.py"),
+        (["-m", "pkg.train", "secret"], "pkg.train"),
+        (["--run-path", "/data/train.py", "secret"], "train.py"),
+    ],
+)
+def test_what_the_job_is_called_is_no_argument(arguments: list[str], name: str, tmp_path: Path) -> None:
+    arguments = ["--log-dir", str(tmp_path), *arguments]
+    _, program, rest = config_from_args(get_args_parser().parse_args(arguments))
+    assert _name_of(WorkerSpec("", 1, None, entrypoint=program, args=tuple(rest))) == name
+
+
+def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of restarts of many workers come to more than what is kept of any other event."""
+    monkeypatch.setattr(chronicle, "MOST", 3)
+    told = Chronicle(cast("Saver", None), keep=False)
+    for name in ("worker_joined", "skipped"):
+        for _ in range(5):
+            told._hear(metrics.stamp(name))
+    assert [json.loads(line)["event"] for line in told.lines] == ["worker_joined"] * 5 + ["skipped"] * 3

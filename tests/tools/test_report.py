@@ -91,6 +91,21 @@ def test_an_agent_that_is_killed_and_launched_again():
     assert failure.relaunched == 12 * 10**9
 
 
+def test_launches_of_one_file_are_in_its_order():
+    """The monotonic clock begins anew with a boot, and in a container the agent's number is the same each time."""
+    first, second = started(pid=1).trains(20, 10), Story(pid=1, boot="boot-of-2", start=40)
+    second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=10).trains(60, 10)
+    lines = [json.loads(line) for line in second.finishes(60, 61).lines]
+    lines = [json.dumps(event | {"monotonic": event["monotonic"] - 5035}).encode() for event in lines]
+    lines = [
+        line.replace(b'"imported": 5045', b'"imported": 10').replace(b'"beat": 5060', b'"beat": 25') for line in lines
+    ]
+    found = report([parsed(Path("log"), [*first.lines, *lines])])
+    assert [placed.launch.boot for placed in found.nodes[0]] == ["boot-0", "boot-of-2"]
+    assert (found.steps.new, found.steps.repeated) == (20, 0) and [one.kind for one in found.failures] == ["agent"]
+    assert seconds(found)["down"] == 20 and seconds(found)["useful"] == 20
+
+
 @pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
 def test_a_clock_that_is_set_between_launches(step: float):
     """In one boot of a host the monotonic clock counts; after another boot there is only the wall clock."""
