@@ -61,7 +61,10 @@ def find(location: str) -> list[Path]:
     if location and path.is_file():
         return [path]
     if not location or not path.is_dir():
-        raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory, or an event log")
+        hint = "; of one that is a URL, give the file of --fast-events" if "://" in location else ""
+        raise ConfigError(
+            f"{location or 'nothing'} is no directory; give a checkpoint directory, or an event log{hint}"
+        )
     folder = path / FOLDER
     found = in_folder(folder) if folder.is_dir() else []
     if not found:

@@ -94,6 +94,11 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
     from fastckpt_run import words
 
     launches = sum(len(chain) for chain in found.nodes.values())
+    if not launches:
+        screen.line(
+            f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell"
+        )
+        return
     screen.line(
         f"{directory}: {words.count(launches, 'launch', 'launches')} on {words.count(len(found.nodes), 'node')}, "
         f"{words.duration(found.total)}; goodput {words.goodput(found.goodput)}"
@@ -135,13 +140,13 @@ def facts(found: "Report") -> list[str]:
     from fastckpt_run import words
 
     counts, steps, useful = found.counts, found.steps, found.lost["useful"]
-    stall = found.lost["stall"] // max(1, counts.saves) // max(1, len(found.nodes))
+    stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
+    each = f", each stalls for {words.duration(stall)}" if counts.saves else ""
     rate = f" at {counts.persisted_bytes / counts.persist_time * 1e3:.3g} MB/s" if counts.persist_time else ""
     said = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
         + (f", {steps.new * len(found.nodes) * 1e9 / useful:.3g} per second of useful time" if useful else ""),
-        f"saves: {counts.saves:,} of {size(counts.saved_bytes)} in all, each stalls for {words.duration(stall)}; "
-        f"{counts.skipped:,} skipped",
+        f"saves: {counts.saves:,} of {size(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
         f"persists: {counts.persisted:,} of {size(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]

@@ -96,13 +96,14 @@ def test_what_is_no_log_says_nothing(fastckpt: Fastckpt, tmp_path: Path, content
     said = fastckpt("report", tmp_path / "events", "--json", "--html", tmp_path / "page")
     assert said.document["goodput"] is None and said.document["launches"] == [] and said.document["total"] == 0
     assert_safe((tmp_path / "page").read_text())
-    assert fastckpt("report", tmp_path / "events").code == 0
+    assert "no launch of fastckpt-run" in fastckpt("report", tmp_path / "events").out
 
 
 def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
     directory.mkdir()
     said = fastckpt("report", directory)
     assert said.code == 2 and "has no event log" in said.err and "--fast-events" in said.err
+    assert "--fast-events" in fastckpt("report", "s3://bucket/run").err
     os.mkfifo(tmp_path / "pipe")
     (directory / FOLDER).mkdir(parents=True)
     os.mkfifo(directory / FOLDER / "000001-host-1.jsonl")

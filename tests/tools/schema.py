@@ -9,8 +9,8 @@ COMMON = {"event", "time", "monotonic", "pid"}
 _ROW = re.compile(r"^\| `(?P<name>\w+)` \| (?P<who>[a-z, ]+) \| [^|]+ \| (?P<fields>[^|]*) ?\|$", re.MULTILINE)
 _FIELD = re.compile(r"`(\w+)` (\w+)(\?)?(?:, |$)")
 _TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,), "s": (float, int), "mono": (float,), "text": (str,), "flag": (bool,), "list": (list,),
-    "object": (dict,),
+    "int": (int,), "s": (float, int), "mono": (float,), "text": (str,), "share": (float, int), "flag": (bool,),
+    "list": (list,), "object": (dict,),
 }  # fmt: skip
 
 
