@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from fastckpt import metrics
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.imports import Outcome, Plan
-from fastckpt_run.preload.order import Order, Report, argv_of, ignored_signals
+from fastckpt_run.preload.order import Order, Report, ignored_signals
 from fastckpt_run.preload.parent import Template, TemplateError, inheritance
 from fastckpt_run.preload.script import Script, read
 from fastckpt_run.preload.strays import reap
@@ -69,7 +69,7 @@ class Preloader:
         self._script = read(self._arguments)
         asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
         found = [] if asked else self._script.first_imports
-        self._plan = Plan(asked, found, str(self._script.folder or ""), argv_of(self._arguments))
+        self._plan = Plan(asked, found, str(self._script.folder or ""), self._script.argv(self._arguments))
         self._start()
         if why := self._script.unsettling:
             self._give_up(why)

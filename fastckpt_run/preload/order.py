@@ -35,11 +35,6 @@ class Order:
         return cls(**json.loads(os.pread(memory, os.fstat(memory).st_size, _REPORT)))
 
 
-def argv_of(arguments: list[str]) -> list[str]:
-    """What sys.argv is when Python, given these arguments, begins to look for a script."""
-    return arguments if arguments[0] != "-m" else ["-m", *arguments[2:]]
-
-
 class Report:
     """The room for a report, shared by agent and worker: it outlives both descriptor and worker."""
 

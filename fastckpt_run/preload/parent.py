@@ -145,7 +145,8 @@ class Template:
     def close(self) -> None:
         """Kill it, if it lives, and reap it; may be called again."""
         self._process.kill()
-        self._process.wait()
+        with suppress(TimeoutExpired):  # the kernel may not let it go, while it reads from a dead file system
+            self._process.wait(_ANSWER)
         self._socket.close()
         for descriptor in self._output:
             os.close(descriptor)

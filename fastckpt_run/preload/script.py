@@ -54,6 +54,10 @@ class Script:
         """Variables set before the last import, its own modules' included; ``*`` for one whose name is not written."""
         return self._walk.sets
 
+    def argv(self, arguments: list[str]) -> list[str]:
+        """What sys.argv is while it runs, if its command line is this."""
+        return [str(self.path), *arguments[2:]] if self.module else arguments
+
     def has_changed(self) -> bool:
         """Whether it, or one of its own modules, has been changed since it was read."""
         return self._walk.watch.changed() is not None

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from fastckpt_run.bond import die_with
 from fastckpt_run.preload import environment, title
-from fastckpt_run.preload.order import GO, Order, Report, argv_of
+from fastckpt_run.preload.order import GO, Order, Report
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         """
         sys.orig_argv = self._order.argv.copy()
         script = self._order.argv[2:]
-        sys.argv = argv_of(script)
+        sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
         _forget_ourselves()
         if script[0] == "-m":
             if not sys.flags.safe_path:

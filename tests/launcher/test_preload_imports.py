@@ -305,6 +305,7 @@ def test_modules_beside_the_script_may_be_named_and_change(plain, tmp_path: Path
     assert printed() == "False ('new', ['train.py', '--lr', '1'])\n"
     starter.template.prepare()
     assert printed() == "True ('new', ['train.py', '--lr', '1'])\n"
+    assert read(["-m", "train"]).argv(["-m", "train", "x"]) == [str(tmp_path / "train.py"), "x"]
 
 
 @pytest.mark.parametrize("deed", ["disable()", "set_threshold(5000)"])
