@@ -5,6 +5,9 @@ from math import inf, sqrt
 from statistics import fmean, pvariance
 from typing import NamedTuple, Self
 
+BATCHES = 8
+"""Parts of a window whose means tell how far it can be believed."""
+
 
 class Estimate(NamedTuple):
     """The mean of what was measured.
@@ -29,27 +32,37 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """The estimate from these measurements."""
-        return cls(len(values), fmean(values), pvariance(values)) if values else cls()
+        """The estimate from these measurements, in the order in which they were made.
+
+        What disturbs one may disturb the next: the variance is that of batch means, if it is larger (R. W. Conway,
+        Management Science 10(1), 1963).
+        """
+        if not values:
+            return cls()
+        size = len(values) // BATCHES
+        batches = [fmean(values[i * size : (i + 1) * size]) for i in range(BATCHES)] if size > 1 else [0.0]
+        return cls(len(values), fmean(values), max(pvariance(values), size * pvariance(batches)))
 
 
 NOTHING = Estimate()
 
 
 def pool(estimates: Iterable[Estimate]) -> Estimate:
-    """The estimate from all measurements together."""
+    """The estimate from all measurements together; the variance is that of their means, if it is larger."""
     known = [each for each in estimates if each.samples]
     if not known:
         return NOTHING
     count = sum(each.samples for each in known)
     mean = sum(each.samples * each.mean for each in known) / count
-    return Estimate(
-        count, mean, sum(each.samples * (each.variance + (each.mean - mean) ** 2) for each in known) / count
-    )
+    within = sum(each.samples * each.variance for each in known) / count
+    between = sum(each.samples * (each.mean - mean) ** 2 for each in known) / max(1, len(known) - 1)
+    return Estimate(count, mean, max(within, between))
 
 
 def difference(those: Estimate, others: Estimate) -> Estimate:
-    """By how much those are larger than the others."""
-    freedom = those.samples - 1
-    variance = (those.error**2 + others.error**2) / (1 + 8 / freedom**2) ** 2 * freedom if freedom else 0.0
+    """By how much those are larger than the others.
+
+    A few that lie close together may do so by chance: both are taken to vary like those that vary more.
+    """
+    variance = max(those.variance, others.variance) * (1 / those.samples + 1 / others.samples) * (those.samples - 1)
     return Estimate(those.samples, those.mean - others.mean, variance)

@@ -40,9 +40,23 @@ def test_estimates():
     assert Estimate.of([3.0]).error == inf
     assert Estimate.of([3.0] * 9).error == 0
     values = [random.Random(1).gauss(5, 2) for _ in range(100)]
-    parts = [Estimate.of(values[:7]), NOTHING, Estimate.of(values[7:50]), Estimate.of(values[50:])]
-    assert pool(parts) == pytest.approx(Estimate.of(values))
+    parts = pool([Estimate.of(values[:7]), NOTHING, Estimate.of(values[7:50]), Estimate.of(values[50:])])
+    assert (parts.samples, parts.mean) == (100, pytest.approx(Estimate.of(values).mean))
+    assert parts.error == pytest.approx(Estimate.of(values).error, rel=0.5)
     assert pool([]) == NOTHING
+
+
+def test_what_disturbs_several_in_a_row_makes_an_estimate_less_sure():
+    apart = [9.0 if i % 8 == 0 else 1.0 for i in range(64)]
+    together = sorted(apart)
+    assert Estimate.of(together).mean == Estimate.of(apart).mean
+    assert Estimate.of(together).error > 2 * Estimate.of(apart).error
+
+
+def test_windows_that_differ_make_all_less_sure():
+    alike, unlike = ([Estimate(50, mean, 0.01) for mean in means] for means in ((5.0, 5.0, 5.0), (4.0, 5.0, 6.0)))
+    assert pool(unlike).mean == pool(alike).mean
+    assert pool(unlike).error > 10 * pool(alike).error
 
 
 def test_the_error_is_what_repeated_measurements_scatter_by():
@@ -128,7 +142,7 @@ def test_waits_are_paid_and_are_no_cost_of_snapshots():
     iterations[20] = Iteration(iterations[20].seconds + 10, 0.2, 10.0, True, True)
     seen = measured(iterations, [8.3] * 5, overruns=1)
     assert costs(seen).snapshot == pytest.approx(0.3)
-    assert (seen.wait, seen.overruns) == (Estimate.of([0.0] * 19 + [10.0]), 1)
+    assert (seen.wait.samples, seen.wait.mean, seen.overruns) == (20, 0.5, 1)
     assert paid(seen, Intervals(5, 20)) == pytest.approx(0.18)
     assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.08
 
