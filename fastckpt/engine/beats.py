@@ -1,10 +1,12 @@
 """What a worker says of its steps and phases, in the telemetry block, as they happen."""
 
 import os
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch.optim import Optimizer
@@ -13,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fastckpt.errors import ConfigError
 from fastckpt.memory.telemetry import Line
 from fastckpt.metrics import observe, unobserve
+from fastckpt.policy.hangs import EXIT
 
 
 @dataclass(eq=False)
@@ -71,6 +74,18 @@ def _nanoseconds(seconds: float) -> int:
     return int(min(seconds, _LONGEST) * 1e9)
 
 
+@cache
+def _tell_of_exit() -> None:
+    """Have it said when this process ends: that may take longer than a step."""
+    with suppress(RuntimeError):  # it ends already
+        threading._register_atexit(_exit)  # type: ignore[attr-defined]  # not atexit: that waits for threads first
+
+
+def _exit() -> None:
+    _marks.append(_Mark(EXIT, 0))
+    _show_marks()
+
+
 def _show_marks() -> None:
     for beats in _open:
         beats.show_mark()
@@ -95,6 +110,7 @@ class Beats:
         line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
+        _tell_of_exit()
         observe(self._see)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 

@@ -20,6 +20,8 @@ PHASES = 10
 """Without "auto": so many times longer a rank may be silent outside of steps."""
 STARTS = 3
 """So many times as long as a start of this job has taken before, another may take."""
+EXIT = "exit"
+"""The phase of a rank that ends, with its checkpointer open."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,10 @@ def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
         limits: For how long they may be silent.
         idle: Seconds since any rank said or did anything.
     """
+    if idle > limits.idle and all(sight.takes_steps or sight.phase == EXIT for sight in sights):
+        return [sight.rank for sight in sights]
     if occupied(sights, limits):
         return []
-    if idle > limits.idle and all(sight.takes_steps for sight in sights):
-        return [sight.rank for sight in sights]
     return [sight.rank for sight in sights if _is_late(sight, limits)]
 
 

@@ -154,6 +154,22 @@ def test_who_has_taken_leave_says_nothing(block, beats):
     assert other._hook.hooks_dict_ref() is not None and len(other._hook.hooks_dict_ref()) == 1, "that of the fixture"
 
 
+def test_who_ends_without_a_word_says_so(block):
+    """What Python does then may take long: threads end, what is registered runs, memory is freed."""
+    program = f"""
+import atexit
+from fastckpt.engine.beats import Beats
+from fastckpt.memory.telemetry import TelemetryBlock
+block = TelemetryBlock({block.name!r})
+atexit.register(lambda: print(block.read(0).phase))
+for _ in range(2):
+    beats = Beats(block.line(0), 0, 0)
+assert block.read(0).phase == ""
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
+    assert (done.stdout, block.read(0).phase) == ("exit\n", "exit")
+
+
 def test_a_forked_child_is_not_the_worker():
     program = """
 import os, torch
