@@ -122,7 +122,7 @@ def _is_installed(module: str, folder: str) -> bool:
     spec = PathFinder.find_spec(top, [folder]) if folder else None
     if spec is not None and spec.loader is not None:
         return False
-    if top in sys.stdlib_module_names:
+    if top in sys.stdlib_module_names or module in sys.modules:
         return True
     try:
         spec = importlib.util.find_spec(top)

@@ -216,7 +216,12 @@ def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Pa
     """Not its own: these may change from one restart to the next."""
     monkeypatch.setenv("PYTHONPATH", FRAIL)
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, train=f"import numpy, click, wrapt\nimport mine\n{SCRIPT}", mine="print('mine')", wrapt="")
+    write(
+        tmp_path,
+        train=f"import fastckpt_run, numpy, click, wrapt\nimport mine\n{SCRIPT}",
+        mine="print('mine')",
+        wrapt="",
+    )
     with template("train.py", "auto") as preloader:
         starter = Starter(tmp_path, preloader)
         run = starter.start(preloader, ("train.py",), {})
