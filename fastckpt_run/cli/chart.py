@@ -11,8 +11,12 @@ WIDTH = 2000
 _HEIGHT = 20
 _MARK = 4.0
 """Units of the width of an instant."""
+_THINNEST = 0.05
+"""Units of the width of a bar that nobody sees."""
 _TRUE = TRAINING
 """What is so frequent that it must not be drawn wider than it is."""
+_CROWD = WIDTH // 2
+"""From so many bars on, none in a lane that they fill is: else they would hide what most of the time was."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ def _steps() -> Iterator[int]:
 
 def lane(bars: Iterable[Bar], axis: Axis) -> str:
     """The bars of a lane, first ones below; those too thin to be told apart are drawn as one."""
-    drawn = "".join(_rectangle(bar, axis) for bar in _merged(bars, axis))
+    told_apart = list(_merged(bars, axis))
+    filled = 2 * sum(bar.end - bar.begin for bar in told_apart) > axis.end - axis.begin
+    crowded = filled and len(told_apart) > _CROWD
+    drawn = "".join(_rectangle(bar, axis, crowded=crowded) for bar in told_apart)
     return f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
 
 
@@ -81,9 +88,12 @@ def _merged(bars: Iterable[Bar], axis: Axis) -> Iterator[Bar]:
         yield waiting
 
 
-def _rectangle(bar: Bar, axis: Axis) -> str:
+def _rectangle(bar: Bar, axis: Axis, *, crowded: bool) -> str:
     left, right = axis.at(bar.begin) * WIDTH, axis.at(bar.end) * WIDTH
+    is_true = crowded or bar.kind in _TRUE
+    least = _MARK if bar.begin == bar.end else 0.0 if is_true else 1.0
+    if crowded and max(least, right - left) < _THINNEST:
+        return ""
     title = f"<title>{escape(bar.title)}</title>" if bar.title else ""
-    least = _MARK if bar.begin == bar.end else 0.0 if bar.kind in _TRUE else 1.0
     place = f'x="{min(left, WIDTH - least):.1f}" width="{max(least, right - left):.1f}" height="{_HEIGHT}"'
     return f'<rect class="{escape(bar.kind)}" {place}>{title}</rect>'

@@ -43,7 +43,7 @@ def _summary(found: Report) -> str:
     figures = [
         (words.goodput(found.goodput) if found.goodput is not None else "?", "goodput: useful part of all time"),
         (words.duration(found.total), f"in {words.count(launches, 'launch', 'launches')}"),
-        (f"{found.steps.new:,}", f"steps, {found.steps.repeated:,} of them repeated"),
+        (f"{found.steps.new:,}", f"steps, and {found.steps.repeated:,} once more"),
         (f"{len(incidents(found.failures)):,}", "failures"),
     ]
     cards = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)

@@ -95,9 +95,7 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
 
     launches = sum(len(chain) for chain in found.nodes.values())
     if not launches:
-        screen.line(
-            f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell"
-        )
+        screen.line(f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell")
         return
     screen.line(
         f"{directory}: {words.count(launches, 'launch', 'launches')} on {words.count(len(found.nodes), 'node')}, "

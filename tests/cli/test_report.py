@@ -141,6 +141,19 @@ def test_a_long_job_makes_a_small_page():
     assert len(text) < 3_000_000
 
 
+def test_many_restarts_do_not_hide_what_most_of_the_time_was():
+    """Two thousand, of a second each, in a month."""
+    bars = []
+    for number in range(2000):
+        begin = number * 1300
+        bars += [Bar(begin + i, begin + i + 1, kind) for i, kind in enumerate(("stop", "start", "resume"))]
+        bars.append(Bar(begin + 3, begin + 1300, "useful"))
+    widths = dict.fromkeys(("stop", "start", "resume", "useful"), 0.0)
+    for kind, width in re.findall(r'class="(\w+)" x="[-\d.]+" width="([-\d.]+)"', lane(bars, Axis(0, 2000 * 1300))):
+        widths[kind] += float(width)
+    assert widths["useful"] > 1900 and widths["stop"] + widths["start"] + widths["resume"] < 100
+
+
 VALUES = st.none() | st.integers() | st.floats() | st.text(max_size=8) | st.just(EVIL)
 
 
