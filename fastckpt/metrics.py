@@ -86,9 +86,12 @@ def event(name: str, /, **fields: Any) -> None:
     for listener in _listeners:
         listener(happened)
     if _events >= 0:
+        line = to_line(happened)
         try:
-            os.write(_events, to_line(happened))
+            lost = "" if os.write(_events, line) == len(line) else "the disk is full"
         except OSError as error:
+            lost = str(error)
+        if lost:
             if not counts["events_lost"]:
-                logger.warning("events are lost: %s", error)
+                logger.warning("events are lost: %s", lost)
             counts["events_lost"] += 1

@@ -82,7 +82,8 @@ class EventLog:
             if self._lost:
                 lines.append(metrics.to_line(metrics.stamp("events_lost") | {"count": self._lost}))
                 self._lost = 0
-            while self._waiting and sum(map(len, lines)) < BATCH:
+            full = self._size - BATCH
+            while self._waiting and self._size > full:
                 lines.append(self._waiting.popleft())
                 self._size -= len(lines[-1])
             self._rest = b"".join(lines)

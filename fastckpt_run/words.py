@@ -49,6 +49,11 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f} %" if whole else "?"
 
 
+def rate(number: float) -> str:
+    """How many per second, of whatever."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
+
+
 def count(number: int, what: str, many: str = "") -> str:
     """How many of something there are."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"

@@ -1,6 +1,8 @@
 """Events are for whoever looks on: losing them stops nobody."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +34,17 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path, monkeypatch: 
             assert checkpointer.wait_latest_checkpoint(60) == step
         assert checkpointer.load_checkpoint()["w"][0] == 1
     assert metrics.counts["events_lost"] - lost >= 4
+
+
+def test_an_event_that_is_written_in_part_is_lost(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+from fastckpt import metrics
+metrics.write_events_to(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+metrics.event("saved", text="x" * 200)
+print(metrics.counts["events_lost"])
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "events")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, (tmp_path / "events").stat().st_size) == ("1\n", 100), done.stderr

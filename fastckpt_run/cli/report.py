@@ -140,10 +140,10 @@ def facts(found: "Report") -> list[str]:
     counts, steps, useful = found.counts, found.steps, found.lost["useful"]
     stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
     each = f", each stalls for {words.duration(stall)}" if counts.saves else ""
-    rate = f" at {counts.persisted_bytes / counts.persist_time * 1e3:.3g} MB/s" if counts.persist_time else ""
+    rate = f" at {words.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
     said = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
-        + (f", {steps.new * len(found.nodes) * 1e9 / useful:.3g} per second of useful time" if useful else ""),
+        + (f", {words.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time" if useful else ""),
         f"saves: {counts.saves:,} of {size(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
         f"persists: {counts.persisted:,} of {size(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",

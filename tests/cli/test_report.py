@@ -184,6 +184,11 @@ def test_durations(nanoseconds: int | None, text: str):
     assert words.duration(nanoseconds) == text
 
 
+@pytest.mark.parametrize(("number", "text"), [(0.01234, "0.0123"), (45, "45"), (999.6, "1,000"), (12345.6, "12,346")])
+def test_rates(number: float, text: str):
+    assert words.rate(number) == text
+
+
 @pytest.mark.parametrize("length", [0, 1, 10**6, 10**9, 3600 * 10**9, 86400 * 10**9, 10**18, 10**21])
 def test_ticks_are_few(length: int):
     axis = Axis(5, 5 + length)
