@@ -159,7 +159,7 @@ class ResumableDataLoader:
                     "another iteration of this loader has begun, or its position was set: begin a new one"
                 )
             with self._generators():
-                mark, batch = next(answers, (None, None))
+                mark, batch = self._answer(answers)
             said = Answer.END if mark is None else self._source.reached(mark)
             if said is Answer.END:
                 break
@@ -174,6 +174,20 @@ class ResumableDataLoader:
         self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self._accumulate
         if self._accumulate > 1 and not self._handed_out:
             self._whole_step = self._states_now()
+
+    def _answer(self, answers: Iterator[Any]) -> tuple[Any, Any]:
+        """The next answer; twice None at the end.
+
+        What a worker raised carries the worker's stack as text. torch raises it in frames that refer to themselves and
+        to the iterator, which would keep its workers until they are found as garbage, and then wait 5 s for each.
+        """
+        try:
+            mark, batch = next(answers, (None, None))
+        except Exception as error:
+            if self.num_workers:
+                error.with_traceback(None)
+            raise
+        return mark, batch
 
     def _generators(self) -> AbstractContextManager[None]:
         return generators_kept() if self._keeps else nullcontext()

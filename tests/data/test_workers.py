@@ -1,6 +1,8 @@
 """Loader workers, prefetching and resumes change no batch: not its samples, not their random transforms."""
 
+import gc
 import itertools
+import multiprocessing
 import random
 import subprocess
 import sys
@@ -245,3 +247,14 @@ def test_an_error_of_the_data_set_loses_no_sample(workers: int) -> None:
             seen.append(indices(batch))
     dataset.flaw = -1
     assert seen + [indices(batch) for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
+
+
+def test_workers_end_with_the_error_of_one() -> None:
+    """Not when garbage is collected, which would wait 5 s for each."""
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="sample 5"):
+            list(ResumableDataLoader(Flawed(12), 2, num_workers=2, **SEEDED))
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
