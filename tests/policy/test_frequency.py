@@ -185,6 +185,7 @@ def test_after_a_change_the_next_persist_keeps_its_distance(memory, times, ancho
     last = max((step for step in range(anchor, at + 1) if before.persists(step)), default=anchor)
     following = next(step for step in range(at + 1, at + after.storage + 1) if after.persists(step))
     assert following - last >= after.storage
+    assert after.anchor == last
     assert after.snapshots(following)
 
 

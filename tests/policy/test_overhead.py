@@ -127,6 +127,7 @@ def test_an_evaluation_is_not_a_cost():
         iterations[at] = Iteration(whole.seconds + 500, whole.stall, 0, whole.snapshot, whole.persisting)
         seen = measured(iterations, [8.3] * 5)
         assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
+        assert seen.iteration < 1.1
 
 
 def test_one_huge_stall_leaves_doubt():

@@ -121,6 +121,13 @@ def test_more_often_is_not_tried_where_one_step_less_would_break_the_bound():
     assert not any(each.changed for each in decisions)
 
 
+def test_persists_are_not_made_more_often_at_the_cost_of_the_bound():
+    """Snapshots take 4% already: a persist every 100 steps fits beside them, every 50 does not."""
+    state, _ = started(PROFILE, TERMS, known=Intervals(2, 200))
+    state, _ = follow(state, *[seen(stall=0.08, slowdown=0.05)] * 40)
+    assert pair(state.intervals) == (2, 100)
+
+
 def test_taking_it_back_makes_it_wait_longer():
     """A job that is dear whenever it saves often: the windows before each new attempt double."""
     state, _ = started(PROFILE, TERMS, known=Intervals(64, 128))
@@ -222,6 +229,13 @@ def test_whatever_is_measured_changes_are_bounded_and_on_time(every):
             assert every.memory != 3 or now.memory == 3
             assert every.storage != 60 or now.storage == 60
             before = decision
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [((9, 18), (10, 20)), ((8, 16), (8, 16)), ((8, 40), (8, 24)), ((1, 1), (5, 10))]
+)
+def test_what_is_hardly_shorter_is_not_worth_a_change(wanted, expected):
+    assert pair(more_often(Intervals(10, 20), Intervals(*wanted), AUTO)) == expected
 
 
 def test_strides_go_towards_what_is_wanted():
