@@ -32,8 +32,8 @@ def test_a_worker_in_each_phase_of_a_save(new_job, uninterrupted, rank):
     job = new_job().befalls(*(kill(rank=rank, at=phase, step=8 + 8 * i) for i, phase in enumerate(SNAPSHOT)))
     job.run()
     assert_survived(job, uninterrupted())
-    # a save counts from the last writer's record on
-    assert [step for step, _ in job.resumes()] == [0, 6, 14, 22, 32] or job.skips(), job.text()
+    # a save counts from the last writer's record on, which may be the other's
+    assert [step for step, _ in job.resumes()] in ([0, 6, 14, 22, 30], [0, 6, 14, 22, 32]) or job.skips(), job.text()
 
 
 def test_a_worker_in_each_phase_of_a_persist(new_job, uninterrupted):

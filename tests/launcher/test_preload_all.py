@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 def test_all_of_the_launcher_with_forks() -> None:
     modules = sorted(str(path) for path in HERE.glob("test_*.py") if "preload" not in path.name)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules]
-    done = subprocess.run(
-        command, env=os.environ | {"TEST_PRELOAD": "math"}, check=False, capture_output=True, text=True, timeout=3000
-    )
+    # within the folder of this test, names of sockets would be too long
+    environment = os.environ | {"TEST_PRELOAD": "math", "TMPDIR": "/tmp"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=3000)
     assert done.returncode == 0, done.stdout[-10_000:]
