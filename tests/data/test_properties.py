@@ -55,7 +55,7 @@ def options(rest: str) -> dict[str, bool]:
 
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
 @given(length=st.integers(0, 40), seed=st.integers(-(2**63), 2**63 - 1), events=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_each_sample_once_whatever_changes(rest: str, length: int, seed: int, events: random.Random) -> None:
     job = Job(Indexed(length), {"shuffle": True, "seed": seed, **options(rest)})
     widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)))
@@ -64,7 +64,7 @@ def test_each_sample_once_whatever_changes(rest: str, length: int, seed: int, ev
 
 @pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
 @given(length=st.integers(0, 30), events=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_stream_that_all_share_is_used_once_whatever_changes(rest: str, length: int, events: random.Random) -> None:
     job = Job(Endless(length), options(rest))
     widths = run(job, events, lambda: (events.randint(1, 4), events.randint(1, 3)))
