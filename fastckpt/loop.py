@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from operator import length_hint
 from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
@@ -198,7 +199,7 @@ class Checkpointer:
         ranks = agreement(self._writer.place.world_size)
         terms = Terms(self._overhead, self._every, mean_time_between(self._life.failures, self._life.seconds))
         known = profile_cache.from_json(cached, self._circumstances(), self._overhead) if cached else None
-        length = profiling.length(len(self._data) if hasattr(self._data, "__len__") else None)
+        length = profiling.length(length_hint(self._data, 0) or None)
         steps = range(self._step + 1, self._step + 1 + length)
         profiler = Profiler(ranks, self._pace, steps, self._sizes, overlaps=bool(self._optimizers))
         return Adaptive(

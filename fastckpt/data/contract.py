@@ -32,7 +32,7 @@ def data_state(data: Any) -> DataState:
     Raises:
         ConfigError: It has no such methods.
     """
-    _check(data)
+    check_stateful(data)
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
     rank, world = rank_and_world(None, None)
@@ -51,7 +51,7 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
     Raises:
         ConfigError: Data of this kind cannot go on with this many ranks or loader workers, or it is another kind.
     """
-    _check(data)
+    check_stateful(data)
     known = hasattr(data, "rank_state_dict")
     if known is bool(common.get("foreign")):
         raise ConfigError(f"the position was saved by another kind of loader than {type(data).__name__}: give that one")
@@ -78,7 +78,8 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     data.load_state_dict(own["state"])
 
 
-def _check(data: Any) -> None:
+def check_stateful(data: Any) -> None:
+    """Raise ConfigError unless the position of data can be saved."""
     missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(data, name)]
     if missing:
         raise ConfigError(

@@ -14,6 +14,9 @@ from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Status
 from fastckpt.policy.overhead import Iteration
 
+MOST = 16
+"""Snapshots of which it is remembered how long they took."""
+
 
 class Pace:
     """What the iterations of this rank take, and the persists that were asked for.
@@ -22,15 +25,16 @@ class Pace:
         durations: Seconds of each persist that has ended, from the beginning of its snapshot; their reader clears it.
         overruns: How many persists were asked for while one was under way.
         failed: Whether the newest persist has failed for good.
-        copies: Seconds that it took to copy each snapshot, whether training waited for that or not; their reader clears
-            it.
+        copies: Seconds that it took to copy each snapshot, whether training waited for that or not.
+        blocks: Of each, those in which training could not go on.
     """
 
     def __init__(self, beats: Beats, glance: Callable[[], Status | None]) -> None:
         self.durations: list[float] = []
         self.overruns = 0
         self.failed = False
-        self.copies: list[float] = []
+        self.copies: deque[float] = deque(maxlen=MOST)
+        self.blocks: deque[float] = deque(maxlen=MOST)
         self._beats, self._glance = beats, glance
         self._under_way: deque[tuple[SaveId, float]] = deque()
         self._begun = self._stalled = self._marked = self._copied = 0.0
@@ -54,6 +58,7 @@ class Pace:
             iteration = Iteration(seconds, stall, 0.0, self._had_snapshot, self._had_persist)
         if self._had_snapshot and self._copied:
             overlapped = metrics.counts["overlap.copy"] - self._overlaps
+            self.blocks.append(self._copied)
             self.copies.append(self._copied + (metrics.seconds["overlap.copy"] if overlapped else 0.0))
         update, self._update = self._update, 0.0
         self._begun, self._stalled, self._marked, self._had_snapshot = now, stalled, marks, False

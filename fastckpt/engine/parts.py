@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastckpt.data import DataState, data_state, load_data_state
+from fastckpt.data.contract import check_stateful
 from fastckpt.errors import ConfigError
 from fastckpt.stateful import Stateful
 
@@ -29,7 +30,7 @@ class Parts:
                         "has both"
                     )
         if data is not None:
-            data_state(data)
+            check_stateful(data)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all ranks have in common, and what this one has beside it."""

@@ -183,7 +183,9 @@ class Profiler:
             self._updates.append(update if self._overlaps else iteration.seconds)
 
     def _profile(self) -> dict[str, Any] | None:
-        samples = profiling.Samples(self._iterations, self._updates, self._pace.copies, self._pace.durations)
+        pace = self._pace
+        blocks = tuple(pace.blocks) if self._overlaps else ()
+        samples = profiling.Samples(self._iterations, self._updates, tuple(pace.copies), pace.durations, blocks=blocks)
         if not (samples.iterations and samples.host_copies and samples.persists):
             return None
         return asdict(profiling.profiled(samples, *self._sizes()))

@@ -30,6 +30,7 @@ class Profile:
         device_copy: Seconds to copy it within device memory (T_g); None without a device.
         peak: Bytes of device memory that training takes at most (M).
         capacity: Bytes of device memory (M_max).
+        blocked: Seconds of a copy behind which training cannot go on; the paper has none.
     """
 
     iteration: float
@@ -40,6 +41,7 @@ class Profile:
     device_copy: float | None = None
     peak: int = 0
     capacity: int = 0
+    blocked: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -108,7 +110,7 @@ def choose(profile: Profile, overhead: float) -> Choice:
 
 
 def _stall(profile: Profile, snapshot: float) -> float:
-    return max(0.0, snapshot - (profile.iteration - profile.update))
+    return profile.blocked + max(0.0, snapshot - profile.blocked - (profile.iteration - profile.update))
 
 
 def whole_steps(steps: float) -> int:

@@ -62,6 +62,7 @@ class Samples:
         host_copies: Copies of the state into host memory.
         persists: Ways of the state from there to storage.
         device_copies: Copies within device memory; empty without a device.
+        blocks: Of each host copy, that part behind which training cannot go on; empty if there is none.
     """
 
     iterations: Sequence[float]
@@ -69,6 +70,7 @@ class Samples:
     host_copies: Sequence[float]
     persists: Sequence[float]
     device_copies: Sequence[float] = ()
+    blocks: Sequence[float] = ()
 
 
 def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
@@ -94,6 +96,7 @@ def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> P
         device_copy=median(samples.device_copies) if samples.device_copies else None,
         peak=peak,
         capacity=capacity,
+        blocked=median(samples.blocks) if samples.blocks else 0.0,
     )
 
 
@@ -113,4 +116,5 @@ def joined(ranks: Sequence[Profile]) -> Profile:
         device_copy=max(device) if len(device) == len(ranks) else None,
         peak=scarcest.peak,
         capacity=scarcest.capacity,
+        blocked=max(each.blocked for each in ranks),
     )

@@ -33,11 +33,21 @@ LARGE = replace(SMALL, host_copy=1.5)
     [
         (Profile(iteration=1, update=1, host_copy=1, storage=0, size=1), 20),
         (Profile(iteration=1, update=0, host_copy=2, storage=0, size=1), 20),
+        (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1, blocked=1), 20),
+        (Profile(iteration=1, update=0.5, host_copy=1.2, storage=0, size=1, blocked=0.3), 14),
         (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.5, size=1), 20),
         (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.6, size=1), 21),
         (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1), 1),
     ],
-    ids=["nothing to hide behind", "half hidden", "as long as the persist", "a longer persist", "all hidden"],
+    ids=[
+        "nothing to hide behind",
+        "half hidden",
+        "never hidden",
+        "partly hidden",
+        "as long as the persist",
+        "a longer persist",
+        "all hidden",
+    ],
 )
 def test_the_example_of_the_paper(profile, interval):
     """Cost 1, iteration 1, 5%: 20 iterations. The cost is the stall S: what is left of a copy behind T_i - T_w."""
