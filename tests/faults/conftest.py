@@ -39,12 +39,12 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job
     own = tmp_path_factory.getbasetemp()
     common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
-    def reference(*script: str, ranks: int = 2) -> Job:
-        job = Job(common / "-".join(["uninterrupted", str(ranks), *script]))
+    def reference(*script: str, ranks: int = 2, program: str = "train.py") -> Job:
+        job = Job(common / "-".join(["uninterrupted", program, str(ranks), *script]))
         with (job.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not job.ends():
-                job.run(*script, ranks=ranks)
+                job.run(*script, ranks=ranks, program=program)
         return job
 
     return reference

@@ -3,6 +3,7 @@
 import json
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ SAMPLES, BATCH, EPOCHS = 96, 4, 2
 STEPS = EPOCHS * SAMPLES // (2 * BATCH)
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(tmp_path_factory.mktemp("loop") / "reference").run(program="loop.py")
+@pytest.fixture
+def reference(uninterrupted: Callable[..., Job]) -> Job:
+    return uninterrupted(program="loop.py")
 
 
 def steps_of(job: Job) -> list[int]:

@@ -101,7 +101,7 @@ class TestReport:
         assert lines[0] == f"fastckpt-run: checkpoints in {jobs.folder}/checkpoints"
         assert lines[1].startswith("  persisted    2 checkpoints, 0.00209 GB in ")
         assert lines[2] == "  durable      step 2 of history 1"
-        assert lines[3].endswith(" s, of which") and lines[4].startswith("  useful steps ") and "3 steps" in lines[4]
+        assert lines[3].endswith(" s, of which") and lines[4].startswith("  useful steps ") and "2 steps" in lines[4]
         (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
         assert (event["persisted"], event["newest_durable"], event["not_durable"]) == (2, [1, 2], None)
         assert (event["persist_failures"], event["skipped"], event["bad"]) == (0, {}, [])
