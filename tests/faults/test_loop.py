@@ -41,7 +41,8 @@ def committed(job: Job) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.parametrize("every", [("--every", "2", "6"), ()], ids=["fixed", "auto"])
-def test_killed_workers_go_on_as_if_nothing_had_happened(new_job, reference, every):
+def test_kills(new_job, reference, every):
+    """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
     job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3)
     job.wait_for("step", 9)
     job.strike(1)
