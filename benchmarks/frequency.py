@@ -149,10 +149,7 @@ def main() -> None:
         if options.competitor:
             compete(folder / "competitor-runs", options.models[0], options)
             return
-        print(
-            "| model | storage | MB | iteration, s | every: memory, storage | way | stall, ms | stalls | cost in all |"
-        )
-        print("| --- " * 9 + "|")
+        head("model", "storage", "MB", "iteration, s", "every", "way", "a stall, ms", "cost in all", "stalls")
         for model in options.models:
             for mbps in options.mbps:
                 compare(folder / f"{model}-{mbps:g}", model, mbps, options)

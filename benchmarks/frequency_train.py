@@ -19,8 +19,11 @@ from torch.nn import functional
 from examples.ddp_gpt2.model import GPT, GPTConfig
 from fastckpt import Checkpointer, DdpCheckpointer, KeepLatestStepStrategy, StorageType, phase
 from fastckpt.engine.beats import Beats
+from fastckpt.policy.frequency import multiple
 
 PLAIN = "plain"
+BLOCK = 30
+"""Iterations of a kind in a row, at least."""
 
 
 class Vgg(nn.Module):
@@ -150,13 +153,13 @@ def compare(args: argparse.Namespace, training: Training) -> None:
     memory, storage = args.every
     for _ in range(args.repeats + 1):  # the first is to warm up
         for name, saver in savers.items():
-            for step in range(1, storage + 1):
-                due = step % memory == 0 and (name != "torch.save, fsync" or step == storage)
-                save = lambda n, s=saver, last=step == storage: s.save(n, training.state(), last)  # noqa: E731
+            for step in range(1, multiple(BLOCK, storage) + 1):
+                due = step % (memory if saver.beats else storage) == 0
+                save = lambda n, s=saver, last=step % storage == 0: s.save(n, training.state(), last)  # noqa: E731
                 training.iterate(name, save if due else lambda n: None, saver.beats)
-            if name != "torch.save, fsync":
+            if saver.beats:
                 saver._checkpointer.wait_latest_checkpoint()
-            for _ in range(max(5, storage // 2)):
+            for _ in range(BLOCK // 2):
                 training.iterate(PLAIN, lambda n: None)
 
 
