@@ -1,0 +1,161 @@
+"""`fastckpt.Checkpointer`, alone in this process."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from fastckpt import Checkpointer
+from fastckpt.data import ResumableDataLoader
+from fastckpt.ddp import KeepLatestStepStrategy
+from fastckpt.errors import ConfigError, FastckptError
+from fastckpt.storage.directory import CheckpointDirectory
+
+
+class Training:
+    """A model and what trains it; the same at every start."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(8, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpointer = Checkpointer(directory, **parts | options)
+
+    def steps(self, first: int, last: int) -> list[bool | None]:
+        """What became of each step's save; None if none was due."""
+        found = []
+        for step in range(first, last + 1):
+            self.model(torch.ones(8) * step).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            result = self.checkpointer.step(step)
+            found.append(result if result is None else result.saved)
+        return found
+
+    def weights(self) -> list[Any]:
+        states = self.model.state_dict(), self.optimizer.state_dict()["state"]
+        return [*states[0].values(), *(value for part in states[1].values() for value in part.values())]
+
+
+def on_storage(directory: Path) -> list[int]:
+    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: Path):
+    training = Training(directory, every={"memory": 2, "storage": 4})
+    with training.checkpointer as checkpointer:
+        assert checkpointer.resume() == 0
+        assert training.steps(1, 9) == [None, True, None, True, None, True, None, True, None]
+    assert on_storage(directory)[-1] == 9
+    assert on_storage(directory)[0] in (4, 8)
+
+    again = Training(directory, every=3)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 9
+        assert all(torch.equal(a, b) for a, b in zip(training.weights(), again.weights(), strict=True))
+        assert again.scheduler.state_dict() == training.scheduler.state_dict()
+        assert again.steps(10, 12) == [None, None, True]
+
+
+def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
+    first = Training(directory)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        saves = first.steps(1, 300)
+        assert saves[:49] == [None] * 49, "the profile has no checkpoints"
+        assert saves[49] is True
+        known = checkpointer._tempo.known
+        assert known is not None
+    second = Training(directory)
+    with second.checkpointer as checkpointer:
+        assert checkpointer.resume() == 300
+        assert checkpointer._tempo.known.profile == known.profile
+        assert any(second.steps(301, 301 + known.intervals.storage))
+    other = Training(directory, overhead=0.5)
+    with other.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert checkpointer._tempo.known.intervals is None, "those were for another overhead"
+
+
+def test_a_time_is_an_interval_too(directory: Path):
+    training = Training(directory, every={"memory": 1, "storage": timedelta(hours=1)})
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 200)
+        assert checkpointer._tempo.known.intervals.memory == 1
+        assert checkpointer._tempo.known.intervals.storage > 1000
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+def test_data_without_a_length(directory: Path):
+    loader = ResumableDataLoader(Stream(), batch_size=4)
+    training = Training(directory, data=loader, every=1)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        batches = iter(loader)
+        for step in (1, 2, 3):
+            assert next(batches).tolist() == list(range(4 * step - 4, 4 * step))
+            training.steps(step, step)
+    loader = ResumableDataLoader(Stream(), batch_size=4)
+    with Training(directory, data=loader, every="auto").checkpointer as checkpointer:
+        assert checkpointer.resume() == 3
+        assert next(iter(loader)).tolist() == [12, 13, 14, 15]
+
+
+def test_several_optimizers_and_other_parts(directory: Path):
+    other = nn.Linear(2, 2)
+    lists = {"optimizer": [torch.optim.SGD(other.parameters(), 0.1)], "others": {"other": other}, "scheduler": ()}
+    with Training(directory, every=1, **lists).checkpointer as checkpointer:
+        checkpointer.resume()
+        checkpointer.step(1)
+    unlike = {
+        "optimizer was saved as a list of 1; give the same": {"others": {"other": other}, "scheduler": ()},
+        "has no scheduler; it has model, optimizer, other": {"optimizer": lists["optimizer"]},
+    }
+    for says, options in unlike.items():
+        with Training(directory, **options).checkpointer as checkpointer, pytest.raises(ConfigError, match=says):
+            checkpointer.resume()
+
+
+def test_an_error_in_the_loop_saves_nothing_more(directory: Path):
+    training = Training(directory, every=10)
+    with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 3)
+        raise ZeroDivisionError
+    assert on_storage(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every is 0 steps"),
+        ({"every": "often"}, "give 'auto'"),
+        ({"overhead": 3.5}, "3.5%"),
+        ({"data": object()}, "no state_dict"),
+        ({"others": {"scaler": object()}}, "scaler is a object"),
+        ({"scheduler": [object()]}, "scheduler is a object"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(directory: Path, options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        Training(directory, **options)
+    assert not directory.exists()
+
+
+def test_resume_comes_first(directory: Path):
+    training = Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory))
+    with pytest.raises(FastckptError, match=r"call resume\(\)"), training.checkpointer as checkpointer:
+        checkpointer.step(1)
