@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import version
 from operator import length_hint
 from types import TracebackType
@@ -174,7 +175,7 @@ class Checkpointer:
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
         common, own = self._parts.state()
         known = self._tempo.known if isinstance(self._tempo, Adaptive) else None
-        tempo = profile_cache.to_json(known, self._circumstances(), self._overhead) if known else ""
+        tempo = profile_cache.to_json(known, self._circumstances, self._overhead) if known else ""
         state, place = common | self._own_part(self._step, tempo), StorageType.DISK if persist else StorageType.MEMORY
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
@@ -198,7 +199,7 @@ class Checkpointer:
             return Steady(self._every.memory, self._every.storage)
         ranks = agreement(self._writer.place.world_size)
         terms = Terms(self._overhead, self._every, mean_time_between(self._life.failures, self._life.seconds))
-        known = profile_cache.from_json(cached, self._circumstances(), self._overhead) if cached else None
+        known = profile_cache.from_json(cached, self._circumstances, self._overhead) if cached else None
         length = profiling.length(length_hint(self._data, 0) or None)
         steps = range(self._step + 1, self._step + 1 + length)
         profiler = Profiler(ranks, self._pace, steps, self._sizes, overlaps=bool(self._optimizers))
@@ -214,6 +215,7 @@ class Checkpointer:
             return size, 0, 0
         return size, torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()[1]
 
+    @cached_property
     def _circumstances(self) -> profile_cache.Circumstances:
         directory = self._writer.directory
         tensors = [*self._model.parameters(), *self._model.buffers()]

@@ -66,6 +66,7 @@ class ResumableDataLoader:
         self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none"
         self._seeds = torch.Generator()
         self._rank = rank_and_world(wish.get("rank"), wish.get("num_replicas"))[0]
+        self._alike = not isinstance(dataset, IterableDataset) and not wish.get("uneven")
         self._accumulate = wish.get("accumulate", 1)
         self._handed_out = 0
         self._passes = 0
@@ -88,8 +89,11 @@ class ResumableDataLoader:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left of the epoch, as far as this rank knows."""
-        return self._source.ends_here()
+        """Whether the batch handed out last was the last of the epoch, on all ranks alike.
+
+        Never for iterable data sets, whose end nobody knows before, nor with ``uneven``, where ranks end apart.
+        """
+        return self._alike and self._source.ends_here()
 
     @property
     def num_workers(self) -> int:
