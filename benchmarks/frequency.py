@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--competitor", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=HERE.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE.parent) as name:
         folder = Path(name)
         if options.competitor:
             compete(folder / "competitor-runs", options.models[0], options)

@@ -22,8 +22,8 @@ from fastckpt.engine.deletion import (
     KeepEpochStrategy,
     KeepLatestStepStrategy,
 )
-from fastckpt.engine.pace import Pace
 from fastckpt.engine.parts import Part, Parts
+from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Profiler, Steady, Tempo
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import FastckptError
@@ -107,7 +107,7 @@ class Checkpointer:
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         self._checkpointer = DdpCheckpointer(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
         self._writer = self._checkpointer._writer
-        self._pace = Pace(self._writer.beats, self._writer.glance)
+        self._watch = Stopwatch(self._writer.beats, self._writer.glance)
         self._tempo: Tempo | None = None
         self._life, self._since = _Lifetime(0.0, 0), time.monotonic()
         self._step, self._saved = 0, -1
@@ -148,7 +148,7 @@ class Checkpointer:
         if self._tempo is None:
             raise FastckptError("call resume() before the first step: it tells where to go on, and how often to save")
         self._step = step
-        due = self._tempo.turn(step, self._pace.turn())
+        due = self._tempo.turn(step, self._watch.turn())
         epoch = self._ended_epoch()
         if not (due.snapshot or epoch):
             return None
@@ -169,7 +169,7 @@ class Checkpointer:
         self.close() if error is None else self._end()
 
     def _end(self) -> None:
-        self._pace.close()
+        self._watch.close()
         self._checkpointer.close()
 
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
@@ -181,7 +181,7 @@ class Checkpointer:
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
         )
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
-        self._pace.saved(save, persist=persist)
+        self._watch.saved(save, persist=persist)
         self._saved = self._step if result.saved else self._saved
         return result
 
@@ -202,9 +202,9 @@ class Checkpointer:
         known = profile_cache.from_json(cached, self._circumstances, self._overhead) if cached else None
         length = profiling.length(length_hint(self._data, 0) or None)
         steps = range(self._step + 1, self._step + 1 + length)
-        profiler = Profiler(ranks, self._pace, steps, self._sizes, overlaps=bool(self._optimizers))
+        profiler = Profiler(ranks, self._watch, steps, self._sizes, overlaps=bool(self._optimizers))
         return Adaptive(
-            ranks, terms, self._pace, profiler, known if isinstance(known, profile_cache.Remembered) else None
+            ranks, terms, self._watch, profiler, known if isinstance(known, profile_cache.Remembered) else None
         )
 
     def _sizes(self) -> tuple[int, int, int]:

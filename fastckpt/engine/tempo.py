@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fastckpt import metrics
 from fastckpt.engine.agreement import Agreement, Answers
-from fastckpt.engine.pace import Pace
+from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.policy import overhead, profiling
 from fastckpt.policy.frequency import Intervals, Profile, choose
 from fastckpt.policy.overhead import Iteration, Measurement
@@ -54,7 +54,7 @@ class Adaptive:
     Args:
         ranks: With whom to agree.
         terms: What to keep to.
-        pace: Measures.
+        watch: Measures.
         profiler: How to find out what checkpoints cost, unless that is known.
         known: What an earlier run found out.
 
@@ -63,10 +63,10 @@ class Adaptive:
     """
 
     def __init__(
-        self, ranks: Agreement, terms: Terms, pace: Pace, profiler: "Profiler", known: Remembered | None
+        self, ranks: Agreement, terms: Terms, watch: Stopwatch, profiler: "Profiler", known: Remembered | None
     ) -> None:
         self.known = known
-        self._ranks, self._pace = ranks, pace
+        self._ranks, self._watch = ranks, watch
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
         self._state: State | None = None
@@ -113,8 +113,8 @@ class Adaptive:
     def _measured(self) -> dict[str, Any] | None:
         """What this rank has seen since it was asked last; None if nothing."""
         iterations, self._iterations = self._iterations, []
-        durations, self._pace.durations = self._pace.durations, []
-        overruns, self._pace.overruns = self._pace.overruns, 0
+        durations, self._watch.durations = self._watch.durations, []
+        overruns, self._watch.overruns = self._watch.overruns, 0
         return overhead.measured(iterations, durations, overruns).to_json() if iterations else None
 
     @property
@@ -143,14 +143,14 @@ class Profiler:
 
     Args:
         ranks: With whom to agree.
-        pace: Measures.
+        watch: Measures.
         steps: Those to profile before the first checkpoint.
         sizes: Gives the bytes of the state, and the peak and capacity of device memory.
         overlaps: Whether snapshots are copied behind training; if not, an iteration has no room for them.
     """
 
-    def __init__(self, ranks: Agreement, pace: Pace, steps: range, sizes: Sizes, *, overlaps: bool) -> None:
-        self._ranks, self._pace, self._sizes, self._overlaps = ranks, pace, sizes, overlaps
+    def __init__(self, ranks: Agreement, watch: Stopwatch, steps: range, sizes: Sizes, *, overlaps: bool) -> None:
+        self._ranks, self._watch, self._sizes, self._overlaps = ranks, watch, sizes, overlaps
         self._copying = steps[-1]
         self._check = self._copying + COPIES + 1
         self._again = self._copying
@@ -174,7 +174,7 @@ class Profiler:
                 self._again = step
         elif self._answers is None and step >= self._check:
             self._check = step + max(NOTICE + 1, step - self._copying)
-            self._answers = step + NOTICE, self._ranks.say({"profile": self._profile(), "failed": self._pace.failed})
+            self._answers = step + NOTICE, self._ranks.say({"profile": self._profile(), "failed": self._watch.failed})
         return None
 
     def _add(self, iteration: Iteration, update: float) -> None:
@@ -183,9 +183,11 @@ class Profiler:
             self._updates.append(update if self._overlaps else iteration.seconds)
 
     def _profile(self) -> dict[str, Any] | None:
-        pace = self._pace
-        blocks = tuple(pace.blocks) if self._overlaps else ()
-        samples = profiling.Samples(self._iterations, self._updates, tuple(pace.copies), pace.durations, blocks=blocks)
+        watch = self._watch
+        blocks = tuple(watch.blocks) if self._overlaps else ()
+        samples = profiling.Samples(
+            self._iterations, self._updates, tuple(watch.copies), watch.durations, blocks=blocks
+        )
         if not (samples.iterations and samples.host_copies and samples.persists):
             return None
         return asdict(profiling.profiled(samples, *self._sizes()))

@@ -18,7 +18,7 @@ MOST = 16
 """Snapshots of which it is remembered how long they took."""
 
 
-class Pace:
+class Stopwatch:
     """What the iterations of this rank take, and the persists that were asked for.
 
     Attributes:
