@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
 from fastckpt.data.order import COLLATE, SAMPLE, Order
-from fastckpt.data.position import Position, nothing_own
+from fastckpt.data.position import Position, Positioned
 from fastckpt.data.sampler import load
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
@@ -70,7 +70,7 @@ class SampleReader:
         return [self.dataset[key] for key in keys]
 
 
-class Samples:
+class Samples(Positioned):
     """The position in the order of a data set.
 
     Args:
@@ -84,26 +84,11 @@ class Samples:
     def __init__(
         self, reader: SampleReader, order: Order, split: Split, position: Position, *, batches_given: bool
     ) -> None:
+        super().__init__(position)
         self.reader = reader
         self._order = order
         self._split = split
-        self._position = position
         self._batches_given = batches_given
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self._position.epoch
-
-    @property
-    def seed(self) -> int:
-        """From which all random numbers follow."""
-        return self._position.seed
-
-    @property
-    def jumps(self) -> int:
-        """Counts the times that somebody set the position."""
-        return self._position.jumps
 
     def requests(self) -> Iterator[Request]:
         """The batches of this rank from the position to the end of the epoch."""
@@ -125,14 +110,6 @@ class Samples:
         """Whether this rank has no batch left."""
         return not self._split.positions(self._position.cursor, self._length)
 
-    def end_epoch(self) -> None:
-        """Go on to the beginning of the next one."""
-        self._position.end_epoch()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
-        self._position.jump(epoch)
-
     def batches(self) -> int:
         """Batches of this rank in a whole epoch."""
         return self._split.steps(self._length)
@@ -145,10 +122,6 @@ class Samples:
     def load(self, common: Mapping[str, Any]) -> None:
         """Take over the position; raises ConfigError if it is of another data set or order."""
         load(self._position, self._order, common)
-
-    def load_own(self, own: Mapping[str, Any]) -> None:
-        """Ranks have nothing of their own; raises ConfigError if there is something."""
-        nothing_own(own)
 
     @property
     def _length(self) -> int:

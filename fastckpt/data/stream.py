@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
 from fastckpt.data.order import COLLATE, SAMPLE, STREAM
-from fastckpt.data.position import Position, nothing_own, read
+from fastckpt.data.position import Position, Positioned, read
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
 from fastckpt.errors import ConfigError
@@ -122,7 +122,7 @@ class StreamReader:
         return Stream(self.dataset, seed, epoch, seeded=self._seeded)
 
 
-class Streamed:
+class Streamed(Positioned):
     """The position in a stream.
 
     Args:
@@ -132,24 +132,9 @@ class Streamed:
     """
 
     def __init__(self, reader: StreamReader, split: Split, position: Position) -> None:
+        super().__init__(position)
         self.reader = reader
         self._split = split
-        self._position = position
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self._position.epoch
-
-    @property
-    def seed(self) -> int:
-        """From which all random numbers follow."""
-        return self._position.seed
-
-    @property
-    def jumps(self) -> int:
-        """Counts the times that somebody set the position."""
-        return self._position.jumps
 
     def requests(self) -> Iterator[StepRequest]:
         """One for each step from the position on; nobody knows where the end is."""
@@ -168,14 +153,6 @@ class Streamed:
         """Nobody knows before the stream has ended."""
         return False
 
-    def end_epoch(self) -> None:
-        """Go on to the beginning of the next one."""
-        self._position.end_epoch()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
-        self._position.jump(epoch)
-
     def batches(self) -> int:
         """Batches of this rank in a whole epoch, if the data set has a length; raises TypeError otherwise."""
         return self._split.steps(len(self.reader.dataset))
@@ -190,7 +167,3 @@ class Streamed:
         if numbers["cursor"] and numbers["length"]:
             raise ConfigError(f"the position is one in a data set of {numbers['length']} samples; this one is iterable")
         self._position.load(common)
-
-    def load_own(self, own: Mapping[str, Any]) -> None:
-        """Ranks have nothing of their own; raises ConfigError if there is something."""
-        nothing_own(own)
