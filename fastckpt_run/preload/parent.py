@@ -14,6 +14,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import Any
 
 from fastckpt.errors import FastckptError
+from fastckpt_run.last_words import tail_of
 from fastckpt_run.preload.environment import current
 from fastckpt_run.preload.imports import Outcome, Plan
 from fastckpt_run.preload.order import GO, READY, Order
@@ -136,10 +137,7 @@ class Template:
         with suppress(TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
-        size = os.fstat(self._output[1]).st_size
-        lines = (
-            os.pread(self._output[1], 1 << 16, max(0, size - (1 << 16))).decode(errors="replace").strip().splitlines()
-        )
+        lines = tail_of(f"/proc/self/fd/{self._output[1]}").strip().splitlines()
         return lines[-1] if lines else f"exit code {code}"
 
     def close(self) -> None:
