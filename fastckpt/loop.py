@@ -109,6 +109,7 @@ class Checkpointer:
         self._writer = self._checkpointer._writer
         self._watch = Stopwatch(self._writer.beats, self._writer.glance)
         self._tempo: Tempo | None = None
+        self._told: tuple[profile_cache.Remembered | None, str] = (None, "")
         self._life, self._since = _Lifetime(0.0, 0), time.monotonic()
         self._step, self._saved = 0, -1
 
@@ -174,9 +175,10 @@ class Checkpointer:
 
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
         common, own = self._parts.state()
-        known = self._tempo.known if isinstance(self._tempo, Adaptive) else None
-        tempo = profile_cache.to_json(known, self._circumstances, self._overhead) if known else ""
-        state, place = common | self._own_part(self._step, tempo), StorageType.DISK if persist else StorageType.MEMORY
+        state, place = (
+            common | self._own_part(self._step, self._found_out()),
+            StorageType.DISK if persist else StorageType.MEMORY,
+        )
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
         )
@@ -184,6 +186,13 @@ class Checkpointer:
         self._watch.saved(save, persist=persist)
         self._saved = self._step if result.saved else self._saved
         return result
+
+    def _found_out(self) -> str:
+        """What a resumed job need not find out again; written anew only after a decision, for saves may be frequent."""
+        known = self._tempo.known if isinstance(self._tempo, Adaptive) else None
+        if known is not None and known is not self._told[0]:
+            self._told = known, profile_cache.to_json(known, self._circumstances, self._overhead)
+        return self._told[1] if known is not None else ""
 
     def _own_part(self, step: int, tempo: str) -> dict[str, Any]:
         observed = self._life.seconds + time.monotonic() - self._since
