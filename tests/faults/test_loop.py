@@ -80,7 +80,7 @@ def test_each_sample_counts_once_in_any_world(new_job):
 
 def test_what_it_chose_is_in_the_event_log(tmp_path: Path, new_job):
     events = tmp_path / "events"
-    job = new_job().run("--epochs", "8", program="loop.py", FASTCKPT_EVENTS=str(events))
+    job = new_job().run("--epochs", "40", program="loop.py", FASTCKPT_EVENTS=str(events))
     lines = [json.loads(line) for line in events.read_text().splitlines()]
     chosen = [line for line in lines if line["event"] == "frequency"]
     assert chosen, job.text()
