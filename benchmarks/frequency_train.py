@@ -87,19 +87,15 @@ class TorchSave:
     beats = None
 
     def save(self, step: int, state: dict[str, Any], persist: bool) -> bool:
-        start = time.monotonic()
-        with self._path.with_suffix(".tmp").open("wb") as file:
+        start, unfinished = time.monotonic(), self._path.with_suffix(".tmp")
+        with unfinished.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         if self._rate:
-            time.sleep(max(0.0, file_size(self._path.with_suffix(".tmp")) / self._rate - (time.monotonic() - start)))
-        self._path.with_suffix(".tmp").rename(self._path)
+            time.sleep(max(0.0, unfinished.stat().st_size / self._rate - (time.monotonic() - start)))
+        unfinished.rename(self._path)
         return True
-
-
-def file_size(path: Path) -> int:
-    return path.stat().st_size
 
 
 class Ours:
