@@ -1,12 +1,19 @@
 """What checkpoints cost at the frequency that is chosen for them (after CheckFreq, FAST'21, sections 5.3 and 5.4).
 
-    python benchmarks/frequency.py [--models vgg resnet gpt2] [--mbps 0 100] [--iterations 300] [--competitor]
+    python benchmarks/frequency.py --models resnet gpt2 gpt2-wide vgg [--mbps 0 100] [--seconds 60]
+    python benchmarks/frequency.py --competitors trainer writer [--policies stay follow] [--rival vgg] [--seconds 60]
+    python benchmarks/frequency.py [--picture docs/frequency.png]     # only the tables of what was measured before
 
 One worker trains on one core; the others are left to checkpoints, as beside an accelerator. For each model and storage:
 the intervals that `fastckpt.Checkpointer` comes to within 3.5%, and at these intervals, by turns in one process, what a
 checkpoint stalls training and costs in all: ``torch.save`` and fsync, a copy that training waits for and a persist in
-the background, and both in the background. With ``--competitor`` another process writes to the same disk from iteration
-100 on: intervals that stay, and intervals that follow. Costs in all are against plain iterations in between.
+the background, and both in the background. Costs in all are against blocks of iterations without checkpoints, before
+and after; their error is the standard error of these comparisons.
+
+With ``--competitors`` something else begins after iteration 100: a second training with checkpoints of its own, which
+leaves no core idle, or a process that writes to the same disk. Intervals that stay as they were chosen before, and
+intervals that follow. What is measured is added to ``--results``, from which the tables are made; the last of a kind
+counts.
 """
 
 import argparse
@@ -18,13 +25,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import dropwhile, groupby
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-BOUND = 0.035
+EPOCH = 2500
+"""Iterations of an epoch: ImageNet's, at 512 images each."""
+BEFORE = 100
+"""Iterations before a competitor begins."""
+POLICIES = ("stay", "follow")
+WAYS = ("torch.save, fsync", "persist in the background", "both in the background")
 Line = dict[str, Any]
-COMPETITOR = """
+WRITER = """
 import mmap, os, sys
 block = mmap.mmap(-1, 64 << 20)
 while True:
@@ -43,30 +58,50 @@ class Run:
         folder.mkdir(parents=True)
         self.folder, self._model, self._mbps = folder, model, mbps
 
-    def start(self, *script: str) -> subprocess.Popen[bytes]:
+    @contextmanager
+    def started(self, *script: str) -> Iterator[subprocess.Popen[bytes]]:
         own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), "PYTHONPATH": str(HERE.parent)}
         own |= {"FASTCKPT_EVENTS": str(self.folder / "events"), "FASTCKPT_PERSIST_MBPS": str(self._mbps)}
         train = [str(HERE / "frequency_train.py"), "--model", self._model, "--mbps", str(self._mbps)]
-        train += ["--out", str(self.folder / "lines"), "--folder", str(self.folder), *script]
+        train += ["--out", str(self.folder / "lines"), "--folder", str(self.folder), "--epoch", str(EPOCH), *script]
+        command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node=1", *train]
         with (self.folder / "output").open("wb") as output:
-            return subprocess.Popen(
-                [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node=1", *train],
-                stdout=output, stderr=output, env=os.environ | own,
-            )  # fmt: skip
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | own)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
     def run(self, *script: str) -> None:
-        if self.start(*script).wait():
+        with self.started(*script) as process:
+            self.ended(process)
+
+    def ended(self, process: subprocess.Popen[bytes]) -> None:
+        if process.wait():
             raise SystemExit((self.folder / "output").read_text()[-3000:])
+
+    def wait_for(self, iterations: int, process: subprocess.Popen[bytes]) -> None:
+        while len(self.lines()) < iterations:
+            if process.poll() is not None:
+                raise SystemExit((self.folder / "output").read_text()[-3000:])
+            time.sleep(0.1)
 
     def lines(self) -> list[Line]:
         return _lines(self.folder / "lines")
 
-    def chosen(self) -> Line:
-        """The last decision on the frequency."""
-        return [line for line in _lines(self.folder / "events") if line["event"] == "frequency"][-1]
+    def events(self, name: str) -> list[Line]:
+        return [line for line in _lines(self.folder / "events") if line["event"] == name]
 
-    def count(self, event: str) -> int:
-        return sum(1 for line in _lines(self.folder / "events") if line["event"] == event)
+    def decisions(self) -> list[Line]:
+        """The intervals that were chosen one after the other, and what those before had cost by its own account."""
+        names = ("step", "memory", "storage", "overhead")
+        return [{name: line[name] for name in names} for line in self.events("frequency") if line["memory"]]
+
+    def chosen(self) -> list[int]:
+        """Those that were chosen last."""
+        last = self.decisions()[-1]
+        return [last["memory"], last["storage"]]
 
 
 def _lines(path: Path) -> list[Line]:
@@ -74,12 +109,101 @@ def _lines(path: Path) -> list[Line]:
     return [json.loads(line) for line in text if line.endswith("\n")]
 
 
-def cost(lines: list[Line], block: str = "checkpoints") -> tuple[float, float]:
-    """The part of training time that a block's checkpoints cost: in all, against plain iterations, and as stalls."""
-    plain = statistics.fmean(line["seconds"] for line in lines if line["block"] == "plain")
-    mine = [line for line in lines if line["block"] == block]
-    stalled = sum(line["stall"] for line in mine) / sum(line["seconds"] for line in mine)
-    return statistics.fmean(line["seconds"] for line in mine) / plain - 1, stalled
+def cost(lines: list[Line], kind: str) -> Line:
+    """What a kind's checkpoints cost, each of its blocks compared with the blocks of plain iterations around it."""
+    grouped = [list(block) for _, block in groupby(lines, lambda line: line["block"])]
+    blocks = [(block[0]["kind"], statistics.fmean(line["seconds"] for line in block)) for block in grouped]
+    blocks = [(each, seconds) for each, seconds in blocks if each in (kind, "plain")]
+    parts = []
+    for i, (each, seconds) in enumerate(blocks):
+        around = [other for near, other in blocks[max(0, i - 1) : i + 2] if near == "plain"]
+        if each == kind and around:
+            parts.append(seconds / statistics.fmean(around) - 1)
+    mine = [line for line in lines if line["kind"] == kind]
+    return {
+        "cost": statistics.fmean(parts),
+        "error": statistics.stdev(parts) / len(parts) ** 0.5 if len(parts) > 1 else None,
+        "stalls": sum(line["stall"] for line in mine) / sum(line["seconds"] for line in mine),
+        "stall": sum(line["stall"] for line in mine) / max(1, sum(line["saved"] for line in mine)),
+        "iterations": len(mine),
+    }
+
+
+def choose(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> tuple[Run, list[int]]:
+    """The intervals that a training comes to by itself."""
+    run = Run(folder, model, mbps)
+    run.run("--seconds", str(options.choose), "--iterations", str(options.iterations))
+    return run, run.chosen()
+
+
+def compare(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> Line:
+    """What each way costs at the intervals that are chosen."""
+    auto, every = choose(folder / "auto", model, mbps, options)
+    fixed = Run(folder / "compare", model, mbps)
+    fixed.run("--compare", "--every", *map(str, every), "--seconds", str(options.seconds))
+    lines = fixed.lines()
+    return {
+        "part": "ways",
+        "model": model,
+        "mbps": mbps,
+        "bytes": max(line["bytes"] for line in auto.events("persisted")),
+        "iteration": statistics.median(line["seconds"] for line in lines if line["kind"] == "plain"),
+        "every": every,
+        "decisions": auto.decisions(),
+        "ways": {way: cost(lines, way) for way in WAYS},
+    }  # fmt: skip
+
+
+@contextmanager
+def writer(folder: Path, options: argparse.Namespace) -> Iterator[None]:
+    """Another process that writes to the disk."""
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder / "written")])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        (folder / "written").unlink(missing_ok=True)
+
+
+@contextmanager
+def trainer(folder: Path, options: argparse.Namespace) -> Iterator[None]:
+    """Another training of the same model, with checkpoints as often as it may have them, under way."""
+    second = Run(folder / "second", options.rival, 0.0)
+    with second.started("--seconds", "100000") as process:
+        second.wait_for(5, process)
+        yield
+
+
+COMPETITORS: dict[str, Callable[..., Any]] = {"trainer": trainer, "writer": writer}
+
+
+def compete(folder: Path, name: str, every: list[int], policy: str, options: argparse.Namespace) -> Line:
+    """What checkpoints cost at intervals that stay or follow, from when a competitor is under way."""
+    run = Run(folder, options.rival, 0.0)
+    fixed = ("--every", *map(str, every)) if policy == "stay" else ()
+    known = ("--iterations", str(BEFORE), "--plain", *fixed)
+    with run.started("--seconds", str(options.seconds + options.quiet), *known) as process:
+        run.wait_for(BEFORE, process)
+        before = list(dropwhile(lambda line: not line["saved"], run.lines()))
+        with COMPETITORS[name](folder, options):
+            begun, moment = len(run.lines()), time.monotonic()
+            run.ended(process)
+    lines = run.lines()[begun:]
+    return {
+        "part": "competitor",
+        "model": options.rival,
+        "competitor": name,
+        "policy": policy,
+        "every": every,
+        "end": every if fixed else run.chosen(),
+        "decisions": [] if fixed else run.decisions(),
+        "before": cost(before, "checkpoints"),
+        "all": cost(lines, "checkpoints"),
+        "late": cost(lines[len(lines) // 2 :], "checkpoints"),
+        "iteration": statistics.median(line["seconds"] for line in lines if line["kind"] == "plain"),
+        **{event: sum(line["monotonic"] > moment for line in run.events(event)) for event in ("persisted", "skipped")},
+    }
 
 
 def row(*cells: object) -> None:
@@ -87,72 +211,113 @@ def row(*cells: object) -> None:
 
 
 def head(*cells: str) -> None:
+    print()
     row(*cells)
     row(*["---"] * len(cells))
 
 
-def parts(numbers: tuple[float, float]) -> list[str]:
-    return [f"{number:.2%}" for number in numbers]
+def part(found: Line) -> str:
+    return f"{found['cost']:.1%}" + ("" if found["error"] is None else f" ± {found['error']:.1%}")
 
 
-def compare(folder: Path, model: str, mbps: float, options: argparse.Namespace) -> None:
-    """A row of the table for each way, at the intervals that were chosen."""
-    auto = Run(folder / "auto", model, mbps)
-    auto.run("--iterations", str(options.iterations))
-    chosen, lines = auto.chosen(), auto.lines()
-    settled = lines[len(lines) // 2 :]
-    iteration = statistics.median(line["seconds"] for line in settled if line["block"] == "plain")
-    size = max(line["bytes"] for line in _lines(auto.folder / "events") if line["event"] == "persisted")
-    every = (str(chosen["memory"]), str(chosen["storage"]))
-    common = (model, f"{mbps:g} MB/s" if mbps else "native", f"{size / 1e6:.0f}", f"{iteration:.3f}", ", ".join(every))
-    row(*common, "chosen, and followed", "", *parts(cost(settled)))
-    fixed = Run(folder / "compare", model, mbps)
-    fixed.run("--compare", "--every", *every, "--repeats", str(options.repeats))
-    lines = fixed.lines()
-    lines = lines[len(lines) // (options.repeats + 1) :]
-    for block in dict.fromkeys(line["block"] for line in lines if line["block"] != "plain"):
-        mine = [line for line in lines if line["block"] == block]
-        stall = sum(line["stall"] for line in mine) / sum(line["saved"] for line in mine)
-        row(*common, block, f"{1000 * stall:.1f}", *parts(cost(lines, block)))
+def storage(mbps: float) -> str:
+    return f"{mbps:g} MB/s" if mbps else "native"
 
 
-def compete(folder: Path, model: str, options: argparse.Namespace) -> None:
-    """Intervals that stay and that follow, while another process writes to the disk from iteration 100 on."""
-    alone = Run(folder / "alone", model, 0.0)
-    alone.run("--iterations", str(options.iterations))
-    every = (str(alone.chosen()["memory"]), str(alone.chosen()["storage"]))
-    head("intervals", "at the end", "cost in all", "stalls", "persisted", "skipped")
-    for name, script in {"stay": ("--every", *every), "follow": ()}.items():
-        run = Run(folder / name, model, 0.0)
-        process = run.start("--iterations", str(options.iterations), *script)
-        while sum(1 for line in run.lines() if line["block"] == "checkpoints") < 100:
-            time.sleep(0.1)
-        begun = len(run.lines())
-        competitor = subprocess.Popen([sys.executable, "-c", COMPETITOR, str(folder / "competitor")])
-        process.wait()
-        competitor.send_signal(signal.SIGKILL)
-        competitor.wait()
-        ends = every if script else (str(run.chosen()["memory"]), str(run.chosen()["storage"]))
-        row(name, ", ".join(ends), *parts(cost(run.lines()[begun:])), run.count("persisted"), run.count("skipped"))
+def tables(results: list[Line]) -> None:
+    """The newest of each kind, as in docs/benchmarks.md."""
+    ways = newest(results, "ways", ("model", "mbps"))
+    if ways:
+        head(
+            "model", "state, MB", "iteration, s", "storage", "every (memory, storage)", "times per epoch", "cost in all"
+        )
+    for each in ways:
+        common = (each["model"], f"{each['bytes'] / 1e6:.0f}", f"{each['iteration']:.2f}", storage(each["mbps"]))
+        often = " and ".join(f"{EPOCH // steps}" for steps in each["every"])
+        row(*common, "{}, {}".format(*each["every"]), often, part(each["ways"][WAYS[-1]]))
+    if ways:
+        head("model, storage", "way", "a stall, ms", "stalls", "cost in all", "iterations")
+    for each in ways:
+        for way, found in each["ways"].items():
+            cells = (f"{1000 * found['stall']:.1f}", f"{found['stalls']:.1%}", part(found), found["iterations"])
+            row(f"{each['model']}, {storage(each['mbps'])}", way, *cells)
+    competitors = newest(results, "competitor", ("competitor", "policy"))
+    if competitors:
+        head("competitor", "intervals", "in the end", "before", "cost in all", "second half", "persisted", "skipped")
+    for each in competitors:
+        costs = (part(each[name]) for name in ("before", "all", "late"))
+        ends = "{}, {}".format(*each["end"])
+        row(f"{each['competitor']}, {each['model']}", each["policy"], ends, *costs, each["persisted"], each["skipped"])
+
+
+def newest(results: list[Line], kind: str, keys: tuple[str, ...]) -> list[Line]:
+    """The last result for each combination of keys."""
+    return list({tuple(each[key] for key in keys): each for each in results if each["part"] == kind}.values())
+
+
+def draw(results: list[Line], path: Path) -> None:
+    """Bars of what a checkpoint stalls training, a panel for each storage."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    ways = newest(results, "ways", ("model", "mbps"))
+    limits = sorted({each["mbps"] for each in ways})
+    figure, panels = pyplot.subplots(1, len(limits), figsize=(9, 3.2), squeeze=False, sharey=True)
+    for panel, mbps in zip(panels[0], limits, strict=True):
+        shown = [each for each in ways if each["mbps"] == mbps]
+        for i, way in enumerate(WAYS):
+            stalls = [1000 * each["ways"][way]["stall"] for each in shown]
+            bars = panel.bar([j + 0.28 * (i - 1) for j in range(len(shown))], stalls, 0.26, label=way)
+            panel.bar_label(bars, fmt="%.3g", fontsize=7)
+        panel.set_yscale("log")
+        panel.set_ylim(1, 2 * max(found["stall"] * 1000 for each in ways for found in each["ways"].values()))
+        panel.set_xticks(range(len(shown)), [each["model"] for each in shown], fontsize=8)
+        panel.set_title(storage(mbps), fontsize=10, loc="left")
+        panel.tick_params(labelsize=8)
+    panels[0, 0].set_ylabel("stall of a checkpoint, ms", fontsize=9)
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    figure.savefig(path, dpi=90)
+
+
+def measured(folder: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """What is asked for, one after the other."""
+    for model in options.models:
+        for mbps in options.mbps:
+            yield compare(folder / f"{model}-{mbps:g}", model, mbps, options)
+    if not options.competitors:
+        return
+    alone = {(each["model"], each["mbps"]): each["every"] for each in _lines(options.results) if each["part"] == "ways"}
+    every = alone.get((options.rival, 0.0)) or choose(folder / "alone", options.rival, 0.0, options)[1]
+    for name in options.competitors:
+        for policy in options.policies:
+            yield compete(folder / f"{name}-{policy}", name, every, policy, options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["vgg", "resnet", "gpt2"])
+    parser.add_argument("--models", nargs="+", default=[], help="resnet, gpt2, gpt2-wide, vgg")
     parser.add_argument("--mbps", nargs="+", type=float, default=[0.0, 100.0], help="limits of storage; 0 for none")
-    parser.add_argument("--iterations", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--competitor", action="store_true")
+    parser.add_argument("--competitors", nargs="+", choices=COMPETITORS, default=[])
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
+    parser.add_argument("--rival", default="vgg", help="the model that has competitors")
+    parser.add_argument("--choose", type=float, default=30.0, help="seconds to come to intervals")
+    parser.add_argument("--iterations", type=int, default=130, help="those to come to intervals, at least")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of comparing; with a competitor")
+    parser.add_argument("--quiet", type=float, default=30.0, help="seconds before a competitor, about")
+    parser.add_argument("--results", type=Path, default=HERE.parent / ".bench-frequency.json", help="lines of JSON")
+    parser.add_argument("--picture", type=Path, help="file for bars of stalls")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE.parent) as name:
-        folder = Path(name)
-        if options.competitor:
-            compete(folder / "competitor-runs", options.models[0], options)
-            return
-        head("model", "storage", "MB", "iteration, s", "every", "way", "a stall, ms", "cost in all", "stalls")
-        for model in options.models:
-            for mbps in options.mbps:
-                compare(folder / f"{model}-{mbps:g}", model, mbps, options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # jobs are ended with this process
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=HERE.parent) as name, options.results.open("a") as results:
+        for result in measured(Path(name), options):
+            results.write(json.dumps(result) + "\n")
+            results.flush()
+    tables(_lines(options.results))
+    if options.picture:
+        draw(_lines(options.results), options.picture)
 
 
 if __name__ == "__main__":

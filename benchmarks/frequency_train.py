@@ -1,29 +1,36 @@
-"""One training of benchmarks/frequency.py: iterations with and without checkpoints by turns, in one process.
+"""One training of benchmarks/frequency.py: blocks of iterations with and without checkpoints by turns, in one process.
 
-Appends a line of JSON for each iteration to ``--out``: its block, its seconds, and what its checkpoint took.
+Appends a line of JSON for each iteration to ``--out``: its block and what that is, its seconds, and what its checkpoint
+took. An iteration begins with the checkpoint of the step before, so that all that this costs is in it and the next.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from examples.ddp_gpt2.model import GPT, GPTConfig
+from examples.gpt2.model import GPT, GPTConfig
 from fastckpt import Checkpointer, DdpCheckpointer, KeepLatestStepStrategy, StorageType, phase
+from fastckpt.data import ResumableSampler
 from fastckpt.engine.beats import Beats
 from fastckpt.policy.frequency import multiple
 
-PLAIN = "plain"
-BLOCK = 30
+PLAIN, LEAD = "plain", "lead"
+BLOCK = 8
 """Iterations of a kind in a row, at least."""
+LEADING = 2
+"""Iterations before them that do not count: what was before may still have an effect."""
+WARM_UP = 4
+"""Iterations in which each way takes what memory it needs."""
 
 
 class Vgg(nn.Module):
@@ -43,22 +50,30 @@ class Vgg(nn.Module):
         return self.linear(self.convolutions(images))  # type: ignore[no-any-return]
 
 
-class ResNet(nn.Module):
-    """Residual blocks: few parameters, much work."""
+class Residual(nn.Module):
+    """Two convolutions, and a way around them."""
 
-    def __init__(self, width: int = 96, depth: int = 6) -> None:
+    def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()) for _ in range(depth)
-        )
-        self.head = nn.Linear(width, 100)
+        self.work = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+        around = (nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.around = nn.Sequential(*around if channels != width else ())
 
     def forward(self, images: Tensor) -> Tensor:
-        found = self.stem(images)
-        for block in self.blocks:
-            found = found + block(found)
-        return self.head(found.mean((2, 3)))  # type: ignore[no-any-return]
+        return functional.relu(self.work(images) + self.around(images))
+
+
+class ResNet(nn.Sequential):
+    """ResNet-18 (He et al., 2016) without its last and largest stage: little state, much work."""
+
+    def __init__(self) -> None:
+        stem = (nn.Conv2d(3, 64, 3, 2, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        shapes = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1)]
+        blocks = [Residual(*shape) for shape in shapes]
+        super().__init__(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 100))
 
 
 def images_loss(model: nn.Module, batch: int) -> Tensor:
@@ -71,25 +86,59 @@ def text_loss(model: nn.Module, batch: int) -> Tensor:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, int], Tensor], int]] = {
-    "vgg": (Vgg, images_loss, 32),
     "resnet": (ResNet, images_loss, 16),
-    "gpt2": (lambda: GPT(GPTConfig(256, 128, 8, 8, 512)), text_loss, 4),
+    "gpt2": (lambda: GPT(GPTConfig(256, 128, 8, 8, 512)), text_loss, 3),
+    "gpt2-wide": (lambda: GPT(GPTConfig(256, 128, 6, 12, 768)), text_loss, 2),
+    "vgg": (Vgg, images_loss, 32),
 }
-"""How to make each, its loss, and the samples in a batch."""
+"""How to make each, its loss, and the samples in a batch; from the least state per second of work to the most."""
+
+
+class Way(Protocol):
+    """A way to save.
+
+    Attributes:
+        beats: Says how long training has stalled, if the way has a part of training that waits later.
+    """
+
+    beats: Beats | None
+
+    def begin(self, step: int) -> bool:
+        """This step is done: save it if a checkpoint is due; whether one was."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        ...
+
+
+class Nothing:
+    """No checkpoint."""
+
+    beats = None
+
+    def begin(self, step: int) -> bool:
+        return False
+
+    def settle(self) -> None:
+        pass
 
 
 class TorchSave:
     """The checkpoint that training waits for: written and synced, no faster than the storage is."""
 
-    def __init__(self, folder: Path, bytes_per_second: float) -> None:
-        self._path, self._rate = folder / "checkpoint.pt", bytes_per_second
-
     beats = None
 
-    def save(self, step: int, state: dict[str, Any], persist: bool) -> bool:
+    def __init__(self, training: "Training", args: argparse.Namespace) -> None:
+        self._training, self._every, self._rate = training, args.every[1], args.mbps * 1e6
+        self._path = args.folder / "checkpoint.pt"
+
+    def begin(self, step: int) -> bool:
+        if step % self._every:
+            return False
         start, unfinished = time.monotonic(), self._path.with_suffix(".tmp")
         with unfinished.open("wb") as file:
-            torch.save(state, file)
+            torch.save(self._training.state(), file)
             file.flush()
             os.fsync(file.fileno())
         if self._rate:
@@ -97,17 +146,53 @@ class TorchSave:
         unfinished.rename(self._path)
         return True
 
+    def settle(self) -> None:
+        pass
 
-class Ours:
-    """Persists in the background; with ``overlap``, copies behind training as well."""
 
-    def __init__(self, folder: Path, overlap: torch.optim.Optimizer | None) -> None:
-        self._checkpointer = DdpCheckpointer(folder, KeepLatestStepStrategy(2, folder), overlap=overlap)
-        self.beats = self._checkpointer._writer.beats
+class PersistBehind:
+    """A copy that training waits for, and a persist behind it."""
 
-    def save(self, step: int, state: dict[str, Any], persist: bool) -> bool:
-        place = StorageType.DISK if persist else StorageType.MEMORY
-        return self._checkpointer.save_checkpoint(step, state, storage_type=place).saved
+    def __init__(self, training: "Training", args: argparse.Namespace) -> None:
+        folder = args.folder / "persist"
+        self._training, (self._memory, self._storage) = training, args.every
+        self._checkpointer = DdpCheckpointer(folder, KeepLatestStepStrategy(2, folder))
+        self._checkpointer.prepare(training.state(), training.optimizer)
+        self.beats: Beats | None = self._checkpointer._writer.beats
+        self.settle = self._checkpointer.wait_latest_checkpoint
+
+    def begin(self, step: int) -> bool:
+        if step % self._memory:
+            return False
+        place = StorageType.MEMORY if step % self._storage else StorageType.DISK
+        return self._checkpointer.save_checkpoint(step, self._training.state(), storage_type=place).saved
+
+
+class BothBehind:
+    """`fastckpt.Checkpointer`: copies and persists behind training."""
+
+    def __init__(self, training: "Training", args: argparse.Namespace) -> None:
+        every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
+        self._data = ResumableSampler(range(args.epoch))
+        self._checkpointer = Checkpointer(
+            args.folder / "both", model=training.model, optimizer=training.optimizer, data=self._data, every=every,
+            overhead=args.overhead,
+        )  # fmt: skip
+        self._checkpointer.resume()
+        self.beats: Beats | None = self._checkpointer._writer.beats
+
+    def begin(self, step: int) -> bool:
+        result = self._checkpointer.step(step)
+        return result is not None and result.saved
+
+    def settle(self) -> None:
+        self._checkpointer._checkpointer.wait_latest_checkpoint()
+
+    @property
+    def persisting(self) -> bool:
+        """Whether a persist is under way."""
+        status = self._checkpointer._writer.glance()
+        return status is not None and status.waiting > 0
 
 
 class Training:
@@ -119,59 +204,77 @@ class Training:
         self.model = make()
         self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-4, fused=True)
         self._file = os.open(args.out, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self.step = 0
+        self._blocks = count()
 
-    def iterate(self, block: str, end: Callable[[int], object], beats: Beats | None = None) -> None:
-        """One iteration, and the checkpoint at its end; what it stalls is in that, and in waits of the next update."""
-        start, waited = time.monotonic(), beats.stalled if beats else 0.0
-        self._loss(self.model, self._batch).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.step += 1
-        waited = beats.stalled - waited if beats else 0.0
-        work = time.monotonic()
-        saved = end(self.step)
-        now = time.monotonic()
-        line = {"block": block, "seconds": now - start, "stall": now - work + waited, "saved": saved is not None}
-        os.write(self._file, json.dumps(line).encode() + b"\n")
+    def block(self, kind: str, way: Way, steps: Iterator[int]) -> None:
+        """Iterations in a row, after each of these steps; each is a line."""
+        number = next(self._blocks)
+        for step in steps:
+            start = time.monotonic()
+            saved = way.begin(step)
+            stall, waited = time.monotonic() - start, way.beats.stalled if way.beats else 0.0
+            self._loss(self.model, self._batch).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            stall += way.beats.stalled - waited if way.beats else 0.0
+            line = {"block": number, "kind": kind, "saved": saved, "stall": stall, "seconds": time.monotonic() - start}
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def plain(self, iterations: int) -> None:
+        """Iterations without checkpoints."""
+        with phase("plain iterations"):
+            self.block(LEAD, Nothing(), iter(range(LEADING)))
+            self.block(PLAIN, Nothing(), iter(range(iterations)))
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
 
 def compare(args: argparse.Namespace, training: Training) -> None:
-    """Blocks of each kind by turns, each with checkpoints at the same intervals."""
-    savers: dict[str, Any] = {
-        "torch.save, fsync": TorchSave(args.folder, args.mbps * 1e6),
-        "persist in the background": Ours(args.folder / "persist", None),
-        "both in the background": Ours(args.folder / "both", training.optimizer),
+    """Blocks of each way by turns, at the same intervals, each as long as whole intervals are."""
+    both, storage = BothBehind(training, args), args.every[1]
+    others: dict[str, Way] = {
+        "torch.save, fsync": TorchSave(training, args),
+        "persist in the background": PersistBehind(training, args),
     }
-    memory, storage = args.every
-    for _ in range(args.repeats + 1):  # the first is to warm up
-        for name, saver in savers.items():
-            for step in range(1, multiple(BLOCK, storage) + 1):
-                due = step % (memory if saver.beats else storage) == 0
-                save = lambda n, s=saver, last=step % storage == 0: s.save(n, training.state(), last)  # noqa: E731
-                training.iterate(name, save if due else lambda n: None, saver.beats)
-            if saver.beats:
-                saver._checkpointer.wait_latest_checkpoint()
-            for _ in range(BLOCK // 2):
-                training.iterate(PLAIN, lambda n: None)
+    length, step = multiple(BLOCK, storage), storage
+
+    def block(kind: str, way: Way, iterations: int) -> None:
+        nonlocal step
+        training.block(kind, way, iter(range(step, step + iterations)))
+        step += multiple(iterations, storage)
+        way.settle()
+
+    for way in (both, *others.values()):
+        block(LEAD, way, WARM_UP)
+    training.plain(length)
+    end = time.monotonic() + args.seconds
+    for number in count():
+        for name, way in others.items() if number < args.repeats else ():
+            block(name, way, length)
+            training.plain(length)
+        block("both in the background", both, length)
+        training.plain(length)
+        if number >= args.repeats and time.monotonic() > end:
+            break
 
 
 def follow(args: argparse.Namespace, training: Training) -> None:
-    """Checkpoints as often as they may be, or at fixed intervals, with plain iterations in between to compare with."""
-    every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
-    with Checkpointer(
-        args.folder / "loop", model=training.model, optimizer=training.optimizer, every=every, overhead=args.overhead
-    ) as checkpointer:
-        checkpointer.resume()
-        for done in range(args.iterations):
-            training.iterate("checkpoints", lambda n: checkpointer.step(done + 1))  # noqa: B023
-            if done % 20 == 19:
-                with phase("plain iterations"):
-                    for _ in range(10):
-                        training.iterate(PLAIN, lambda n: None)
+    """Checkpoints as often as they may be, or at fixed intervals; with plain iterations in between, if any."""
+    way, done, end = BothBehind(training, args), 0, time.monotonic() + args.seconds
+
+    def steps() -> Iterator[int]:
+        nonlocal done
+        first = done
+        while done - first < 2 * BLOCK or (args.plain and way.persisting and done - first < 6 * BLOCK):
+            yield (done := done + 1)
+
+    training.block(LEAD, Nothing(), iter(range(LEADING)))
+    while time.monotonic() < end or done < args.iterations:
+        training.block("checkpoints", way, steps())
+        if args.plain:
+            way.settle()
+            training.plain(BLOCK)
 
 
 def main() -> None:
@@ -183,8 +286,11 @@ def main() -> None:
     parser.add_argument("--every", type=int, nargs=2, default=None)
     parser.add_argument("--mbps", type=float, default=0.0)
     parser.add_argument("--overhead", type=float, default=0.035)
-    parser.add_argument("--iterations", type=int, default=300)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--epoch", type=int, default=2500, help="iterations of an epoch")
+    parser.add_argument("--iterations", type=int, default=0, help="at least; without --compare")
+    parser.add_argument("--plain", action="store_true", help="have plain iterations in between; without --compare")
+    parser.add_argument("--repeats", type=int, default=2, help="blocks of the ways that stall most")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     training = Training(args)

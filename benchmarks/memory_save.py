@@ -27,7 +27,7 @@ BLOCK = 32 << 20
 
 def gpt2_with_adamw(gigabytes: float) -> dict[str, Any]:
     """A GPT-2 of 12 layers and its AdamW, of about that size, as state_dict() gives them: 593 tensors."""
-    from examples.ddp_gpt2.model import GPT, GPTConfig
+    from examples.gpt2.model import GPT, GPTConfig
 
     width = max(1, round((gigabytes / 1.49) ** 0.5 * 12)) * 64
     model = GPT(GPTConfig(vocab_size=50257, n_layer=12, n_head=width // 64, n_embd=width))

@@ -75,7 +75,7 @@ class Log:
 
 def train(log: Log) -> None:
     """Take steps for as long as the benchmark runs."""
-    from examples.ddp_gpt2.model import GPT, GPTConfig
+    from examples.gpt2.model import GPT, GPTConfig
 
     torch.set_num_threads(1)
     model = GPT(GPTConfig(vocab_size=512, n_layer=3, n_head=4, n_embd=128, block_size=64))

@@ -260,7 +260,7 @@ def copy_fresh(size: str, repeats: int) -> None:
     import torch
 
     from benchmarks.restart_train import SHAPES
-    from examples.ddp_gpt2.model import GPT, GPTConfig
+    from examples.gpt2.model import GPT, GPTConfig
 
     torch.set_num_threads(1)
     with torch.device("meta"):

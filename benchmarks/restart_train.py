@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from examples.ddp_gpt2.model import GPT, GPTConfig
+from examples.gpt2.model import GPT, GPTConfig
 
 SHAPES = {
     "tiny": {"vocab_size": 256, "n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128},

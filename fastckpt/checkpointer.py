@@ -1,29 +1,32 @@
 """What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
 
 import contextlib
-import enum
+import logging
 import operator
 import os
+import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from types import MappingProxyType, TracebackType
+from typing import Any, Self, Unpack
 
 import torch
 from torch.optim import Optimizer
 
 from fastckpt.config import Place, Settings
-from fastckpt.engine.agreement import Agreement
+from fastckpt.engine.agreement import Agreement, check_alike
 from fastckpt.engine.beats import Beats
 from fastckpt.engine.cleaner import Cleaner
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
+from fastckpt.engine.result import SaveResult, StorageType
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.wishes import SecondLevel, wishes
-from fastckpt.errors import ConfigError, FastckptError, PersistError, StepError
+from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.ipc.messages import Status
 from fastckpt.memory.fill import idle_cores
@@ -33,37 +36,9 @@ from fastckpt.policy import retention
 from fastckpt.policy.verify import level
 from fastckpt.storage.store import is_url, normalised, target_in
 
+__all__ = ["SaveResult", "StorageType", "WithWriter", "Writer"]
 
-class StorageType(enum.Enum):
-    """How far a save goes before it counts: into shared memory, or on to storage in the background."""
-
-    MEMORY = 0
-    DISK = 1
-
-
-@dataclass(frozen=True)
-class SaveResult:
-    """What became of a save.
-
-    Attributes:
-        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
-        step: The step.
-        reason: Why it was not saved, or that memory held the step already; else empty.
-        skipped: How many saves this checkpointer has skipped so far.
-        trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
-            while all is well. Training need not stop for it.
-        pending: Whether a part is still being copied, behind training. It is in memory by the optimizer's next step.
-    """
-
-    saved: bool
-    step: int
-    reason: str = ""
-    skipped: int = 0
-    trouble: str = ""
-    pending: bool = False
-
-    def __bool__(self) -> bool:
-        return self.saved
+logger = logging.getLogger("fastckpt")
 
 
 class Writer:
@@ -93,13 +68,13 @@ class Writer:
         self.link = Link(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Beats(self.link.line, self.place.restart_count, stacks)
-        self._overlap = Overlap(optimizers, self.beats.stall, check=self.settings.check_overlap)
-        self._snapshots = Snapshotter(self.link, self.threads, self._overlap, weights_only=weights_only)
-        own = deletion_strategy if self.place.rank == 0 else None
-        self._cleaner = Cleaner(own, self.directory, self.link.news)
+        lanes = Lanes()
+        self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
+        self._snapshots = Snapshotter(self.link, self.threads, lanes, self.overlap, weights_only=weights_only)
+        self._cleaner = Cleaner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
-        self._loads = 0
+        self.loads = 0
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
         self._pid = os.getpid()
@@ -117,8 +92,9 @@ class Writer:
         storage_type: StorageType,
         path: str,
         metrics: Mapping[str, float] | None = None,
+        details: Mapping[str, Any] = MappingProxyType({}),
     ) -> SaveResult:
-        """Save the states as files of these names.
+        """Save the states as files of these names; ``details`` (JSON) are kept with them.
 
         Raises:
             StepError: The step is older than one saved since the last resume.
@@ -128,7 +104,7 @@ class Writer:
         self.be_ready()
         save, path = self._id(step), target_in(self.directory, path)
         persist = StorageType(storage_type) is StorageType.DISK
-        measures = {"metrics": retention.checked(metrics)} if metrics else {}
+        measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late = self._hear_of_pending()
         if save == self._held:
             return self._save_again(save, persist, path, measures, late)
@@ -144,10 +120,16 @@ class Writer:
         trouble = "; ".join(filter(None, (late, outcome.trouble)))
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, trouble, outcome.pending)
 
+    def begin(self, step: int, states: Mapping[str, Any]) -> str:
+        """Copy a part of a step that `save` makes whole, as that does; why it was not copied, empty if it was."""
+        self.be_ready()
+        with self.beats.stall("save"):
+            return self._snapshots.save(self._id(step), states, commit=False).skipped
+
     def _hear_of_pending(self) -> str:
         """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
         told = []
-        for save, outcome in self._overlap.endings():
+        for save, outcome in self.overlap.endings():
             if outcome.skipped:
                 self.skipped += 1
                 counts["skipped_saves"] += 1
@@ -190,7 +172,7 @@ class Writer:
 
     def glance(self) -> Status | None:
         """How far persistence is; None while a save is pending, or if nobody answers."""
-        if self._overlap.pending:
+        if self.overlap.pending:
             return None
         try:
             return self.link.status()
@@ -209,13 +191,13 @@ class Writer:
             self.link.next_history()
             self._last = self._held = None
         asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
-        said = ranks.gather([self.link.history, launch_of(self.place), asked])
-        histories, (launch, *_), wishes = zip(*said, strict=True)
-        _check_alike(wishes)
-        self.link.history, self._attempt = max(histories), launch
+        said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked])
+        histories, (launch, *_), (self._attempt, *_), wishes = zip(*said, strict=True)
+        check_alike(wishes)
+        self.link.history = max(histories)
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
-        self._loads += 1
-        return self._rollback if self._loads == 1 else {}
+        self.loads += 1
+        return self._rollback if self.loads == 1 else {}
 
     def close(self) -> None:
         """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time."""
@@ -259,18 +241,49 @@ class Writer:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
             raise FastckptError("the checkpointer is closed")
-        self._overlap.wait()
+        self.overlap.wait()
+
+
+class WithWriter:
+    """What every checkpointer is that saves with a `Writer`: open until it is closed, or the with block ends."""
+
+    _writer: Writer
+
+    def close(self) -> None:
+        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
+        self._writer.close()
+
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
+        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            The step of the newest durable checkpoint; None if there is none.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        return self._writer.wait(timeout)
+
+    def _skip(self, step: int, reason: str) -> SaveResult:
+        self._writer.skipped += 1
+        counts["skipped_saves"] += 1
+        logger.warning("step %d was not saved: %s", step, reason)
+        return SaveResult(False, step, reason, self._writer.skipped)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _make(directory: str, place: Place) -> None:
     """Make a checkpoint directory. That storage fails is no reason for restarted workers not to go on from memory."""
     with contextlib.suppress(OSError) if place.restart_count else contextlib.nullcontext():
         Path(directory).mkdir(parents=True, exist_ok=True)
-
-
-def _check_alike(wishes: Sequence[Mapping[str, str]]) -> None:
-    """Raise ConfigError unless all ranks ask for the same."""
-    for name in wishes[0]:
-        given = [wish[name] for wish in wishes]
-        if len(set(given)) > 1:
-            raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {given[:8]}")

@@ -6,12 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import torch
 
-from fastckpt.checkpointer import SaveResult, StorageType, Writer
+from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.beats import phase
 from fastckpt.engine.deletion import (
@@ -24,12 +23,13 @@ from fastckpt.engine.deletion import (
     KeepTimeIntervalStrategy,
 )
 from fastckpt.engine.load import load_copy
-from fastckpt.engine.offers import Files, Offers
+from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.format.manifest import MODEL
+from fastckpt.format.names import own_of
 
 __all__ = [
     "CheckpointDeletionStrategy",
@@ -49,7 +49,7 @@ __all__ = [
 logger = logging.getLogger("fastckpt")
 
 
-class DdpCheckpointer:
+class DdpCheckpointer(WithWriter):
     """Saves a DDP job's state to memory and storage, and brings it back after a failure.
 
     Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
@@ -79,7 +79,8 @@ class DdpCheckpointer:
     Attributes:
         rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.
         loaded_step: The step that was loaded; -1 before that, or if there was none.
-        loaded_from: "memory", "storage", "remote", or "" if nothing was loaded.
+        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory had some of its files;
+            "" if nothing was loaded.
     """
 
     def __init__(
@@ -105,10 +106,8 @@ class DdpCheckpointer:
         self.loaded_step = -1
         self.loaded_from = ""
         place = self._writer.place
-        self._own = f"rank_{place.rank}.pt"
+        self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
-        if place.group_world_size > 1 and place.local_rank == 0:
-            logger.warning("%d nodes: a restart resumes from storage, not from memory", place.group_world_size)
 
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Have memory reserved and faulted in before the first save, behind training's back.
@@ -147,7 +146,7 @@ class DdpCheckpointer:
                 the checkpoint directory is a URL: where a copy lies, as such a URL or relative to that directory.
             storage_type: MEMORY, or DISK to have it persisted in the background as well.
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
-                generators (CPU and current device) is added, and restored by `load_checkpoint`.
+                generators (CPU and accelerators) is added, and restored by `load_checkpoint`.
             metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
                 first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds
                 them, until it is persisted.
@@ -186,39 +185,12 @@ class DdpCheckpointer:
         ranks = agreement(writer.place.world_size)
         path = os.fspath(resume_path)
         since = writer.open_history(ranks, path)
-        answers_for = (MODEL, self._own) if self._writes_model else (self._own,)
-        offers = Offers(writer.link, writer.directory, self._own, digests=writer.verify != "never")
+        ours = {MODEL, self._own} if self._writes_model else {self._own}
+        offers = Offers(writer.link, writer.directory, Needs(MODEL, self._own), digests=writer.verify != "never")
         with writer.beats.work("resume"), closing(offers):
-            resume = Resume(writer.link, offers, answers_for, writer.threads)
+            resume = Resume(writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads)
             resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
         return self._apply(resumed, time.perf_counter() - start)
-
-    def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
-        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
-
-        Args:
-            timeout: Seconds.
-
-        Returns:
-            The step of the newest durable checkpoint; None if there is none.
-
-        Raises:
-            TimeoutError: It takes longer.
-            PersistError: The newest persist has failed for good.
-        """
-        return self._writer.wait(timeout)
-
-    def close(self) -> None:
-        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
-        self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
         own = {self._own: {"rng": rng_state(), "state": rank_state or {}}}

@@ -1,20 +1,21 @@
 """Checkpoints in three lines of a training loop, as often as they are worth what they cost."""
 
+import itertools
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from importlib.metadata import version
-from operator import length_hint
+from functools import partial
+from operator import index, length_hint
 from types import TracebackType
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt.checkpointer import SaveResult, StorageType
-from fastckpt.ddp import DdpCheckpointer
-from fastckpt.engine.agreement import agreement
+from fastckpt.engine.agreement import agreement, check_alike
+from fastckpt.engine.circumstances import circumstances, device_of, size_of
+from fastckpt.engine.decisions import Decisions
 from fastckpt.engine.deletion import (
     EPOCH,
     CheckpointDeletionStrategy,
@@ -22,20 +23,31 @@ from fastckpt.engine.deletion import (
     KeepEpochStrategy,
     KeepLatestStepStrategy,
 )
-from fastckpt.engine.parts import Part, Parts
+from fastckpt.engine.gradients import Gradients
+from fastckpt.engine.lifetime import Lifetime
+from fastckpt.engine.offers import OTHER_KIND
+from fastckpt.engine.parts import Part, Parts, further, unwrapped
+from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Profiler, Steady, Tempo
 from fastckpt.engine.wishes import SecondLevel
-from fastckpt.errors import FastckptError
+from fastckpt.errors import FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
+from fastckpt.frameworks import framework_of
+from fastckpt.memory.usage import use_of
 from fastckpt.policy import profile_cache, profiling
 from fastckpt.policy.every import parse
-from fastckpt.policy.failures import mean_time_between
 from fastckpt.policy.frequency import checked_overhead
 from fastckpt.policy.tuning import Terms
 from fastckpt.stateful import Stateful
-from fastckpt.storage.store import is_url
 
+logger = logging.getLogger("fastckpt")
+
+OWN = "fastckpt"
+"""Name, in a checkpoint, of what is known of the training itself."""
+RETRY = 0.2
+"""Seconds until the last step tries again to find a place in memory that persists hold."""
+_NUMBERS = itertools.count()
 KEPT = 2
 """Checkpoints on storage, beside those at the ends of epochs."""
 
@@ -48,18 +60,12 @@ class Options(SecondLevel, total=False):
     keep_epochs: bool
     deletion_strategy: CheckpointDeletionStrategy
     others: Mapping[str, Stateful]
+    gradients: bool
     weights_only: bool
     verify: str
 
 
 _OWN = Options.__annotations__.keys() - SecondLevel.__annotations__.keys() - {"weights_only", "verify"}
-
-
-class _Lifetime(NamedTuple):
-    """How long a training was observed, in seconds, and how often it was resumed."""
-
-    seconds: float
-    failures: int
 
 
 class Checkpointer:
@@ -70,7 +76,7 @@ class Checkpointer:
 
     Args:
         checkpoint_dir: As for `DdpCheckpointer`.
-        model: The module; of DistributedDataParallel that inside is saved.
+        model: The module, sharded or not; of DistributedDataParallel that inside is saved. See docs/fsdp.md.
         optimizer: One, or several: their parameters and states change in their steps only.
         scheduler: One, or several.
         data: A `fastckpt.data.ResumableDataLoader` or `ResumableSampler`, or what else has a state; see docs/data.md.
@@ -79,6 +85,7 @@ class Checkpointer:
             ``keep_epochs``: whether the last step of each epoch of ``data`` is persisted and kept, by default True.
             ``deletion_strategy``: by default the newest 2 are kept on storage, and those at the ends of epochs.
             ``others``: more that has a state, equal on all ranks, by name, such as ``{"scaler": scaler}``.
+            ``gradients``: whether ``.grad`` is saved, of each rank, for steps in the middle of gradient accumulation.
             ``weights_only``, ``verify``, ``remote``, ``remote_deletion_strategy``: as for `DdpCheckpointer`.
 
     Raises:
@@ -99,19 +106,25 @@ class Checkpointer:
         self._every = parse(options.get("every", "auto"))
         self._overhead = checked_overhead(options.get("overhead", 0.035))
         self._keeps_epochs = options.get("keep_epochs", True)
-        self._model = model.module if isinstance(model, DistributedDataParallel) else model
-        self._optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        self._model = unwrapped(model)
+        given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
+        self._optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
+        framework, saved = framework_of(self._model), options.get("gradients", False)
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}
-        self._parts, self._data = Parts(named | dict(options.get("others", {})), data), data
+        named |= further(options.get("others", {}), {*named, "data", OWN})
+        gradients = Gradients(self._model, self._optimizers, data, saved=saved)
+        self._parts, self._data = Parts(framework.parts(named, gradients=saved), data, gradients), data
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
-        self._checkpointer = DdpCheckpointer(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
+        self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
         self._writer = self._checkpointer._writer
-        self._watch = Stopwatch(self._writer.beats, self._writer.glance)
+        self._agreed = f"frequency {next(_NUMBERS)}"
         self._tempo: Tempo | None = None
         self._told: tuple[profile_cache.Remembered | None, str] = (None, "")
-        self._life, self._since = _Lifetime(0.0, 0), time.monotonic()
-        self._step, self._saved = 0, -1
+        self._life = Lifetime("", 0)
+        self._step = self._durable = 0
 
     def resume(self) -> int:
         """Load the newest checkpoint that all ranks can load into all parts; the step to go on after, 0 for a new job.
@@ -120,36 +133,40 @@ class Checkpointer:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
             ConfigError: Parts are missing in it, or do not fit.
         """
-        loaded = self._checkpointer.load_checkpoint()
-        if loaded:
-            self._parts.load(loaded, self._checkpointer.rank_state)
-            seconds, failures = loaded["life"]
-            self._life = _Lifetime(seconds, failures + (self._writer.place.restart_count > 0))
-        else:
-            first = self._optimizers[0] if len(self._optimizers) == 1 else None
-            self._checkpointer.prepare(self._parts.state()[0] | self._own_part(0, ""), first)
-        self._step = self._saved = loaded.get("step", 0)
-        self._since = time.monotonic()
-        self._tempo = self._chosen_tempo(loaded.get("tempo", ""))
+        self._forget()
+        try:
+            loaded = self._checkpointer.resume(self._parts, self._own_part(""))
+        except NoLoadableCheckpoint as error:
+            if OTHER_KIND in str(error):
+                raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
+            raise
+        if self._writer.place.rank == 0 and (left := self._parts.left_out(loaded) - {OWN}):
+            logger.warning("the checkpoint has %s, which no part takes: it is not loaded", ", ".join(sorted(left)))
+        self._step = self._durable = self._checkpointer.loaded_step if loaded else 0
+        self._tempo = self._chosen_tempo(loaded.get(OWN, {}))
         return self._step
 
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> SaveResult | None:
         """Say that this step is done, after the optimizer's; save if a checkpoint is due.
 
         Args:
-            step: Counts on from what `resume` gave; equal on all ranks.
+            step: Counts on from what `resume` gave, through all epochs; equal on all ranks.
             metrics: What was measured of this state, for `KeepBestStrategy`.
 
         Returns:
             What became of the save; None if none was due.
 
         Raises:
-            StepError, NotLoadable, ArenaTooSmall: As `DdpCheckpointer.save_checkpoint`.
+            StepError: It is smaller than the one before.
+            NotLoadable, ArenaTooSmall: As `DdpCheckpointer.save_checkpoint`.
         """
         if self._tempo is None:
             raise FastckptError("call resume() before the first step: it tells where to go on, and how often to save")
+        if (step := index(step)) < self._step:
+            raise StepError(f"step {step} comes after step {self._step}; count on from resume(), through all epochs")
         self._step = step
-        due = self._tempo.turn(step, self._watch.turn())
+        due = self._tempo.turn(step)
+        self._decisions.tell(self._tempo.decision)
         epoch = self._ended_epoch()
         if not (due.snapshot or epoch):
             return None
@@ -157,9 +174,11 @@ class Checkpointer:
 
     def close(self) -> None:
         """Save the last step, if it was not, and have it persisted; then end saving."""
-        if self._tempo is not None and self._saved < self._step:
-            self._save(persist=True, metrics={})
-        self._end()
+        try:
+            if self._durable < self._step:
+                self._save_last()
+        finally:
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -170,21 +189,40 @@ class Checkpointer:
         self.close() if error is None else self._end()
 
     def _end(self) -> None:
-        self._watch.close()
+        self._durable = self._step
+        self._forget()
         self._checkpointer.close()
+
+    def _forget(self) -> None:
+        """End the measurements: another resume begins them anew."""
+        if self._tempo is not None:
+            self._tempo.close()
+        self._tempo = None
+
+    def _save_last(self) -> None:
+        end = time.monotonic() + self._writer.settings.flush_timeout
+        while True:
+            self._writer.be_ready()
+            status = self._writer.glance()
+            if (result := self._save(persist=True, metrics={})).saved:
+                return
+            if status is None or not status.waiting or time.monotonic() > end:
+                logger.error("the last step, %d, was not saved: %s", self._step, result.reason)
+                return
+            time.sleep(RETRY)
 
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
         common, own = self._parts.state()
-        state, place = (
-            common | self._own_part(self._step, self._found_out()),
-            StorageType.DISK if persist else StorageType.MEMORY,
-        )
+        state = common | self._own_part(self._found_out())
+        place = StorageType.DISK if persist else StorageType.MEMORY
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
         )
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
-        self._watch.saved(save, persist=persist)
-        self._saved = self._step if result.saved else self._saved
+        if self._tempo is not None:
+            self._tempo.saved(save, persist=persist, pending=result.pending)
+        if result.saved and persist and not self._optimizers:  # else it may be pending, in some rank
+            self._durable = self._step
         return result
 
     def _found_out(self) -> str:
@@ -194,57 +232,58 @@ class Checkpointer:
             self._told = known, profile_cache.to_json(known, self._circumstances, self._overhead)
         return self._told[1] if known is not None else ""
 
-    def _own_part(self, step: int, tempo: str) -> dict[str, Any]:
-        observed = self._life.seconds + time.monotonic() - self._since
-        return {"step": step, "tempo": tempo, "life": [observed, self._life.failures]}
+    def _own_part(self, tempo: str) -> dict[str, Any]:
+        return {OWN: {"step": self._step, "tempo": tempo, "life": self._life.state()}}
 
     def _ended_epoch(self) -> dict[str, float]:
         """The epoch that ends with this step, as a metric; empty if none does."""
         ends = self._keeps_epochs and getattr(self._data, "ended", False)
         return {EPOCH: float(self._data.epoch)} if ends else {}
 
-    def _chosen_tempo(self, cached: str) -> Tempo:
-        if isinstance(self._every.memory, int) and isinstance(self._every.storage, int):
-            return Steady(self._every.memory, self._every.storage)
-        ranks = agreement(self._writer.place.world_size)
-        terms = Terms(self._overhead, self._every, mean_time_between(self._life.failures, self._life.seconds))
-        known = profile_cache.from_json(cached, self._circumstances, self._overhead) if cached else None
+    def _chosen_tempo(self, own: Mapping[str, Any]) -> Tempo:
+        """The tempo of all ranks: what could differ between them is agreed upon."""
+        memory, storage = self._every.memory, self._every.storage
+        adaptive = self._every.automatic
+        self._decisions = Decisions(self._writer.link, self._overhead if adaptive else None)
+        place = self._writer.place
         length = profiling.length(length_hint(self._data, 0) or None)
-        steps = range(self._step + 1, self._step + 1 + length)
-        profiler = Profiler(ranks, self._watch, steps, self._sizes, overlaps=bool(self._optimizers))
-        return Adaptive(
-            ranks, terms, self._watch, profiler, known if isinstance(known, profile_cache.Remembered) else None
+        wishes = {"every": str(self._every), "overhead": str(self._overhead), "keep_epochs": str(self._keeps_epochs)}
+        ranks = agreement(place.world_size, self._agreed)
+        said = ranks.gather([wishes | self._parts.shared, launch_of(place), length, size_of(self._model)])
+        wished, (launch, *_), lengths, bytes_of_ranks = zip(*said, strict=True)
+        check_alike(wished)
+        self._circumstances = circumstances(
+            self._model, self._optimizers, self._writer.directory, size=max(bytes_of_ranks), world_size=place.world_size
         )
+        known = self._remembered(own.get("tempo", "")) if adaptive else None
+        knows = ranks.gather(known is not None)
+        self._life = Lifetime(launch, place.restart_count, own.get("life", ()))
+        if isinstance(memory, int) and isinstance(storage, int):
+            return Steady(memory, storage, self._step)
+        terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
+        watch = Stopwatch(self._writer.beats, self._writer.glance)
+        turns = range(self._step + 1, self._step + 1 + min(lengths))
+        sizes = partial(_sizes, self._parts, device_of(self._model))
+        profiler = Profiler(ranks, watch, turns, sizes, overhead=self._overhead, overlaps=bool(self._optimizers))
+        return Adaptive(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
-    def _sizes(self) -> tuple[int, int, int]:
-        """Bytes of the state; of device memory the peak and all there is."""
-        common, _ = self._parts.state()
-        size = sum(each.untyped_storage().nbytes() for each in _tensors(common))
-        if not torch.cuda.is_available():
-            return size, 0, 0
-        return size, torch.cuda.max_memory_allocated(), torch.cuda.mem_get_info()[1]
+    def _remembered(self, cached: str) -> profile_cache.Remembered | None:
+        """What an earlier run found out, if it is of use; else it is told why not."""
+        if not cached:
+            self._decisions.profiling(self._step, "profiling: nothing is known of this training yet")
+            return None
+        known = profile_cache.from_json(cached, self._circumstances, self._overhead)
+        if isinstance(known, profile_cache.Ignored):
+            self._decisions.profiling(self._step, f"profiling anew, without the profile that was saved: {known.reason}")
+            return None
+        return known
 
-    @cached_property
-    def _circumstances(self) -> profile_cache.Circumstances:
-        directory = self._writer.directory
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        device = tensors[0].device.type if tensors else "cpu"
-        return profile_cache.Circumstances(
-            sum(each.numel() * each.element_size() for each in tensors),
-            self._writer.place.world_size,
-            directory.partition("://")[0] if is_url(directory) else "directory",
-            torch.cuda.get_device_name() if device == "cuda" else device,
-            {"fastckpt": version("fastckpt"), "torch": torch.__version__},
-        )
+
+def _sizes(parts: Parts, device: torch.device) -> tuple[int, int, int]:
+    """Bytes of the state; of device memory the peak and all there is."""
+    return parts.size, *use_of(device)
 
 
 def _newest_and_epochs(checkpoint_dir: str | os.PathLike[str]) -> CheckpointDeletionStrategy:
     directory = os.fspath(checkpoint_dir)
     return KeepAnyStrategy(KeepLatestStepStrategy(KEPT, directory), KeepEpochStrategy(directory))
-
-
-def _tensors(node: Any) -> list[torch.Tensor]:
-    if isinstance(node, torch.Tensor):
-        return [node]
-    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
-    return [tensor for child in children for tensor in _tensors(child)]

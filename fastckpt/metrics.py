@@ -43,9 +43,14 @@ def phase(name: str, /, **fields: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        seconds[name] = time.perf_counter() - start
-        counts[name] += 1
-        logger.debug("%s %.1f ms %s", name, 1e3 * seconds[name], fields)
+        took(name, time.perf_counter() - start, **fields)
+
+
+def took(name: str, duration: float, /, **fields: Any) -> None:
+    """Note how many seconds a stage took, if it was timed otherwise, such as by a device."""
+    seconds[name] = duration
+    counts[name] += 1
+    logger.debug("%s %.1f ms %s", name, 1e3 * duration, fields)
 
 
 def write_events_to(path: str) -> None:

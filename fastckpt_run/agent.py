@@ -17,9 +17,9 @@ from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.chronicle import Chronicle, outcome_of
 from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.hangs import HangWatch
-from fastckpt_run.last_flush import close_patiently, signals_in
+from fastckpt_run.last_flush import close_patiently, given_up, signals_in
 from fastckpt_run.preload.launcher import OFF, Preloader
-from fastckpt_run.rendezvous import forget_last_round, hastened
+from fastckpt_run.rendezvous import forget_last_round, hastened, stop_heartbeats
 from fastckpt_run.report import explain
 from fastckpt_run.restarts import Restarts
 from fastckpt_run.script import require_script
@@ -29,6 +29,8 @@ from fastckpt_run.workers import kill_orphans, run_script_path
 logger = logging.getLogger("fastckpt.launcher")
 
 _CLOSE_MARGIN = 60.0
+_HEARTBEAT = 5.0
+"""Seconds to wait for the end of one that is under way."""
 
 
 class FastckptAgent(LocalElasticAgent):
@@ -88,6 +90,8 @@ class FastckptAgent(LocalElasticAgent):
         try:
             close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
+            if signals and not stop_heartbeats(self._worker_group.spec.rdzv_handler, _HEARTBEAT):
+                given_up.set()
             report(self._saver.report())
             self._chronicle.end(outcome)
             conclude(self._chronicle.lines)

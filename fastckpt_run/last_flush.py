@@ -17,7 +17,7 @@ logger = logging.getLogger("fastckpt.launcher")
 
 SIGNALS_TO_GIVE_UP = 3
 given_up = threading.Event()
-"""Set when a flush was left unfinished: its threads would keep this process from ending."""
+"""Set when a flush or a heartbeat was left unfinished: its thread would keep this process from ending, or abort it."""
 _TICK = 0.1
 
 

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _leave_threads(code: object) -> None:
-    """End at once if a flush was given up: Python would wait for its threads, perhaps for a dead file system."""
+    """End at once if something was given up: Python would wait for its threads, perhaps for a dead file system."""
     if given_up.is_set():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,6 +1,7 @@
 """Make each rendezvous of a job start without what the last one left in its stores, and without needless waits."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,6 +47,20 @@ def hastened(handler: RendezvousHandler) -> Iterator[None]:
         yield
     finally:
         torchs._delay, torchs.get_method_name = delay, name
+
+
+def stop_heartbeats(handler: RendezvousHandler, timeout: float) -> bool:
+    """Stop what torch lets go on after a signal; False if it does not end in ``timeout`` seconds.
+
+    A heartbeat is in C++ most of the time, and perhaps waits there for a store that is gone. A thread that comes back
+    from there while Python ends has its stack unwound, which aborts the process.
+    """
+    if not isinstance(handler, DynamicRendezvousHandler):
+        return True
+    stopper = threading.Thread(target=handler._stop_heartbeats, name="fastckpt-heartbeats", daemon=True)
+    stopper.start()
+    stopper.join(timeout)
+    return not stopper.is_alive()
 
 
 def _name_of_caller(depth: int = 2) -> str:

@@ -1,12 +1,12 @@
 """Find the script that workers are to run; refuse to start them if it is not there."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import click
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
+from fastckpt_run.preload.launcher import runs_script
 from fastckpt_run.workers import run_script_path
 
 
@@ -17,7 +17,7 @@ def require_script(spec: WorkerSpec) -> None:
     """
     if callable(spec.entrypoint):
         found, script = spec.entrypoint is not run_script_path or Path(spec.args[0]).exists(), spec.args[0]
-    elif spec.entrypoint == sys.executable:
+    elif runs_script(spec):
         script = spec.args[1]
         found = script in ("-", "-m") or Path(script).exists()
     else:
@@ -29,7 +29,10 @@ def require_script(spec: WorkerSpec) -> None:
 
 def script_of(spec: WorkerSpec) -> Path | None:
     """The file that workers run by this interpreter; None if it is a module, or they run something else."""
-    if spec.entrypoint not in (run_script_path, sys.executable) or not spec.args:
+    if spec.entrypoint is run_script_path and spec.args:
+        path = Path(spec.args[0])
+    elif runs_script(spec):
+        path = Path(spec.args[1])
+    else:
         return None
-    path = Path(spec.args[0 if callable(spec.entrypoint) else 1])
     return path if path.is_file() else None

@@ -1,6 +1,9 @@
 """What a report says, in words: durations, causes of lost time, failures."""
 
+from collections.abc import Sequence
+
 from fastckpt.tools import goodput as g
+from fastckpt.tools.frequency import Decided
 from fastckpt.tools.report import Recovery
 from fastckpt_run.deaths import describe
 
@@ -47,6 +50,24 @@ def _two(number: int, unit: str, rest: int, smaller: str) -> str:
 def share(part: int, whole: int) -> str:
     """A part, in percent."""
     return f"{100 * part / whole:.2f} %" if whole else "?"
+
+
+def part(value: float | None) -> str:
+    """A part of training time, in percent; ``-`` if it is not known."""
+    return "-" if value is None else f"{value:.2%}".replace("%", " %")
+
+
+def frequency(decisions: Sequence[Decided]) -> str:
+    """When it is saved by the last of some decisions, and what checkpoints cost when that was measured last."""
+    last = decisions[-1]
+    if last.memory is None or last.storage is None:
+        return f"none yet: what checkpoints cost is measured since step {last.step:,}"
+    said = f"a snapshot every {count(last.memory, 'step')}, a persist every {last.storage:,}"
+    measured = next((one for one in reversed(decisions) if one.overhead is not None), None)
+    if measured is None:
+        return said
+    bound = "" if measured.bound is None else f", of {part(measured.bound)} at most"
+    return f"{said}; checkpoints cost {part(measured.overhead)} of training lately{bound}"
 
 
 def rate(number: float) -> str:

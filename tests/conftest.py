@@ -1,10 +1,11 @@
 """Isolation: every test has its own shared memory and temporary directory, and leaves nothing behind."""
 
+import gc
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,19 @@ import pytest
 MARK = "FASTCKPT_TEST"
 PRELOAD = "TEST_PRELOAD"
 """Sets how the jobs of all tests start their workers that do not say so themselves; else they execute them."""
+QUICK = str(Path(__file__).parent / "start")
+"""Where Python finds what lets each process of a test start and end sooner."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported lasts: only what tests make themselves is looked through for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +45,9 @@ def leaves_nothing_behind(
     # torch's compiler, once imported, writes this into the environment of all that follows: the place of a test before.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", QUICK)
     monkeypatch.setenv("FASTCKPT_PRELOAD", os.environ.get(PRELOAD, "off"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))  # known, or each forked process tries it with a file
     for variable in [v for v in os.environ if v.startswith("PET_") or v in ("RANK", "WORLD_SIZE", "FASTCKPT_AGENT")]:
         monkeypatch.delenv(variable)
     sockets = _sockets()
@@ -41,8 +56,10 @@ def leaves_nothing_behind(
         leaks = _processes(name)
         leaks += [f"shared memory {path}" for path in Path("/dev/shm").glob(f"*{name}*") if path != shm]
         leaks += [f"shared memory {path}" for path in shm.iterdir()]
-        # importing torch.optim makes an empty cache directory
-        temporaries = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+        # importing torch.optim makes an empty cache directory; a worker of torch's loader that is stopped while it
+        # sends its first batch may leave the directory of Python's multiprocessing
+        kept = ("torchinductor_", "pymp-")
+        temporaries = [path for path in temporary.iterdir() if not path.name.startswith(kept)]
         leaks += [f"temporary file {path}" for path in temporaries]
         leaks += [f"socket {socket}" for socket in _sockets() - sockets]
     finally:

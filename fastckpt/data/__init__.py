@@ -8,7 +8,7 @@ The contract of an object that a checkpointer takes as ``data=``:
 - ``load_state_dict(common)`` comes first, then ``load_rank_state_dict(own)``. Both raise ConfigError, before anything
   is handed out, if they do not fit.
 - An object without ``rank_state_dict``, such as torchdata's StatefulDataLoader, has a ``state_dict()`` of its own on
-  each rank. It can go on with the same number of ranks and loader workers only.
+  each rank. It can go on with the same number of ranks and loader workers, data set and batch size only.
 
 `ResumableDataLoader` and `ResumableSampler` are such objects. `data_state` and `load_data_state` serve either kind.
 """

@@ -1,14 +1,20 @@
 """How a checkpointer saves and loads where data are, whatever object hands them out."""
 
+import logging
 from collections.abc import Mapping
+from operator import length_hint
 from typing import Any, NamedTuple
 
 from fastckpt.data.position import VERSION, read
 from fastckpt.data.split import rank_and_world
 from fastckpt.errors import ConfigError
 
+logger = logging.getLogger("fastckpt")
+
 UNKNOWN = -1
-"""The number of loader workers of an object that does not say."""
+"""What an object does not say."""
+
+WORDS = {"world": "ranks", "workers": "loader workers", "length": "samples", "batch": "samples per batch"}
 
 
 class DataState(NamedTuple):
@@ -35,9 +41,9 @@ def data_state(data: Any) -> DataState:
     check_stateful(data)
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
-    rank, world = rank_and_world(None, None)
-    common = {"version": VERSION, "foreign": 1, "world": world, "workers": getattr(data, "num_workers", UNKNOWN)}
-    return DataState(common, {"version": VERSION, "rank": rank, "state": data.state_dict()})
+    rank, _ = rank_and_world(None, None)
+    return DataState(_circumstances(data) | {"version": VERSION, "foreign": 1},
+                     {"version": VERSION, "rank": rank, "state": data.state_dict()})  # fmt: skip
 
 
 def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
@@ -64,18 +70,35 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
 
 
 def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-    rank, world = rank_and_world(None, None)
-    saved = read(common, ("world", "workers"))
-    here = {"world": world, "workers": getattr(data, "num_workers", UNKNOWN)}
-    if saved != here:
+    rank, _ = rank_and_world(None, None)
+    here = _circumstances(data)
+    saved = here | read(common, tuple(name for name in here if name in common))
+    if changed := [name for name in here if saved[name] != here[name]]:
         raise ConfigError(
-            f"{type(data).__name__} goes on with the numbers of ranks and loader workers that it was saved with only: "
-            f"{saved['world']} and {saved['workers']}, now {here['world']} and {here['workers']}. "
-            "Start that many, or use ResumableDataLoader"
+            f"{type(data).__name__} would go on with other data: it was saved with "
+            f"{' and '.join(f'{saved[name]} {WORDS[name]}, now {here[name]}' for name in changed)}. "
+            "Give what it was saved with, or use ResumableDataLoader"
         )
     if own is None or read(own, ("rank",))["rank"] != rank:
         raise ConfigError(f"rank {rank} has no position of {type(data).__name__} in this checkpoint")
+    if hasattr(getattr(data, "sampler", None), "next_yielded") and not here["workers"]:
+        logger.warning(
+            "%s without loader workers gives nothing in the next epoch if it was saved after the end of one: give "
+            "torch's DistributedSampler (docs/data.md)", type(data.sampler).__name__,
+        )  # fmt: skip
     data.load_state_dict(own["state"])
+
+
+def _circumstances(data: Any) -> dict[str, int]:
+    """With which numbers alone the state of a foreign object means the same."""
+    _, world = rank_and_world(None, None)
+    workers, batch = (getattr(data, name, None) for name in ("num_workers", "batch_size"))
+    return {
+        "world": world,
+        "workers": UNKNOWN if workers is None else workers,
+        "length": length_hint(getattr(data, "dataset", ()), 0),
+        "batch": UNKNOWN if batch is None else batch,
+    }
 
 
 def check_stateful(data: Any) -> None:

@@ -11,9 +11,10 @@ from fastckpt.data.generators import generators_kept
 from fastckpt.data.mixing import mix
 from fastckpt.data.options import FORWARDED, Options, Wish
 from fastckpt.data.order import WORKERS
+from fastckpt.data.sampler import ResumableSampler
 from fastckpt.data.source import Answer, Source
 from fastckpt.data.sources import source_of
-from fastckpt.data.split import rank_and_world
+from fastckpt.data.split import check_joined, rank_and_world
 from fastckpt.data.worker import WorkerSetup
 
 
@@ -65,11 +66,13 @@ class ResumableDataLoader:
         self._source, self.sampler = source_of(wish)
         self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none"
         self._seeds = torch.Generator()
-        self._rank = rank_and_world(wish.get("rank"), wish.get("num_replicas"))[0]
+        self._rank, self._world = rank_and_world(wish.get("rank"), wish.get("num_replicas"))
+        self._follows = wish.get("num_replicas") is None and not isinstance(wish.get("sampler"), ResumableSampler)
         self._alike = not isinstance(dataset, IterableDataset) and not wish.get("uneven")
-        self._accumulate = wish.get("accumulate", 1)
+        self.accumulate = wish.get("accumulate", 1)
         self._handed_out = 0
         self._passes = 0
+        self._served = -1
         self._whole_step: tuple[int, tuple[dict[str, Any], dict[str, Any]]] = (-1, ({}, {}))
         hides = isinstance(dataset, IterableDataset) and not wish.get("sharded")
         self._loader = DataLoader[Any](
@@ -110,7 +113,11 @@ class ResumableDataLoader:
         Raises:
             RuntimeError: At the next batch, if meanwhile another iteration has begun or the position was set.
         """
+        if self._follows:
+            check_joined(self._rank, self._world)
         self._passes += 1
+        if self._served == self._source.jumps and self._source.ends_here():
+            self._end_epoch()  # a loop took the last batch, and did not ask for one more
         if self._whole_step[0] != self._source.jumps:
             self._handed_out, self._whole_step = 0, self._states_now()
         self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
@@ -154,7 +161,7 @@ class ResumableDataLoader:
 
     def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         jumps, states = self._whole_step
-        return states if self._accumulate > 1 and jumps == self._source.jumps else self._source.states()
+        return states if self.accumulate > 1 and jumps == self._source.jumps else self._source.states()
 
     def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
         while True:
@@ -164,19 +171,28 @@ class ResumableDataLoader:
                 )
             with self._generators():
                 mark, batch = self._answer(answers)
+            if mark is None and not self._source.ends_here():
+                raise RuntimeError(
+                    f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"
+                )
             said = Answer.END if mark is None else self._source.reached(mark)
             if said is Answer.END:
                 break
             if said is None:
+                self._served = self._source.jumps
                 self._count(self._source.ends_here())
                 yield batch
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
         self._source.end_epoch()
+        self._served = -1
         self._count(True)
 
     def _count(self, epoch_ends: bool) -> None:
         """One more batch is handed out; the state moves when a whole step's are."""
-        self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self._accumulate
-        if self._accumulate > 1 and not self._handed_out:
+        self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self.accumulate
+        if self.accumulate > 1 and not self._handed_out:
             self._whole_step = self._states_now()
 
     def _answer(self, answers: Iterator[Any]) -> tuple[Any, Any]:
@@ -186,10 +202,12 @@ class ResumableDataLoader:
         to the iterator, which would keep its workers until they are found as garbage, and then wait 5 s for each.
         """
         try:
-            mark, batch = next(answers, (None, None))
+            mark, batch = next(answers)
         except Exception as error:
             if self.num_workers:
                 error.with_traceback(None)
+            if isinstance(error, StopIteration):
+                return None, None
             raise
         return mark, batch
 

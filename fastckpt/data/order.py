@@ -14,6 +14,8 @@ from fastckpt.errors import ConfigError
 ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
 """What numbers are drawn for: they start the key of each, so that one tells nothing of the others."""
 
+END = object()
+
 
 class Order(Protocol):
     """Gives the keys by which a data set knows its samples, in the order of an epoch."""
@@ -64,19 +66,26 @@ class DrawnOrder:
         sampler: Must be finite and the same on all ranks; what it draws must come from the default generators.
 
     Raises:
-        ConfigError: It has no length, keeps a generator of its own, or shards by itself.
+        ConfigError: It has no length; it, or a sampler that it wraps, keeps a generator of its own, or shards by
+            itself. Later: it gives more than its length.
     """
 
     def __init__(self, sampler: Iterable[Any]) -> None:
-        name = type(sampler).__name__
         if not isinstance(sampler, Sized):
-            raise ConfigError(f"{name} has no length; give a sampler with __len__, so that an epoch has an end")
-        if isinstance(getattr(sampler, "generator", None), torch.Generator):
             raise ConfigError(
-                f"{name} keeps a generator, whose state is not saved; leave it out: the order follows seed"
+                f"{type(sampler).__name__} has no length; give a sampler with __len__, so that an epoch has an end"
             )
-        if hasattr(sampler, "num_replicas"):
-            raise ConfigError(f"{name} shards among ranks by itself; leave sampler out, or give a ResumableSampler")
+        for each in _wrapped(sampler):
+            name = type(each).__name__
+            if isinstance(getattr(each, "generator", None), torch.Generator):
+                raise ConfigError(
+                    f"{name} keeps a generator, whose state is not saved; leave it out: the order follows seed"
+                )
+            if hasattr(each, "num_replicas"):
+                raise ConfigError(
+                    f"{name} shards among ranks by itself, and the loader would shard again; give a sampler that is "
+                    "the same on all ranks, or a ResumableSampler as sampler"
+                )
         self._sampler = sampler
         self._size = sampler
         self._drawn = _Newest()
@@ -106,8 +115,23 @@ class DrawnOrder:
             self._sampler.set_epoch(epoch)
         with generators_kept():
             seed_generators(mix(ORDER, seed, epoch))
-            keys = list(itertools.islice(_plain(self._sampler), len(self._size)))
+            given, length = _plain(self._sampler), len(self._size)
+            keys = list(itertools.islice(given, length))
+            if next(given, END) is not END:
+                raise ConfigError(
+                    f"{type(self._sampler).__name__} gives more than the {length} that its __len__ says: the rest of "
+                    "an epoch would be lost. Have __len__ tell how many it gives"
+                )
         return keys, 2 + zlib.crc32(repr(keys).encode())
+
+
+def _wrapped(sampler: Any) -> Iterator[Any]:
+    """A sampler, the one that it wraps, as BatchSampler does, and so on."""
+    seen: list[Any] = []
+    while sampler is not None and not any(sampler is each for each in seen):
+        yield sampler
+        seen.append(sampler)
+        sampler = getattr(sampler, "sampler", None)
 
 
 def _plain(keys: Iterable[Any]) -> Iterator[Any]:

@@ -36,6 +36,15 @@ class Position:
         self.epoch, self.cursor = whole("epoch", epoch), whole("cursor", cursor)
         self.jumps += 1
 
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of an epoch; warns of going back from the middle, as scripts do that forget to resume."""
+        if whole("epoch", epoch) < self.epoch and self.cursor:
+            logger.warning(
+                "set_epoch(%d) goes back from sample %d of epoch %d: its data are used again. To go on after a resume, "
+                "begin with the epoch of the loader", epoch, self.cursor, self.epoch,
+            )  # fmt: skip
+        self.jump(epoch)
+
     def end_epoch(self) -> None:
         """Go on to the next one."""
         self.epoch, self.cursor = self.epoch + 1, 0
@@ -114,7 +123,7 @@ class Positioned:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
-        self._position.jump(epoch)
+        self._position.set_epoch(epoch)
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Ranks have nothing of their own; raises ConfigError if there is something."""

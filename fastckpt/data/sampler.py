@@ -1,5 +1,6 @@
 """A sampler that continues: DistributedSampler's arguments, and a position."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
@@ -7,8 +8,10 @@ from torch.utils.data import Sampler
 
 from fastckpt.data.order import IndexOrder, Order
 from fastckpt.data.position import Position, nothing_own, whole
-from fastckpt.data.split import Rest, Split, rank_and_world
+from fastckpt.data.split import Rest, Split, check_joined, rank_and_world
 from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
 
 CHUNK = 1024
 """Indices looked up at once."""
@@ -34,6 +37,7 @@ class ResumableSampler(Sampler[int]):
 
     Attributes:
         position: Where the job is.
+        counted: Whether a `ResumableDataLoader` moves the position.
     """
 
     def __init__(
@@ -45,23 +49,43 @@ class ResumableSampler(Sampler[int]):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        self._follows = num_replicas is None
         rank, num_replicas = rank_and_world(rank, num_replicas)
         self.split = Split(rank, num_replicas, 1, Rest.EVEN if drop_last else Rest.PAD)
         self.order: Order = IndexOrder(dataset, shuffle=shuffle)
         self.position = Position(seed)
         self._begun = False
         self._drawn_out = False
-        self._advanced = False
+        self._advanced = 0
         self._forgotten = False
+        self.counted = False
 
     def __iter__(self) -> Iterator[int]:
         """The indices of this rank that are left of the epoch; of the next one, if a pass has come to the end."""
+        if self._follows:
+            check_joined(self.rank, self.num_replicas)
         over = not self.split.taken(self.position.cursor, self._length)
         if self._begun and (over or (self._drawn_out and not self._advanced)):
-            self._forgotten = not over
+            self._forgotten = not over and not self.position.cursor
             self.position.end_epoch()
-        self._begun, self._drawn_out = True, False
+        elif self._drawn_out and self._left < self._advanced:
+            logger.warning(
+                "epoch %d was drawn to its end, but advance() did not count %d samples of each rank, which come now. "
+                "If a DataLoader with drop_last=True has dropped them, call set_epoch() before each epoch",
+                self.position.epoch, self._left,
+            )  # fmt: skip
+        self._begun, self._drawn_out, self._advanced = True, False, 0
         return self._draw()
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks."""
+        return self.split.world
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.split.rank
 
     def __len__(self) -> int:
         """Indices of this rank in a whole epoch."""
@@ -74,20 +98,23 @@ class ResumableSampler(Sampler[int]):
             samples: The length of the batch, or of all batches since the step before.
 
         Raises:
-            ConfigError: That many are not left in the epoch.
+            ConfigError: That many are not left in the epoch, or a `ResumableDataLoader` counts them.
         """
         whole("samples", samples, 1)
-        position, world, length = self.position, self.split.world, self._length
-        left = -(-(length - position.cursor) // world)
+        if self.counted:
+            raise ConfigError(
+                "the ResumableDataLoader counts what it hands out, and nothing twice: leave advance() out"
+            )
+        position, left = self.position, self._left
         if samples > left:
             raise ConfigError(f"advance({samples}), but epoch {position.epoch} has {left} samples left for each rank")
-        position.cursor = min(position.cursor + samples * world, length)
-        self._advanced, self._forgotten = True, False
+        position.cursor = min(position.cursor + samples * self.split.world, self._length)
+        self._advanced, self._forgotten = samples, False
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; does nothing if that is the present one."""
         if epoch != self.position.epoch:
-            self.position.jump(epoch)
+            self.position.set_epoch(epoch)
             self._begun = False
 
     def state_dict(self) -> dict[str, int]:
@@ -122,12 +149,18 @@ class ResumableSampler(Sampler[int]):
     def _length(self) -> int:
         return self.order.length(self.position.seed, self.position.epoch)
 
+    @property
+    def _left(self) -> int:
+        """Samples of this rank that are left of the epoch."""
+        return -(-(self._length - self.position.cursor) // self.split.world)
+
     def _draw(self) -> Iterator[int]:
         position, length = self.position, self._length
         everything = Split(self.split.rank, self.split.world, max(length, 1), self.split.rest)
         places = everything.positions(position.cursor, length)
         seed, epoch, jumps = position.seed, position.epoch, position.jumps
         for start in range(0, len(places), CHUNK):
+            check_length(epoch, length, self.order.length(seed, epoch))
             yield from self.order.take(seed, epoch, places[start : start + CHUNK])
         self._drawn_out = jumps == position.jumps
 
@@ -141,11 +174,21 @@ def load(position: Position, order: Order, state: Mapping[str, Any]) -> None:
     loaded = Position(position.seed, jumps=position.jumps)
     loaded.load(state)
     length, identity = order.length(loaded.seed, loaded.epoch), order.identity(loaded.seed, loaded.epoch)
-    if loaded.cursor and (length, identity) != (state["length"], state["order"]):
+    ended = 0 < loaded.cursor == state["length"]
+    if loaded.cursor and not ended and (length, identity) != (state["length"], state["order"]):
         raise ConfigError(
             f"the position is sample {loaded.cursor} of {state['length']} of epoch {loaded.epoch} in order "
             f"{state['order']}; here that epoch has {length} in order {identity}. Give the data set, the sampler and "
             "shuffle that it was saved with, or load a state of the beginning of an epoch"
         )
     position.seed = loaded.seed
-    position.jump(loaded.epoch, loaded.cursor)
+    position.jump(loaded.epoch, length if ended else loaded.cursor)
+
+
+def check_length(epoch: int, before: int, now: int) -> None:
+    """See that an epoch has as many samples as at its beginning; raises ConfigError if not."""
+    if before != now:
+        raise ConfigError(
+            f"epoch {epoch} began with {before} samples, and now there are {now}: another order would lose some of "
+            "them. Let the data set change between epochs only"
+        )

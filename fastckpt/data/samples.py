@@ -7,7 +7,7 @@ from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
 from fastckpt.data.order import COLLATE, SAMPLE, Order
 from fastckpt.data.position import Position, Positioned
-from fastckpt.data.sampler import load
+from fastckpt.data.sampler import check_length, load
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
 
@@ -89,11 +89,13 @@ class Samples(Positioned):
         self._order = order
         self._split = split
         self._batches_given = batches_given
+        self._known: tuple[tuple[int, int], int] = (-1, -1), 0
 
     def requests(self) -> Iterator[Request]:
         """The batches of this rank from the position to the end of the epoch."""
         seed, epoch, cursor, length = self._position.seed, self.epoch, self._position.cursor, self._length
         while places := self._split.positions(cursor, length):
+            check_length(epoch, length, self._order.length(seed, epoch))
             cursor += self._split.taken(cursor, length)
             keys = self._order.take(seed, epoch, places)
             if self._batches_given:
@@ -125,4 +127,8 @@ class Samples(Positioned):
 
     @property
     def _length(self) -> int:
-        return self._order.length(self._position.seed, self.epoch)
+        place, length = (self.jumps, self.epoch), self._order.length(self._position.seed, self.epoch)
+        if self._position.cursor and self._known[0] == place:
+            check_length(self.epoch, self._known[1], length)
+        self._known = place, length
+        return length

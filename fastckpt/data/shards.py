@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
-from fastckpt.data.order import COLLATE, SAMPLE, STREAM
+from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
 from fastckpt.data.position import VERSION, read, whole
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Rest, Split
+from fastckpt.data.stream import ended_before
 from fastckpt.errors import ConfigError
-
-END = object()
 
 
 class Start(NamedTuple):
@@ -22,10 +21,12 @@ class Start(NamedTuple):
     Attributes:
         used: Samples of it.
         state: What the data set itself saved there; None if it saves nothing.
+        over: Whether the data set has come to its end, where it may have gone back to its beginning.
     """
 
     used: int = 0
     state: Any = None
+    over: bool = False
 
 
 class ShardRequest(NamedTuple):
@@ -68,6 +69,8 @@ class ShardReader:
         self._seeded = seeded
         self._sequence = -1
         self._samples: Iterator[Any] = iter(())
+        self._over = True
+        self._untouched: Any = None
         self._count = 0
 
     def __getitem__(self, request: ShardRequest) -> tuple[Any, Any]:
@@ -82,27 +85,47 @@ class ShardReader:
             samples.append(sample)
         if not samples or (len(samples) < self._split.batch and self._split.rest is Rest.DROP):
             return (self.worker, Answer.END), None
-        after = Start(self._count, self._state())
+        after = Start(self._count, self._state(), self._over)
         if self._seeded:
             seed_generators(mix(COLLATE, *self._key(request), first))
         return (self.worker, after), self._collate(samples if self._batched else samples[0])
 
     def _begin(self, request: ShardRequest, start: Start) -> None:
         self._sequence, self._count = request.sequence, 0
+        self._leave_pass()
+        self._over = start.over
+        if start.over:
+            self._samples, self._count = iter(()), start.used
+            return
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(request.epoch)
         if self._seeded:
             seed_generators(mix(STREAM, *self._key(request)))
-        saved = start.state is not None
-        if saved and hasattr(self.dataset, "load_state_dict"):
-            self.dataset.load_state_dict(start.state)
-        self._samples = iter(self.dataset)
-        if saved and not hasattr(self.dataset, "load_state_dict"):
-            self._samples.load_state_dict(start.state)  # type: ignore[attr-defined]
-        if saved:
+        self._samples = self._opened(start.state)
+        if start.state is not None:
             self._count = start.used
-        while self._count < start.used and self._next(request) is not END:
-            pass
+        while self._count < start.used:
+            if self._next(request) is END:
+                raise ended_before(start.used, self._count)
+
+    def _opened(self, state: Any) -> Iterator[Any]:
+        """The samples from a state on, which the data set or its iterator gave; from the beginning without one."""
+        whole = hasattr(self.dataset, "load_state_dict")
+        if state is not None and whole:
+            self.dataset.load_state_dict(copy.deepcopy(state))
+        samples: Any = iter(self.dataset)
+        if state is not None and not whole:
+            samples.load_state_dict(copy.deepcopy(state))
+        return samples  # type: ignore[no-any-return]
+
+    def _leave_pass(self) -> None:
+        """After a pass that was broken off the data set would go on in its middle: it begins as in a new worker."""
+        if not hasattr(self.dataset, "load_state_dict"):
+            return
+        if self._untouched is None:
+            self._untouched = copy.deepcopy(self.dataset.state_dict())
+        elif not self._over:
+            self.dataset.load_state_dict(copy.deepcopy(self._untouched))
 
     def _next(self, request: ShardRequest) -> Any:
         """The next sample of this shard."""
@@ -113,6 +136,7 @@ class ShardReader:
             if self._seeded:
                 seed_generators(mix(SAMPLE, *self._key(request), self._count, i))
             drawn = next(self._samples, END)
+            self._over |= drawn is END
             if i == mine:
                 sample = drawn
         self._count += sample is not END
@@ -204,7 +228,7 @@ class Shards:
         common = {"version": VERSION, "seed": self.seed, "world": self._split.world, "shards": self._shards}
         counts, saved = [start.used for start in self._begins], [start.state for start in self._begins]
         own = {"version": VERSION, "rank": self._split.rank, "epoch": self.epoch, "turn": self._turn,
-               "counts": counts, "dataset": saved}  # fmt: skip
+               "counts": counts, "dataset": saved, "over": [start.over for start in self._begins]}  # fmt: skip
         return common, own
 
     def load(self, common: Mapping[str, Any]) -> None:
@@ -222,11 +246,12 @@ class Shards:
         """Take over where this rank's shards are; raises ConfigError if these are another rank's, or not all."""
         numbers = read(own, ("rank", "epoch", "turn"))
         counts, saved = own.get("counts", ()), own.get("dataset", ())
+        over = own.get("over", [False] * len(counts))
         if numbers["rank"] != self._split.rank or not len(counts) == len(saved) == self._shards:
             raise ConfigError(
                 f"the state is that of rank {numbers['rank']} with {len(counts)} shards; "
                 f"this is rank {self._split.rank} with {self._shards}"
             )
         self.set_epoch(numbers["epoch"])
-        self._begins = [Start(number, state) for number, state in zip(counts, saved, strict=True)]
+        self._begins = [Start(*each) for each in zip(counts, saved, over, strict=True)]
         self._turn, self._awaited = whole("turn", numbers["turn"], 0, self._shards), None

@@ -41,7 +41,10 @@ def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
         position = Position(wish.seed)
         order = DrawnOrder(drawn)
         return Samples(reader, order, _split(wish), position, batches_given=batch_sampler is not None), None
-    own = drawn or ResumableSampler(wish.dataset, wish.get("num_replicas"), wish.get("rank"), wish.shuffle, wish.seed)
+    own = drawn  # one that has no samples for this rank is false
+    if own is None:
+        own = ResumableSampler(wish.dataset, wish.get("num_replicas"), wish.get("rank"), wish.shuffle, wish.seed)
+    own.counted = True
     split = Split(own.split.rank, own.split.world, _batch(wish), _rest(wish, own.split.rest))
     return Samples(reader, own.order, split, own.position, batches_given=False), own
 

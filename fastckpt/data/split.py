@@ -74,3 +74,12 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
         place = Place.from_environment()
         default = place.rank, place.world_size
     return default[0] if rank is None else rank, default[1] if world is None else world
+
+
+def check_joined(rank: int, world: int) -> None:
+    """See that the job has no more ranks than were known when it was said who gets what; raises ConfigError if so."""
+    if world == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"this was made before init_process_group() for rank {rank} of 1, and there are {dist.get_world_size()} "
+            "ranks now: each would get all samples. Make it after that, or give num_replicas and rank"
+        )

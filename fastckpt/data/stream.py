@@ -6,20 +6,19 @@ from typing import Any, NamedTuple
 
 from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix
-from fastckpt.data.order import COLLATE, SAMPLE, STREAM
+from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
 from fastckpt.data.position import Position, Positioned, read
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Split
 from fastckpt.errors import ConfigError
 
-END = object()
-
 
 class StepRequest(NamedTuple):
-    """The batch of this rank at a cursor."""
+    """The batch of this rank at a cursor, in an iteration that began at another: up to there samples were used."""
 
     seed: int
     epoch: int
+    begun: int
     cursor: int
 
 
@@ -81,11 +80,20 @@ class StreamReader:
 
     def __getitem__(self, request: StepRequest) -> tuple[Any, Any]:
         """A batch, and the cursor after it; END and nothing if there is none."""
-        seed, epoch, cursor = request
+        try:
+            return self._answer(request)
+        except Exception:
+            self._stream = None  # what has raised is at its end, though the data set is not
+            raise
+
+    def _answer(self, request: StepRequest) -> tuple[Any, Any]:
+        seed, epoch, begun, cursor = request
         stream = self._stream
         if stream is None or stream.key != (seed, epoch) or stream.at > cursor:
             stream = self._stream = self._begin(seed, epoch)
         if not stream.skip_to(cursor):
+            if stream.at < begun:
+                raise ended_before(begun, stream.at)
             return Answer.END, None
         samples = self._own(stream, cursor)
         length = stream.at  # it has ended there, or gave all that the step takes
@@ -116,10 +124,24 @@ class StreamReader:
             return []
         stream = self._begin(seed, epoch)
         stream.skip_to(beyond[0] % length)
-        return [stream.next(beyond[0])]
+        sample = stream.next(beyond[0])
+        if sample is END:
+            raise ConfigError(
+                f"{type(self.dataset).__name__} gives nothing when it is iterated again: the last step cannot be "
+                "filled up from its beginning. Have __iter__ begin anew, or pass drop_last=True or uneven=True"
+            )
+        return [sample]
 
     def _begin(self, seed: int, epoch: int) -> Stream:
         return Stream(self.dataset, seed, epoch, seeded=self._seeded)
+
+
+def ended_before(used: int, length: int) -> ConfigError:
+    """What to raise if data that were used are not there."""
+    return ConfigError(
+        f"{used} samples of the stream were used, but it has {length} only: what is left of the epoch would be lost. "
+        "Give the data set that the position was saved with, or call set_epoch() to begin another epoch"
+    )
 
 
 class Streamed(Positioned):
@@ -138,9 +160,9 @@ class Streamed(Positioned):
 
     def requests(self) -> Iterator[StepRequest]:
         """One for each step from the position on; nobody knows where the end is."""
-        seed, epoch = self._position.seed, self.epoch
-        for cursor in count(self._position.cursor, self._split.world * self._split.batch):
-            yield StepRequest(seed, epoch, cursor)
+        seed, epoch, begun = self._position.seed, self.epoch, self._position.cursor
+        for cursor in count(begun, self._split.world * self._split.batch):
+            yield StepRequest(seed, epoch, begun, cursor)
 
     def reached(self, mark: Any) -> Answer | None:
         """Move the cursor there."""

@@ -2,13 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
 
-from fastckpt.errors import FastckptError
+from fastckpt.errors import ConfigError, FastckptError
 
 TIMEOUT = timedelta(hours=1)
 """How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
@@ -34,6 +35,10 @@ class Agreement(Protocol):
         """What every rank says (JSON), in the order of ranks."""
         ...
 
+    def beside(self, name: str) -> "Agreement":
+        """Another one of the same ranks, that may be used while answers of this one are outstanding."""
+        ...
+
 
 class Alone:
     """The agreement of a job of one."""
@@ -47,18 +52,27 @@ class Alone:
         """What the one rank says."""
         return self.say(value)()
 
+    def beside(self, name: str) -> Agreement:
+        """The same, which keeps nothing."""
+        return self
+
 
 class StoreAgreement:
-    """An agreement over the store of the default process group; no tensors, no pickles."""
+    """An agreement over the store of the default process group; no tensors, no pickles.
 
-    _rounds = itertools.count()
+    Agreements of other names go on beside it: between what is said in one and its answers, another may be made.
+    """
 
-    def __init__(self) -> None:
-        self._store = dist.distributed_c10d.PrefixStore("fastckpt", dist.distributed_c10d._get_default_store())
+    _rounds: ClassVar[defaultdict[str, Iterator[int]]] = defaultdict(itertools.count)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", store)
 
     def say(self, value: Any) -> Answers:
         """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come."""
-        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._rounds)
+        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._rounds[self._name])
         keys = [f"{number}/{each}" for each in range(world)]
         self._store.set(keys[rank], json.dumps(value))
 
@@ -75,9 +89,13 @@ class StoreAgreement:
         """What every rank says; raises torch's DistStoreError if a rank does not come."""
         return self.say(value)()
 
+    def beside(self, name: str) -> Agreement:
+        """The agreement of this name within this one's."""
+        return StoreAgreement(f"{self._name}/{name}")
 
-def agreement(world_size: int) -> Agreement:
-    """The agreement of this job's ranks; raises FastckptError if they cannot talk yet."""
+
+def agreement(world_size: int, name: str = "resume") -> Agreement:
+    """The agreement of this job's ranks that bears this name; raises FastckptError if they cannot talk yet."""
     if world_size == 1:
         return Alone()
     if not dist.is_initialized():
@@ -85,4 +103,12 @@ def agreement(world_size: int) -> Agreement:
             f"load_checkpoint is an agreement of all {world_size} ranks: call "
             f"torch.distributed.init_process_group first"
         )
-    return StoreAgreement()
+    return StoreAgreement(name)
+
+
+def check_alike(wishes: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError unless all ranks ask for the same."""
+    for name in wishes[0]:
+        given = [wish[name] for wish in wishes]
+        if len(set(given)) > 1:
+            raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {given[:8]}")

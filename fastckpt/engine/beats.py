@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -99,6 +99,7 @@ class Beats:
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
+        clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
     """
 
     def __init__(self, line: Line, generation: int, stacks: int) -> None:
@@ -107,6 +108,8 @@ class Beats:
         self._has_optimizer = self._works = False
         self._newest = 0
         self.stalled = 0.0
+        self.clock: Callable[[], int] | None = None
+        self._counted = -1
         line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
@@ -166,8 +169,12 @@ class Beats:
         self._line.leave()
 
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
-        if os.getpid() == self._pid:  # not in a child that was forked meanwhile
-            self._has_optimizer = True
+        if os.getpid() != self._pid:  # in a child that was forked meanwhile
+            return
+        self._has_optimizer = True
+        now = self.clock() if self.clock else self._counted + 1
+        if now != self._counted:
+            self._counted = now
             self._line.step()
 
     # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.

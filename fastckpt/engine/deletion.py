@@ -17,6 +17,7 @@ from fastckpt.policy.retention import (
     KeepEveryMinutes,
     KeepLast,
     KeepMeasured,
+    KeepNamed,
     Policy,
     measured,
 )
@@ -100,6 +101,13 @@ class KeepEpochStrategy(_PolicyStrategy):
         super().__init__(KeepMeasured(EPOCH), checkpoint_dir)
 
 
+class KeepNamedStrategy(_PolicyStrategy):
+    """Keeps ``max_to_keep``: the newest, the one whose step that has as ``metric``, and of the others the newest."""
+
+    def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepNamed(max_to_keep, metric), checkpoint_dir)
+
+
 class KeepAnyStrategy(_PolicyStrategy):
     """Keeps what at least one of several strategies keeps, each of them one of those above."""
 
@@ -124,6 +132,7 @@ _OURS = (
     KeepTimeIntervalStrategy,
     KeepBestStrategy,
     KeepEpochStrategy,
+    KeepNamedStrategy,
     KeepAnyStrategy,
 )
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import MODEL, Manifest
+from fastckpt.format.manifest import OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt.memory import slots
 from fastckpt.storage.share import Share
 from fastckpt.storage.source import BadSource, Source
@@ -24,10 +24,12 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
     details.pop("path", None)
     parent, world_size = details.pop("parent", None), details.pop("world_size", 1)
     node, nodes = details.pop("node", 0), details.pop("nodes", 1)
+    common = records.common
+    details.pop(OF_EACH_NODE, None)
     sources = {
         name: Source(slot / name, size, records.digests.get(name, ""))
         for name, size in records.files.items()
-        if node == 0 or name != MODEL  # the first node's will do
+        if not name.startswith(OF_NODE) and (node == 0 or name not in common)  # the first node's will do
     }
     since = SaveId(*parent) if parent else None
     if nodes == 1:

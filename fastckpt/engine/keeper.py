@@ -42,7 +42,7 @@ class Keeper:
         self.arena = Arena.open(path, hello.directory)
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
-        self.readers = Readers(self.slots, staging_path(path))
+        self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
         self._room = Room(self.arena, self.slots, self.newest)
         self.digester = Digester(self.newest)
         self.writers = Writers(hello.local_world_size)
@@ -103,21 +103,21 @@ class Keeper:
 
     def flush(self) -> None:
         """Persist the newest checkpoint in memory if storage has none as new, and the settings let us."""
-        newest = self.newest()
-        if newest is not None and self._settings.flush:
+        if self._settings.flush and (newest := self.newest()) is not None:
             self.persister.flush(newest)
 
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
-        """Choose a slot for a save, once for all writers; raises ArenaTooSmall."""
+        """Choose a slot for a save, once for all writers, and anew for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
-        self.writers.begin(writer, save)
-        decision = self._decisions.get(save) or self._decide(save)
+        again = self.writers.begin(writer, save)
+        known = self._decisions.get(save)
+        decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.levels.trouble
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
-            await self._room.reserve(decision, message.files)
-            self._room.reserve_ahead(message.files)
+            await self._room.reserve(decision, message.files, writer)
+            self._room.reserve_ahead(message.files, writer)
             return Granted(str(decision.path), persisted, trouble)
         reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
         return Skipped(reason, persisted, trouble)
@@ -174,10 +174,9 @@ class Keeper:
             self.digester.look()
             self.persister.tally.save(save, slot.size)
 
-    def prepare(self, files: dict[str, int]) -> None:
-        """Make room in all empty slots for images of these sizes in bytes, soon; raises ArenaTooSmall."""
-        self._room.check(files)
-        self._room.reserve_ahead(files)
+    def prepare(self, writer: int, files: dict[str, int]) -> None:
+        """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
+        self._room.prepare(files, writer)
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""

@@ -1,6 +1,8 @@
 """A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
 
+import contextlib
 import logging
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -34,12 +36,13 @@ RESERVE_TIMEOUT = 600.0
 
 
 class Link:
-    """One writer's link to the saver of its node.
+    """One writer's link to the saver of its node; threads take turns.
 
     Attributes:
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
         line: Where this worker says how far it is; nobody reads it if the saver has no memory for that.
         lost: What was in memory and was found bad, when `pin` was called.
+        pins: Whether `pin` was called, and `release` not yet.
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
@@ -51,7 +54,9 @@ class Link:
         self.durable: tuple[int, ...] = ()
         self.verified: set[Path] = set()
         self.lost: list[str] = []
+        self.pins = False
         self._channel = Channel(address, CONNECT_TIMEOUT)
+        self._turn = threading.RLock()
         hello = m.Hello(
             wishes.directory,
             place.local_rank,
@@ -86,12 +91,18 @@ class Link:
         self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
 
     def begin(self, save: SaveId, files: dict[str, int]) -> None:
-        """Ask for a slot; the answer comes from `slot`, and may be waited for later."""
-        self._channel.send(m.BeginSave(save.history, save.step, files))
+        """Ask for a slot; the answer comes from `slot`, which this thread must call, and may be waited for later."""
+        with contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(self._turn)
+            self._channel.send(m.BeginSave(save.history, save.step, files))
+            on_failure.pop_all()
 
     def slot(self) -> m.Granted | m.Skipped:
         """The answer to `begin`; raises ArenaTooSmall."""
-        answer = _raised(self._channel.answer(RESERVE_TIMEOUT))
+        try:
+            answer = _raised(self._channel.answer(RESERVE_TIMEOUT))
+        finally:
+            self._turn.release()
         if not isinstance(answer, m.Granted | m.Skipped):
             raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
         self.news += [SaveId(*pair) for pair in answer.persisted]
@@ -103,6 +114,7 @@ class Link:
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
+        self.pins = True
         pinned = self._ask(m.Pin(), m.Pinned)
         self.durable = tuple(pinned.durable)
         self.verified = {Path(slot) for slot in pinned.verified}
@@ -112,21 +124,23 @@ class Link:
     def release(self) -> None:
         """Let go of what `pin` pinned."""
         self._ask(m.Release(), m.Done)
+        self.pins = False
 
     def tell_bad(self, memory: list[list[int]], *, storage: bool) -> None:
         """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
         self._ask(m.Bad(memory, storage), m.Done)
 
-    def tell_resumed(self, tier: str, bad: list[str]) -> None:
-        """Tell where a checkpoint to resume was found, if one was, and which could not be used."""
-        self._ask(m.Resumed(tier, bad), m.Done)
+    def tell_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
+        """Tell where a checkpoint to resume was found, if one was, which could not be used, and which not by all."""
+        self._ask(m.Resumed(tier, bad, abandoned), m.Done)
 
     def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
         """Tell that this rank has its state, from where, and how long that took; an empty tier: there was none."""
-        try:
-            self._channel.send(m.Loaded(list(save or ()), tier, seconds))
-        except FastckptError as error:
-            logger.warning("the saver could not be told what was loaded: %s", error)
+        self._tell(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
+
+    def tell_decided(self, decided: m.Decided) -> None:
+        """Tell what was decided on how often to save."""
+        self._tell(decided, "how often training saves")
 
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
@@ -149,8 +163,15 @@ class Link:
             self._telemetry.close()
         self._presence.close()
 
+    def _tell(self, message: m.Message, what: str) -> None:
+        try:
+            self._channel.send(message)
+        except FastckptError as error:
+            logger.warning("the saver could not be told %s: %s", what, error)
+
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
-        answer = _raised(self._channel.ask(message, timeout))
+        with self._turn:
+            answer = _raised(self._channel.ask(message, timeout))
         if not isinstance(answer, kind):
             raise ProtocolError(f"{type(answer).__name__} is no answer to {type(message).__name__}")
         return answer

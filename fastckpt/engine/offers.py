@@ -3,18 +3,20 @@
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastckpt.config import Place
 from fastckpt.engine.link import Link
 from fastckpt.engine.staging import make_staging, remove_staging, staging_path
 from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import MODEL
+from fastckpt.format.manifest import file_named
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
 from fastckpt.storage.commit import ours
@@ -24,6 +26,8 @@ from fastckpt.storage.stored import Stored, digest, read_manifest
 logger = logging.getLogger("fastckpt")
 
 Files = dict[str, Path]
+OTHER_KIND = "is of another kind of checkpointer"
+"""What is said of such a checkpoint."""
 _STEP = re.compile("/checkpoint-[0-9]+(/|$)")
 
 
@@ -43,12 +47,41 @@ class Offer:
         details: What was kept with it.
         check: Raises BadCheckpoint or OSError if the file of that name is not what was saved.
         durable: The checkpoint on storage that the files are of; None for files in memory, or of something else.
+        names: What its directories on storage are called: one save may have been persisted under several names.
     """
 
     files: Files
     details: dict[str, Any]
     check: Callable[[str], None]
     durable: Durable | None = None
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a rank needs of a checkpoint.
+
+    Attributes:
+        main: Name of the file that each checkpoint has.
+        own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
+        shards: Names of the files without which the memory of one of several nodes is not enough for this rank; empty
+            if ``main`` is all that ranks have in common. It is enough for the same number of ranks only.
+    """
+
+    main: str
+    own: str
+    shards: tuple[str, ...] = ()
+
+    def are_met(self, files: Files, place: Place, world_size: int) -> bool:
+        """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
+        return self.main in files and (self.own in files or place.rank >= world_size)
+
+    def are_met_by_a_node(self, files: Files, place: Place, details: Mapping[str, Any]) -> bool:
+        """Whether it does in the memory of a node, of those that saved it."""
+        world_size = details.get("world_size", 1)
+        alone = not self.shards or details.get("nodes", 1) == 1
+        shards = world_size == place.world_size and all(name in files for name in self.shards)
+        return self.are_met(files, place, world_size) and (alone or shards)
 
 
 class Offers:
@@ -56,24 +89,29 @@ class Offers:
 
     Args:
         location: The checkpoint directory: a path, or the URL of a store.
-        own: Name of the file with this rank's own part; a checkpoint of fewer ranks may lack it.
+        needs: What this rank needs of a checkpoint.
         digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
         damaged: What lies on storage and is no whole checkpoint, and why.
         quarantined: What was found bad by an earlier resume, and why.
+        other: Whole checkpoints of another kind.
+        partial: What memory holds that is not enough for this rank, and why.
     """
 
-    def __init__(self, link: Link, location: str, own: str, *, digests: bool) -> None:
+    def __init__(self, link: Link, location: str, needs: Needs, *, digests: bool) -> None:
         self.damaged: list[tuple[Store, Path | str, str]] = []
         self.quarantined: list[tuple[Path | str, str]] = []
+        self.other: list[Path | str] = []
+        self.partial: list[str] = []
         self.directory = location
         self._levels = {"storage": location} | ({"remote": link.wishes.remote} if link.wishes.remote else {})
         self._link = link
-        self._own = own
+        self._needs = needs
         self._digests = digests
         self._staging = staging_path(link.arena)
         self._stores = ExitStack()
+        self._names: defaultdict[SaveId, set[str]] = defaultdict(set)
 
     @property
     def has_far(self) -> bool:
@@ -82,45 +120,62 @@ class Offers:
 
     def find(self) -> dict[Candidate, Offer]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
-        return self.near()[0] | self._on_storage()
+        here, stored = self._in_memory(), self._on_storage()
+        found = (
+            stored
+            | {candidate: offer for candidate, offer in here.items() if self._is_whole(offer)}
+            | {
+                candidate._replace(tier="mixed"): _joined(offer, stored[there])
+                for candidate, offer in here.items()
+                for tier in self._levels
+                if candidate.attempt and (there := candidate._replace(tier=tier, node=0)) in stored
+            }
+        )
+        lacking = here.keys() - found.keys() - {candidate._replace(tier="memory") for candidate in found}
+        self.partial += [f"{SaveId(*each.id)} in {each.where} (has not all of it)" for each in sorted(lacking)]
+        return found
 
     def near(self) -> tuple[dict[Candidate, Offer], tuple[int, ...]]:
         """Those of them in memory, and history and step of the newest durable checkpoint, if there is one."""
-        if self._link.place.group_world_size > 1:
-            return {}, ()  # nodes do not agree on what is in memory yet
-        return self._in_memory(), self._link.durable
+        here = {candidate: offer for candidate, offer in self._in_memory().items() if self._is_whole(offer)}
+        return here, self._link.durable
+
+    def held(self) -> dict[Candidate, bool]:
+        """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
+        return {candidate: self._is_whole(offer) for candidate, offer in self._in_memory().items()}
 
     def at(self, path: str) -> tuple[SaveId | None, Offer]:
         """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
         place = Path(normalised(path))
-        model = place / MODEL if place.is_dir() else place
+        main = place / self._needs.main if place.is_dir() else place
         for save, found in {} if is_url(self.directory) else self._durable(self.directory).items():
-            storage, stored = found
-            if _has_model(stored) and os.path.realpath(storage.file(stored, MODEL, place)) == str(model):
-                return save, self._offer(found)
-        if record := self._record_of(model):
+            offer = self._offer(found)
+            if self._needs.main in offer.files and os.path.realpath(offer.files[self._needs.main]) == str(main):
+                return save, offer
+        if record := self._record_of(main):
             return record.id, self._offer(Durable(open_store(record.place.parent), record))
-        own = {found.name: found for found in model.parent.glob("rank_*.pt")} if place.is_dir() else {}
-        return None, Offer({MODEL: model, **own}, {}, lambda name: None)
+        others = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
+        return None, Offer({**others, self._needs.main: main}, {}, lambda name: None)
 
-    def _record_of(self, model: Path) -> Stored | None:
+    def _record_of(self, main: Path) -> Stored | None:
         """What a manifest tells of a file that no checkpoint of this directory has: it must not be loaded unchecked.
 
         Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
         """
-        beside = read_manifest(model.parent)
-        if model.name == MODEL and beside and not beside.target:
-            return Stored(beside, model.parent, None)
+        beside = read_manifest(main.parent)
+        if main.name == self._needs.main and beside and not file_named(beside.target):
+            return Stored(beside, main.parent, None)
         bad = [(where, why) for _, where, why in self.damaged] + self.quarantined
         records = []
         for where, why in bad:
-            if str(where) == str(model):
+            if str(where) == str(main):
                 raise BadCheckpoint(why)
             manifest = None if isinstance(where, str) else ours(where)
-            if manifest and manifest.target and os.path.realpath(Path(self.directory, manifest.target)) == str(model):
-                records.append(Stored(manifest, Path(where), model))
+            named = file_named(manifest.target) if manifest else ""
+            if manifest and named and os.path.realpath(Path(self.directory, named)) == str(main):
+                records.append(Stored(manifest, Path(where), main))
         return max(records, key=lambda record: record.id, default=None)
 
     def _at_url(self, url: str) -> tuple[SaveId, Offer]:
@@ -144,25 +199,37 @@ class Offers:
         self._stores.close()
 
     def _in_memory(self) -> dict[Candidate, Offer]:
-        offers = {}
+        """What is committed on this node, be it enough for this rank or not."""
+        offers, place = {}, self._link.place
         for slot in self._link.pin():
             records = slots.read(slot)
             if records.committed is None:
                 continue
+            attempt = _attempt(records.details)
+            if place.group_world_size > 1 and not attempt:
+                self.partial.append(f"{records.committed} in {slot} (the other nodes may have another of this step)")
+                continue
             files = {name: slot / name for name in records.files}
-            if self._suffices(files, records.details.get("world_size", 1)):
-                compare = self._digests and slot not in self._link.verified
-                check = partial(_check_image, slot, records.files, records.digests if compare else {})
-                offers[Candidate(*records.committed, "memory")] = Offer(files, records.details, check)
+            if self._needs.main not in files:
+                self.other.append(slot)
+            compare = self._digests and slot not in self._link.verified
+            check = partial(_check_image, slot, records.files, records.digests if compare else {})
+            candidate = Candidate(*records.committed, "memory", place.group_rank, attempt)
+            offers[candidate] = Offer(files, records.details, check)
         return offers
+
+    def _is_whole(self, offer: Offer) -> bool:
+        return self._needs.are_met_by_a_node(offer.files, self._link.place, offer.details)
 
     def _on_storage(self) -> dict[Candidate, Offer]:
         offers = {}
         for tier, location in self._levels.items():
             for save, found in self._durable_if_reachable(tier, location).items():
                 offer = self._offer(found)
-                if self._suffices(offer.files, found.stored.manifest.world_size):
-                    offers[Candidate(*save, tier)] = offer
+                if self._needs.are_met(offer.files, self._link.place, found.stored.manifest.world_size):
+                    offers[Candidate(*save, tier, 0, _attempt(offer.details))] = offer
+                elif self._needs.main not in offer.files:
+                    self.other.append(found.stored.path)
         return offers
 
     def _durable_if_reachable(self, tier: str, location: str) -> dict[SaveId, Durable]:
@@ -182,6 +249,8 @@ class Offers:
         scan = storage.scan()
         self.damaged += [(storage, where, why) for where, why in scan.damaged]
         self.quarantined += scan.quarantined
+        for stored in scan.places:
+            self._names[stored.id].add(str(stored.place).rpartition("/")[2])
         return {stored.id: Durable(storage, stored) for stored in scan.whole}
 
     def _open(self, storage: Store) -> Store:
@@ -192,24 +261,30 @@ class Offers:
         storage, stored = found
         into = self._staging / _folder(stored.id)
         files = {entry.name: storage.file(stored, entry.name, into) for entry in stored.manifest.files}
-        return Offer(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found)
+        names = frozenset(self._names[stored.id])
+        return Offer(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found, names)
 
     def _check_stored(self, found: Durable, into: Path, name: str) -> None:
         if is_url(str(found.storage.path)):
             make_staging(self._staging)
         found.storage.fetch(found.stored, [name], into, digests=self._digests)
 
-    def _suffices(self, files: Files, world_size: int) -> bool:
-        """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
-        return MODEL in files and (self._own in files or self._link.place.rank >= world_size)
+
+def _joined(here: Offer, stored: Offer) -> Offer:
+    """One save, with each file from memory that is there, and the others from storage."""
+
+    def check(name: str) -> None:
+        (here if name in here.files else stored).check(name)
+
+    return Offer(stored.files | here.files, here.details, check)
+
+
+def _attempt(details: Mapping[str, Any]) -> str:
+    return str(details.get("attempt", ""))
 
 
 def _folder(id: tuple[int, int]) -> str:
     return "{}-{}".format(*id)
-
-
-def _has_model(stored: Kept) -> bool:
-    return any(entry.name == MODEL for entry in stored.manifest.files)
 
 
 def _check_image(slot: Path, sizes: dict[str, int], digests: dict[str, str], name: str) -> None:

@@ -1,10 +1,14 @@
 """What the state of a training consists of: objects with a state, by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt.data import DataState, data_state, load_data_state
 from fastckpt.data.contract import check_stateful
+from fastckpt.engine.gradients import Gradients
 from fastckpt.errors import ConfigError
 from fastckpt.stateful import Stateful
 
@@ -17,11 +21,12 @@ class Parts:
     Args:
         parts: One object or several under each name; empty ones are left out.
         data: What says where the data are; None for nothing.
+        gradients: Those of this rank.
     """
 
-    def __init__(self, parts: Mapping[str, Part], data: Any = None) -> None:
+    def __init__(self, parts: Mapping[str, Part], data: Any, gradients: Gradients) -> None:
         self._parts = {name: part for name, part in parts.items() if not isinstance(part, Sequence) or len(part)}
-        self._data = data
+        self._data, self._gradients = data, gradients
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
                 if not isinstance(each, Stateful):
@@ -34,34 +39,97 @@ class Parts:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all ranks have in common, and what this one has beside it."""
-        common: dict[str, Any] = {name: _state(part) for name, part in self._parts.items()}
+        common = self.common()  # first: FSDP2 then has its shards again, which have the gradients
+        gradients = self._gradients.state()
+        own = {"gradients": gradients} if gradients else {}
         if self._data is None:
-            return common, {}
+            return common, own
         data: DataState = data_state(self._data)
-        return common | {"data": data.common}, {"data": data.own} if data.own else {}
+        return common | {"data": data.common}, own | ({"data": data.own} if data.own else {})
 
-    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; raises ConfigError, before anything is changed, if a part is missing there."""
+    def common(self) -> dict[str, Any]:
+        """What all ranks have in common, but for the data, some of which begin to be read when asked for a state."""
+        return {name: _state(part) for name, part in self._parts.items()}
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """What all ranks must say of their data alike: with unlike orders or batch sizes samples would be lost."""
+        if not hasattr(self._data, "rank_state_dict"):
+            return {}
+        said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
+        return {f"{name} of the data": str(value) for name, value in said.items()}
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors of this rank, but for what it alone has."""
+        return sum(_size(part) for part in self._parts.values())
+
+    def left_out(self, common: Mapping[str, Any]) -> set[str]:
+        """What a checkpoint has and `load` does not take."""
+        return common.keys() - self._parts.keys() - ({"data"} if self._data is not None else set())
+
+    def check(self, common: Mapping[str, Any]) -> list[tuple[Stateful, Any]]:
+        """Each object with its state in a checkpoint; raises ConfigError if parts do not fit."""
         wanted = [*self._parts, *(["data"] if self._data is not None else [])]
         if missing := [name for name in wanted if name not in common]:
             raise ConfigError(
                 f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(common)}. Give the parts that "
-                "were saved, or load it with DdpCheckpointer"
+                "were saved, or load it with the checkpointer that saved it, such as DdpCheckpointer"
             )
-        for name, part in self._parts.items():
-            _load(name, part, common[name])
+        return [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
+        for part, state in self.check(common):
+            part.load_state_dict(state)
+        self._gradients.load(own.get("gradients"))
         if self._data is not None:
             load_data_state(self._data, common["data"], own.get("data"))
+
+
+def further(others: Any, taken: Collection[str]) -> dict[str, Part]:
+    """Parts that a user has named; raises ConfigError for names that are taken."""
+    if not isinstance(others, Mapping):
+        raise ConfigError(f"others is a {type(others).__name__}; give parts by name, such as {{'scaler': scaler}}")
+    if double := sorted(name for name in others if name in taken):
+        raise ConfigError(f"others has {double[0]!r}, which has its own place in a checkpoint; choose another name")
+    return dict(others)
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The module within wrappers that put something before the names of its state."""
+    inner: Any = model
+    while True:
+        if isinstance(inner, DistributedDataParallel | torch.nn.DataParallel):
+            inner = inner.module
+        elif hasattr(inner, "_orig_mod"):  # torch.compile's, whose type takes seconds to import
+            inner = inner._orig_mod
+        else:
+            return inner  # type: ignore[no-any-return]
+
+
+def _size(part: Part) -> int:
+    """Bytes of a part's tensors, which one that would gather them says itself."""
+    if hasattr(part, "nbytes"):
+        return int(part.nbytes)
+    return sum(each.untyped_storage().nbytes() for each in _tensors(_state(part)))
+
+
+def _tensors(node: Any) -> Iterator[torch.Tensor]:
+    if isinstance(node, torch.Tensor):
+        yield node
+    children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list | tuple) else ()
+    for child in children:
+        yield from _tensors(child)
 
 
 def _state(part: Part) -> Any:
     return [each.state_dict() for each in part] if isinstance(part, Sequence) else part.state_dict()
 
 
-def _load(name: str, part: Part, state: Any) -> None:
+def _pairs(name: str, part: Part, state: Any) -> list[tuple[Stateful, Any]]:
+    """Each object with its state."""
     several, saved = isinstance(part, Sequence), len(state) if isinstance(state, list) else None
     if saved != (len(part) if several else None):  # type: ignore[arg-type]
         raise ConfigError(f"{name} was saved as {'one' if saved is None else f'a list of {saved}'}; give the same here")
-    pairs = zip(part, state, strict=True) if isinstance(part, Sequence) else [(part, state)]
-    for each, own in pairs:
-        each.load_state_dict(own)
+    return list(zip(part, state, strict=True)) if isinstance(part, Sequence) else [(part, state)]

@@ -18,7 +18,7 @@ from fastckpt.engine.slot import Slot
 from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import MODEL, Manifest
+from fastckpt.format.manifest import Manifest
 from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.copier import Copier
@@ -201,12 +201,12 @@ class Persister:
         self._done.append((job.id, job.target))
         self.tally.asked.discard((job.id, job.target))
         self.news.append(job.id)
-        ours = {entry.name: entry.digest for entry in manifest.files if self._first or entry.name != MODEL}
+        others = () if self._first else slots.read(job.slot.path).common
+        ours = {entry.name: entry.digest for entry in manifest.files if entry.name not in others}
         job.slot.attest(job.id, ours, start)
         self.trouble = ""
         self.after()
-        size = manifest.size
-        self.tally.made_durable(job.id, size, seconds)
+        self.tally.made_durable(job.id, size := manifest.size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
         if self._first and self.policy != KeepAll():

@@ -47,7 +47,7 @@ class Progress:
         """Remove the block."""
         self.read()
         with self._lock:
-            if self._block is not None:
-                self._block.close()
-                unlink(self.name)
-                self._block = None
+            block, self._block = self._block, None
+        if block is not None:
+            unlink(self.name)
+            block.close()

@@ -1,16 +1,22 @@
 """The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
 
+import logging
 from pathlib import Path
 
+from fastckpt.engine.persister import PIN, Persister
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import remove_staging
+from fastckpt.ipc.messages import Resumed
+
+logger = logging.getLogger("fastckpt")
 
 
 class Readers:
     """Who reads the slots of a node, and what they downloaded to read it."""
 
-    def __init__(self, slots: list[Slot], staging: Path) -> None:
+    def __init__(self, slots: list[Slot], staging: Path, persister: Persister, *, flush: bool) -> None:
         """Remove what the readers of a dead job left in ``staging``."""
+        self._persister, self._flush = persister, flush
         self._slots = slots
         self._staging = staging
         remove_staging(staging)
@@ -34,9 +40,24 @@ class Readers:
     def give_up(self, bad: list[list[int]]) -> None:
         """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
         for slot in self._slots:
-            if slot.id is not None and list(slot.id) in bad:
+            if _is_in(bad, slot):
                 slot.lose("the ranks could not verify it")
                 slot.clear()
+
+    def resumed(self, message: Resumed) -> None:
+        """They have found what to resume: of several nodes, the newest that all have.
+
+        What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
+        """
+        self._persister.tally.resume(message.tier, message.bad)
+        for slot in self._slots:
+            if _is_in(message.abandoned, slot) and not any(pin.startswith(PIN) for pin in slot.pins):
+                logger.info("%s is given up: not all nodes have saved it", slot.id)
+                slot.clear()
+        left = [slot for slot in self._slots if slot.committed and not _is_in(message.abandoned, slot)]
+        newest = max(left, key=lambda slot: slot.id or (), default=None)
+        if message.abandoned and newest and self._flush and (newest.id or ()) > (self._persister.durable or ()):
+            self._persister.submit(newest)
 
     def lost(self) -> list[str]:
         """What was found bad in memory where nothing has been saved since, and why."""
@@ -45,3 +66,7 @@ class Readers:
     def close(self) -> None:
         """Nobody reads any more."""
         remove_staging(self._staging)
+
+
+def _is_in(ids: list[list[int]], slot: Slot) -> bool:
+    return slot.id is not None and list(slot.id) in ids

@@ -3,14 +3,17 @@
 import logging
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Files, Offer, Offers
+from fastckpt.engine.survey import Wanted, everywhere, near
 from fastckpt.engine.verdicts import Faults, Verdicts, check
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
@@ -19,6 +22,7 @@ from fastckpt.policy.resume import Candidate, choose
 logger = logging.getLogger("fastckpt")
 
 Load = Callable[[Files], Any]
+Share = Callable[[Files, int, Sequence[int]], Sequence[str]]
 LOAD_ERRORS = (
     BadCheckpoint,
     OSError,
@@ -47,7 +51,7 @@ class Resumed:
 
     Attributes:
         id: The checkpoint; None if none was ever saved.
-        tier: "memory" or "storage"; empty if there was none.
+        tier: One of `TIERS`; empty if there was none.
         state: What this rank's loader made of its files.
         details: What was kept with the checkpoint.
     """
@@ -60,36 +64,49 @@ class Resumed:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What came of trying one checkpoint: a state, or what ranks have against it, and the files that they found bad."""
+    """What came of trying one checkpoint: a state, or what each rank has against it, and which files it found bad."""
 
     state: Any = None
-    objections: list[str] = field(default_factory=list)
-    bad: Faults = field(default_factory=dict)
+    objections: dict[int, list[str]] = field(default_factory=dict)
+    bad: dict[int, Faults] = field(default_factory=dict)
+
+    def of(self, ranks: Collection[int]) -> list[str]:
+        """What some of the ranks have against it."""
+        return [f"rank {rank}: {why}" for rank in ranks for why in self.objections.get(rank, ())]
 
 
 class Resume:
     """One resume of one rank; all ranks make it together.
 
     Args:
-        answers_for: Names of the files that this rank checks, on behalf of its node.
+        answers_for: Which of a checkpoint's files this rank checks, given its number and those of all that
+            read the same, itself among them.
         threads: How many of them at once.
     """
 
-    def __init__(self, link: Link, offers: Offers, answers_for: tuple[str, ...], threads: int) -> None:
+    def __init__(self, link: Link, offers: Offers, answers_for: Share, threads: int) -> None:
         self._link = link
         self._offers = offers
         self._answers_for = answers_for
         self._threads = threads
         self._met: list[str] = []
+        self._abandoned: list[list[int]] = []
 
-    def run(self, load: Load, agreement: Agreement) -> Resumed:
-        """Load the newest checkpoint that all ranks can load.
+    def run(
+        self,
+        load: Load,
+        agreement: Agreement,
+        wanted: Wanted = lambda *_: True,
+        details: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Resumed:
+        """Load the newest checkpoint, of those that are wanted, that all ranks can load; ``details`` as in `run_path`.
 
         Raises:
             NoLoadableCheckpoint: Some exist, but each is bad for some rank, or they cannot even be looked for.
         """
         try:
-            resumed, tried = self._newest(load, agreement, {})
+            resumed = self._newest(load, agreement, partial(_has_details, details))[0] if details else None
+            resumed, tried = (resumed, []) if resumed else self._newest(load, agreement, wanted)
         finally:
             self._link.release()
         self._report(resumed)
@@ -112,134 +129,113 @@ class Resume:
             BadCheckpoint: Some rank cannot load it; says which and why.
         """
         try:
-            resumed, _ = self._newest(load, agreement, details) if details else (None, [])
+            resumed, _ = self._newest(load, agreement, partial(_has_details, details)) if details else (None, [])
             if resumed is not None:
                 self._report(resumed)
                 return resumed
-            save, offer = self._at(path, agreement)
-            attempt = self._attempt(offer, load, agreement)
+            save, offer, nodes = self._at(path, agreement)
+            attempt = self._attempt(offer, self._sharing(["storage"] * len(nodes), nodes), load, agreement)
         finally:
             self._link.release()
         if attempt.objections:
-            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.objections)}")
+            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.of(range(len(nodes))))}")
         resumed = Resumed(save, "storage", attempt.state, offer.details)
         self._report(resumed)
         return resumed
 
-    def _newest(self, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> tuple[Resumed | None, list[str]]:
-        """The newest checkpoint with these details that all ranks can load; else None, and all that there is."""
+    def _newest(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
+        """The newest wanted checkpoint that all ranks can load; else None, and all that there is."""
         verdicts, excluded, there = Verdicts(self._link, self._threads), set[Candidate](), list[str]()
         resumed = None
-        for look in [self._look_near, self._look] if self._offers.has_far else [self._look]:
-            offers, has, others = look(agreement, details)
-            there += others
-            while resumed is None and (choice := choose(has, excluded)) is not None:
-                attempt = self._attempt(offers[choice], load, agreement)
-                if attempt.objections:
-                    excluded.add(choice)
-                    self._offers.drop(choice)
-                    there.append(self._tell(choice, attempt.objections))
-                    self._met.append(there[-1])
-                    verdicts.add(choice, offers[choice], attempt.bad)
-                else:
-                    resumed = Resumed(SaveId(*choice.id), choice.tier, attempt.state, offers[choice].details)
+        for look in [near, everywhere] if self._offers.has_far else [everywhere]:
+            seen = look(self._offers, self._link, agreement, wanted)
+            there += seen.others
+            while resumed is None and (choices := choose(seen.has, excluded)) is not None:
+                mine = choices[self._link.place.rank]
+                offer = seen.offers[mine]
+                attempt = self._attempt(offer, self._sharing(choices, seen.nodes), load, agreement)
+                if not attempt.objections:
+                    resumed = Resumed(SaveId(*mine.id), mine.tier, attempt.state, offer.details)
+                    if self._link.place.group_world_size > 1:
+                        self._abandoned = _newer_in_memory(mine, seen.has[self._link.place.rank])
+                    break
+                for bad in sorted({choices[rank] for rank in attempt.objections}):
+                    excluded.add(bad)
+                    there.append(self._reject(bad, choices, attempt))
+                    if bad in seen.offers:
+                        verdicts.add(bad, seen.offers[bad], _faults(bad, choices, attempt))
+                        self._offers.drop(bad)
             if resumed is not None:
                 break
         self._met += [f"{path}: {why}" for _, path, why in self._offers.damaged]
         verdicts.carry_out(self._offers.damaged)
         return resumed, there
 
-    def _look_near(
-        self, agreement: Agreement, details: Mapping[str, Any]
-    ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
-        """As `_look`, but only what memory holds, and is as new as all that is durable: storage is not needed."""
-        offers, durable = dict[Candidate, Offer](), tuple[int, ...]()
-        try:
-            offers, durable = self._offers.near()
-        except (FastckptError, OSError) as failure:
-            logger.debug("what is in memory is looked for again: %s", failure)
-        reports = agreement.gather({"has": _with_details(offers, details), "durable": durable})
-        least = max(tuple(report["durable"]) for report in reports)
-        has = [{c for entry in report["has"] if (c := Candidate(*entry)).id >= least} for report in reports]
-        return offers, has, []
+    def _sharing(self, choices: Sequence[Any], nodes: Sequence[int]) -> list[int]:
+        """The ranks that read what this one reads; of what may be downloaded, those of its node."""
+        rank = self._link.place.rank
+        same = [each for each, choice in enumerate(choices) if choice == choices[rank]]
+        return [each for each in same if nodes[each] == nodes[rank] or not self._offers.has_far]
 
-    def _look(
-        self, agreement: Agreement, details: Mapping[str, Any]
-    ) -> tuple[dict[Candidate, Offer], list[set[Candidate]], list[str]]:
-        """What this rank could load, which of that each rank could, and what else exists."""
-        offers, error = {}, ""
-        try:
-            offers = self._offers.find()
-        except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
-            error = f"{type(failure).__name__}: {failure}"
-        bad = [f"{path}: {why}" for _, path, why in self._offers.damaged]
-        bad += [f"{path}, set aside before: {why}" for path, why in self._offers.quarantined]
-        bad += self._link.lost
-        reports = agreement.gather({"has": _with_details(offers, details), "bad": bad, "error": error})
-        if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
-            text = f"{self._offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
-            offers, has, _ = self._look_near(agreement, details)
-            if choose(has, ()) is None:
-                raise NoLoadableCheckpoint(text)
-            logger.warning("%s. What memory holds is newer, or as new.", text)
-            return offers, has, [text]
-        has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
-        return offers, has, _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
-
-    def _at(self, path: str, agreement: Agreement) -> tuple[SaveId | None, Offer]:
+    def _at(self, path: str, agreement: Agreement) -> tuple[SaveId | None, Offer, list[int]]:
         found, error = None, ""
         try:
             found = self._offers.at(path)
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
             error = f"{type(failure).__name__}: {failure}"
-        errors = [f"rank {rank}: {text}" for rank, text in enumerate(agreement.gather(error)) if text]
+        reports = agreement.gather([error, self._link.place.group_rank])
+        errors = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(reports) if text]
         if errors or found is None:
             raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(errors)}")
-        return found
+        return *found, [node for _, node in reports]
 
-    def _attempt(self, offer: Offer, load: Load, agreement: Agreement) -> _Attempt:
+    def _attempt(self, offer: Offer, sharing: list[int], load: Load, agreement: Agreement) -> _Attempt:
         """Verify, vote, load, vote. No rank unpickles what another has found damaged: that can end the process."""
+        names = self._answers_for(offer.files, self._link.place.rank, sharing)
         with metrics.phase("resume.verify"):
-            names = [name for name in self._answers_for if name in offer.files]
-            votes = agreement.gather(check(offer, names, self._threads))
-        bad = {name: why for vote in votes for name, why in vote.items()}
-        objections = [f"rank {rank}: {why}" for rank, vote in enumerate(votes) for why in vote.values()]
-        if objections:
-            return _Attempt(None, objections, bad)
+            votes = agreement.gather(check(offer, list(names), self._threads))
+        if any(votes):
+            bad = {rank: vote for rank, vote in enumerate(votes) if vote}
+            return _Attempt(None, {rank: list(vote.values()) for rank, vote in bad.items()}, bad)
         with metrics.phase("resume.load"):
             state, objection = _try(lambda: load(offer.files))
         self._link.release()
         said = agreement.gather(objection)
-        return _Attempt(state, [f"rank {rank}: {why}" for rank, why in enumerate(said) if why])
+        return _Attempt(state, {rank: [why] for rank, why in enumerate(said) if why})
 
     def _report(self, resumed: Resumed | None) -> None:
         """Let the saver know, for the end of the job; one rank of each node does."""
         if self._link.place.local_rank == 0:
             try:
-                self._link.tell_resumed(resumed.tier if resumed else "", self._met[:REPORTED])
+                self._link.tell_resumed(resumed.tier if resumed else "", self._met[:REPORTED], self._abandoned)
             except FastckptError as error:
                 logger.warning("the saver could not be told of the resume: %s", error)
 
-    def _tell(self, choice: Candidate, objections: list[str]) -> str:
-        text = f"step {choice.step} of history {choice.history} in {choice.tier} ({'; '.join(objections)})"
+    def _reject(self, bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> str:
+        """Say what speaks against a checkpoint."""
+        objections = "; ".join(attempt.of([rank for rank, choice in enumerate(choices) if choice == bad]))
+        text = f"step {bad.step} of history {bad.history} in {bad.where} ({objections})"
         metrics.counts["bad_checkpoints"] += 1
+        self._met.append(text)
         if self._link.place.rank == 0:
             logger.warning("not resumed from %s", text)
-            metrics.event("bad_checkpoint", **choice._asdict(), reason="; ".join(objections))
+            history, step, tier, *_ = bad
+            metrics.event("bad_checkpoint", history=history, step=step, tier=tier, reason=objections)
         return text
 
 
-def _with_details(offers: Mapping[Candidate, Offer], details: Mapping[str, Any]) -> list[Candidate]:
-    return [c for c, offer in offers.items() if all(offer.details.get(key) == details[key] for key in details)]
+def _newer_in_memory(chosen: Candidate, has: Collection[Candidate]) -> list[list[int]]:
+    """What was wanted, and is in memory here, but not with all ranks."""
+    return [list(each.id) for each in sorted(has) if each.tier == "memory" and each.id > chosen.id]
 
 
-def _not_for_all(has: list[set[Candidate]]) -> list[str]:
-    everywhere = set[Candidate].intersection(*has)
-    found = []
-    for candidate in sorted(set[Candidate].union(*has) - everywhere):
-        lacking = [rank for rank, report in enumerate(has) if candidate not in report]
-        found.append(f"step {candidate.step} in {candidate.tier} (not there for ranks {lacking})")
-    return found
+def _faults(bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> Faults:
+    """The files of a checkpoint that ranks found bad, in the place where they looked."""
+    return {name: why for rank, vote in attempt.bad.items() if choices[rank] == bad for name, why in vote.items()}
+
+
+def _has_details(details: Mapping[str, Any], _: Candidate, offer: Offer) -> bool:
+    return all(offer.details.get(key) == details[key] for key in details)
 
 
 def _try(work: Callable[[], Any]) -> tuple[Any, str]:

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from fastckpt import metrics
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
-from fastckpt.memory.arena import Arena, images_in, too_small
+from fastckpt.memory.arena import Arena, too_small
 from fastckpt.memory.headroom import Headroom, headroom
+from fastckpt.memory.slots import discard, images_in
 
 logger = logging.getLogger("fastckpt")
 
@@ -25,6 +26,7 @@ class Room:
         self._newest = newest
         self._slots = slots
         self._sizes: Sizes = {}
+        self._asked: dict[str, int] = {}
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
@@ -54,15 +56,24 @@ class Room:
     def _is_spare(self, slot: Slot) -> bool:
         return slot.id is None or (slot.committed and slot is not self._newest() and not slot.pins)
 
-    async def reserve(self, slot: Slot, sizes: Sizes) -> None:
-        """Have the images in ``slot``; raises ArenaTooSmall."""
+    async def reserve(self, slot: Slot, sizes: Sizes, writer: int = 0) -> None:
+        """Have the images of a writer in ``slot``; raises ArenaTooSmall.
+
+        Where some of them are called as none before, those that it does not ask for any more make room.
+        """
         if _has(slot, sizes) and slot is not self._under_way:
             return
         async with self._lock:
-            await self._reserve(slot, sizes)
+            await self._reserve(slot, sizes, writer)
 
-    async def _reserve(self, slot: Slot, sizes: Sizes) -> None:
+    async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         loop = asyncio.get_running_loop()
+        here = images_in(slot.path)
+        if not sizes.keys() <= here.keys():
+            stale = [name for name in here if self._made_way(name, sizes, writer)]
+            await loop.run_in_executor(self._pool, discard, slot.path, stale)
+            self._forget(sizes, writer)
+        self._asked |= dict.fromkeys(sizes, writer)
         self.check(sizes)
         self._under_way = slot
         try:
@@ -72,24 +83,41 @@ class Room:
         finally:
             self._under_way = None
 
-    def reserve_ahead(self, sizes: Sizes) -> None:
+    def prepare(self, sizes: Sizes, writer: int) -> None:
+        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall at once."""
+        self._asked |= dict.fromkeys(sizes, writer)
+        self.check(sizes)
+        self.reserve_ahead(sizes, writer)
+
+    def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
+        """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
+        return name not in sizes and self._asked.get(name, writer) == writer
+
+    def _forget(self, sizes: Sizes, writer: int) -> None:
+        self._sizes = {n: size for n, size in self._sizes.items() if not self._made_way(n, sizes, writer)}
+        left = {name for slot in self._slots for name in images_in(slot.path)}
+        self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
+
+    def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
         """Have the images in all slots that are empty, in a while."""
         if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
-            task = asyncio.create_task(self._reserve_empty(sizes))
+            task = asyncio.create_task(self._reserve_empty(sizes, writer))
             self._ahead.add(task)
             task.add_done_callback(self._ahead.discard)
 
-    async def _reserve_empty(self, sizes: Sizes) -> None:
+    async def _reserve_empty(self, sizes: Sizes, writer: int) -> None:
         try:
             for slot in list(self._slots):
                 async with self._lock:
                     if slot.id is None and not _has(slot, sizes):  # no save has it meanwhile
-                        await self._reserve(slot, sizes)
+                        await self._reserve(slot, sizes, writer)
         except (ArenaTooSmall, OSError) as error:
             logger.warning("a slot could not be made ready ahead of its save: %s", error)
 
     def close(self) -> None:
         """End the thread, after what it is reserving now."""
+        for task in self._ahead:
+            task.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

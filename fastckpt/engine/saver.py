@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from fastckpt import metrics
 from fastckpt.config import Settings
-from fastckpt.engine.arrivals import joined, loaded
 from fastckpt.engine.keeper import Keeper
 from fastckpt.engine.tally import Tally
+from fastckpt.engine.told import joined, told
 from fastckpt.errors import FastckptError, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
@@ -191,7 +191,7 @@ class _Connection:
         try:
             while (message := await receive(reader)) is not None:
                 answer = await self._answer_anyway(message)
-                if isinstance(message, m.Committed | m.Loaded):
+                if isinstance(message, m.UNANSWERED):
                     continue
                 writer.write(pack(answer))
                 await writer.drain()
@@ -245,15 +245,15 @@ class _Connection:
             case m.Committed():
                 keeper.committed(message)
             case m.Reserve():
-                keeper.prepare(message.files)
+                keeper.prepare(self._rank, message.files)
             case m.Release():
                 keeper.readers.release(self._pid)
             case m.Bad():
                 keeper.give_up(message)
             case m.Resumed():
-                keeper.persister.tally.resume(message.tier, message.bad)
-            case m.Loaded():
-                loaded(self._hello, message)
+                keeper.readers.resumed(message)
+            case m.Loaded() | m.Decided():
+                told(self._hello, message)
             case m.Goodbye():
                 keeper.writers.leave(self._rank)
             case _:

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
+from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.outcome import Outcome
 from fastckpt.engine.overlap import Overlap
+from fastckpt.engine.plans import Plans
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.plan import Plan, Planner
+from fastckpt.format.plan import Plan
 from fastckpt.ipc.messages import Granted, Skipped
 from fastckpt.memory import slots
 from fastckpt.memory.fill import Filler
 from fastckpt.memory.image import Image
+from fastckpt.memory.mapped import MappedImages
 
 logger = logging.getLogger("fastckpt")
 
@@ -37,15 +40,14 @@ class Snapshotter:
     All but `save`'s rest, which ``overlap`` runs, is for when that is over: see `Overlap.wait`.
     """
 
-    def __init__(self, link: Link, threads: int, overlap: Overlap, *, weights_only: bool) -> None:
+    def __init__(self, link: Link, threads: int, lanes: Lanes, overlap: Overlap, *, weights_only: bool) -> None:
         self._link = link
+        self._lanes = lanes
         self._overlap = overlap
-        self._weights_only = weights_only
-        self._planners: dict[str, Planner] = {}
-        self._capacities: dict[str, int] = {}
-        self._images: dict[Path, Image] = {}
-        self._mapping = threading.Lock()
+        self._plans = Plans(weights_only=weights_only)
+        self._images = MappedImages()
         self._last: tuple[Path, slots.Done] | None = None
+        self._begun: tuple[SaveId, dict[str, Image]] | None = None
         self._outgrown = False
         self._filler = Filler(threads)
         self._threads: list[threading.Thread] = []
@@ -54,15 +56,27 @@ class Snapshotter:
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory reserved and mapped for states like these, behind the caller's back; raises ArenaTooSmall."""
         for name, plan in self._plan(states).items():
-            self._capacities[name] = self._capacity(name, plan)
-        self._link.reserve(self._capacities)
+            self._plans.sizes[name] = self._plans.capacity(name, plan)
+        self._link.reserve(self._plans.sizes)
         names = tuple(states)
         thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
         thread.start()
         self._threads.append(thread)
 
-    def save(self, save: SaveId, states: Mapping[str, Any], *, persist: bool, details: dict[str, Any]) -> Outcome:
+    def save(
+        self,
+        save: SaveId,
+        states: Mapping[str, Any],
+        *,
+        persist: bool = False,
+        details: dict[str, Any] | None = None,
+        commit: bool = True,
+    ) -> Outcome:
         """Copy the states into a slot. Once this returns, they may be changed, but for what waits for the overlap.
+
+        A state is a file of torch.save, unless it is `Tensors`, a file of safetensors, or `Raw`, one of bytes, or a
+        `Plan`: a file that was planned elsewhere. Without ``commit`` another call has more of the
+        same save.
 
         A saver that is gone or in trouble skips the save, and so does a state that has outgrown memory since it was
         saved first, or found its memory taken by others: that is no reason to end training.
@@ -86,20 +100,28 @@ class Snapshotter:
             return Outcome(str(error), "")
         if isinstance(answer, Skipped):
             return Outcome(answer.reason, answer.trouble)
-        self._capacities |= sizes
-        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, sizes, details), persist)
+        self._plans.sizes |= sizes
+        self._plans.forget_but(states)
+        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, {}, details or {}), persist if commit else None)
         return replace(outcome, trouble=outcome.trouble or answer.trouble)
 
-    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, persist: bool) -> Outcome:
+    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, persist: bool | None) -> Outcome:
+        """Copy; then commit, unless ``persist`` is None."""
         try:
             self._link.stay()
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
-                images = {name: self._image(slot / name) for name in plans}
+                images = {name: self._images.image(slot / name) for name in plans}
                 copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
                 still, now, later = self._overlap.part(plans.values(), copies)
-                self._filler.fill(now)
+                self._filler.fill(self._lanes.copy(now) if self._images.device else now)
         except (OSError, ArenaInUse) as error:
             return Outcome(f"{slot} cannot be written to: {error}", "")
+        if self._begun is not None and self._begun[0] == done.id:
+            images = self._begun[1] | images
+        if persist is None:
+            self._begun = done.id, images
+            return Outcome("", "")
+        done = replace(done, files={name: image.size for name, image in images.items()})
         finish = partial(self._finish, slot, done, list(images.values()), persist)
         if still is not None and later:
             self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
@@ -127,8 +149,10 @@ class Snapshotter:
 
     def add_details(self, details: dict[str, Any]) -> None:
         """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
-        if self._last is not None:
-            slot, done = self._last
+        if self._last is None:
+            return
+        slot, done = self._last
+        if not details.items() <= done.details.items():
             self._commit(slot, replace(done, details=done.details | details))
 
     def _plan_and_begin(
@@ -140,31 +164,22 @@ class Snapshotter:
             plans = self._plan(states)
         finally:
             answer = self._link.slot()
-        sizes = {name: self._capacity(name, plan) for name, plan in plans.items()}
-        if isinstance(answer, Granted) and not self._has_room(Path(answer.slot), sizes):
-            answer = self._ask_for_room(save, Path(answer.slot), sizes)
+        sizes = {name: self._plans.capacity(name, plan) for name, plan in plans.items()}
+        if isinstance(answer, Granted) and not self._images.have(Path(answer.slot), sizes):
+            begun = self._begun[1] if self._begun is not None and self._begun[0] == save else {}
+            asked = {name: image.size for name, image in begun.items()} | sizes
+            answer = self._ask_for_room(save, Path(answer.slot), asked)
         return plans, sizes, answer
 
     def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
-        self._unmap(slot, sizes)
+        self._images.unmap(slot, sizes)
         try:
             self._link.begin(save, sizes)
             return self._link.slot()
         except ArenaTooSmall:
-            self._unmap(slot, sizes)  # the saver may have given up a slot that we had mapped
+            self._images.unmap(slot, sizes)  # the saver may have given up a slot that we had mapped
             self._link.begin(save, sizes)
             return self._link.slot()
-
-    def _unmap(self, slot: Path, sizes: dict[str, int]) -> None:
-        """Let go of images that are to be replaced, or were: their memory is free only then."""
-        with self._mapping:
-            for path, image in list(self._images.items()):
-                if (path.parent == slot and image.size != sizes.get(path.name)) or not image.is_current():
-                    self._images.pop(path).close()
-
-    def _has_room(self, slot: Path, sizes: dict[str, int]) -> bool:
-        images = {name: self._images.get(slot / name) for name in sizes}
-        return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
     def notify(self, save: SaveId, *, persist: bool, path: str = "", stage: str = "snapshot") -> str:
         """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
@@ -180,27 +195,9 @@ class Snapshotter:
         return ""
 
     def _plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
-        for name in states.keys() - self._planners.keys():
-            self._planners[name] = Planner(weights_only=self._weights_only)
-        return {name: self._planners[name].plan(state) for name, state in states.items()}
-
-    def _capacity(self, name: str, plan: Plan) -> int:
-        """The size of the image: that of the last save if it fits, so that mappings last."""
-        last = self._capacities.get(name, 0)
-        return last if plan.skeleton.fits(last) else plan.skeleton.capacity()
-
-    def _image(self, path: Path) -> Image:
-        with self._mapping:
-            if path in self._images and not self._images[path].is_current():
-                self._images.pop(path).close()
-        return self._map(path)
-
-    def _map(self, path: Path) -> Image:
-        """The image at a path as it was mapped first: it may be in use by another thread."""
-        with self._mapping:
-            if path not in self._images:
-                self._images[path] = Image(path)
-            return self._images[path]
+        plans = self._plans.plan(states)
+        self._images.device = next((plan.device for plan in plans.values() if plan.device), None)
+        return plans
 
     def _prefault(self, names: tuple[str, ...]) -> None:
         end = time.monotonic() + PREFAULT_DEADLINE
@@ -208,7 +205,7 @@ class Snapshotter:
         try:
             while waiting and time.monotonic() < end and not self._closing.wait(0.02):
                 for path in [path for path in waiting if path.exists()]:
-                    self._map(path)
+                    self._images.map(path)
                     waiting.remove(path)
         except OSError as error:
             logger.debug("mapping ahead of the first save ended: %s", error)
@@ -222,10 +219,7 @@ class Snapshotter:
             for thread in self._threads:
                 thread.join()
             self._filler.close()
-            with self._mapping:
-                for image in self._images.values():
-                    image.close()
-                self._images.clear()
+            self._images.close()
 
 
 @contextmanager

@@ -12,38 +12,60 @@ from fastckpt.format.plan import Plan
 from fastckpt.memory.fill import Copy
 
 WORTH = 16 << 10
-"""Below this many bytes a storage is copied in less time than it takes to watch it."""
+"""Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
+SAMPLE = 256
+"""Bytes of each storage in the processor's memory that are compared where versions show nothing."""
 
 
 class Still:
     """The storages of a state that only steps of the given optimizers change, as they are now.
 
     A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or lies in its
-    ``state``: param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change elsewhere.
+    ``state``: param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change elsewhere. Of a
+    storage that has more than is saved, such as one with padding, the part that is saved counts as a storage.
+
+    Args:
+        beside: Tensors that change only behind such a step, such as what a framework makes of an optimizer's
+            parameters: all storages that they lie in stand still.
+        sampled: Whether to see also that many values of a storage changed, without a sign from torch.
     """
 
-    def __init__(self, plans: Iterable[Plan], optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self,
+        plans: Iterable[Plan],
+        optimizers: Sequence[Optimizer],
+        beside: Iterable[torch.Tensor] = (),
+        *,
+        sampled: bool = True,
+    ) -> None:
         found = [
-            (plan.storages[index], tensor, path)
+            (plan.storages[index], tensor.untyped_storage(), tensor, path)
             for plan in plans
             for (tensor, index), path in zip(plan.tensors, plan.paths, strict=True)
-            if plan.skeleton.gaps[index].size >= WORTH
+            if plan.skeleton.gaps[index].size and tensor.untyped_storage().nbytes() >= (WORTH if tensor.is_cpu else 1)
         ]
-        owners = _owners(optimizers, {tensor.data_ptr() for _, tensor, _ in found})
+        owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
+        standing = {tensor.untyped_storage()._cdata for tensor in beside}
         moving = {
-            storage._cdata
-            for storage, tensor, _ in found
-            if _layout(tensor) not in owners or not tensor.is_cpu or storage.is_shared() or tensor.is_inference()
+            whole._cdata
+            for _, whole, tensor, _ in found
+            if (_layout(tensor) not in owners and whole._cdata not in standing)
+            or _is_shared(whole)
+            or tensor.is_inference()
         }
         self._paths: dict[int, str] = {}
         self._places: list[tuple[torch.Tensor, int, str]] = []
         self._versions: list[tuple[torch.Tensor, int, str]] = []
-        for storage, tensor, path in found:
-            if storage._cdata not in moving:
+        self._samples: list[tuple[tuple[int, int], bytes, str]] = []
+        for storage, whole, tensor, path in found:
+            if whole._cdata not in moving:
+                if sampled and tensor.is_cpu and storage._cdata not in self._paths:
+                    span = _middle(storage)
+                    self._samples.append((span, ctypes.string_at(*span), path))
                 self._paths.setdefault(storage._cdata, path)
                 self._places.append((tensor, tensor.data_ptr(), path))
                 # those of the optimizers, too: what came into the state by way of .data counts on its own
-                watched = (tensor, *owners[_layout(tensor)])
+                watched = (tensor, *owners.get(_layout(tensor), ()))
                 self._versions += [(each, each._version, path) for each in watched]
 
     def part(self, copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
@@ -51,8 +73,16 @@ class Still:
         now: list[Copy] = []
         later: list[Copy] = []
         for copy in copies:
-            (later if copy[1]._cdata in self._paths else now).append(copy)
+            (later if self.holds(copy[1]) else now).append(copy)
         return now, later
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is one of them."""
+        return storage._cdata in self._paths
+
+    def in_memory(self) -> list[torch.UntypedStorage]:
+        """Those of them in the processor's memory, whole."""
+        return [tensor.untyped_storage() for tensor, _, _ in self._places if tensor.is_cpu]
 
     def path(self, storage: torch.UntypedStorage) -> str:
         """Where a tensor in one of the storages stands in the state."""
@@ -61,26 +91,45 @@ class Still:
     def changed(self) -> str:
         """Where a tensor stands that was written to or moved since; empty if that is not seen of any.
 
-        An operation raises the version of what it writes when it has written. Writes by way of ``.data``, numpy or
-        another process raise none.
+        An operation raises the version of what it writes when it has written. Writes by way of ``.data``, numpy,
+        collectives or another process raise none: these are seen in the samples, if they change much.
         """
         moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
         written = (path for tensor, version, path in self._versions if tensor._version != version)
-        return next(moved, "") or next(written, "")
+        differing = (path for span, sample, path in self._samples if ctypes.string_at(*span) != sample)
+        return next(moved, "") or next(written, "") or next(differing, "")
 
 
 class Digests:
     """Of the storages to copy, as they are now: shows each change, seen or unseen."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
-        self._digests = [(copy, _digest(copy[1].data_ptr(), copy[2])) for copy in copies]
+        self._digests = [(copy, _digest_of(copy[1], copy[2])) for copy in copies]
 
     def differing(self) -> torch.UntypedStorage | None:
         """A storage that is no longer what it was, or of which the copy is not; None if all are."""
         for (target, storage, size), before in self._digests:
-            if before != _digest(storage.data_ptr(), size) or before != _digest(target, size):
+            if before != _digest_of(storage, size) or before != _digest(target, size):
                 return storage
         return None
+
+
+def _middle(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """The address of some bytes in the middle, and how many they are."""
+    middle, size = storage.nbytes() // 2, storage.nbytes()
+    return storage.data_ptr() + middle, min(SAMPLE, size - middle)
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    """With other processes; of storages on a device torch says so of each."""
+    return storage.device.type == "cpu" and storage.is_shared()
+
+
+def _digest_of(storage: torch.UntypedStorage, size: int) -> bytes:
+    if storage.device.type != "cpu":
+        torch.accelerator.synchronize(storage.device)
+        storage = storage.cpu()  # type: ignore[no-untyped-call]
+    return _digest(storage.data_ptr(), size)
 
 
 def _digest(address: int, size: int) -> bytes:
@@ -100,8 +149,9 @@ def _owners(optimizers: Iterable[Optimizer], places: set[int]) -> dict[Layout, l
     for optimizer in optimizers:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         for tensor in (*parameters, *_tensors(optimizer.state)):
-            if tensor.layout is torch.strided and tensor.data_ptr() in places:
-                found.setdefault(_layout(tensor), []).append(tensor)
+            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's shard
+            if local.layout is torch.strided and local.data_ptr() in places:
+                found.setdefault(_layout(local), []).append(local)
     return found
 
 

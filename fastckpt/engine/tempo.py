@@ -1,12 +1,16 @@
 """The frequency policy at work in one rank, alike in all: profile, agree, choose, and follow what is measured."""
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import nan
+from statistics import median
 from typing import Any, NamedTuple, Protocol
 
-from fastckpt import metrics
 from fastckpt.engine.agreement import Agreement, Answers
+from fastckpt.engine.single import Single
 from fastckpt.engine.stopwatch import Stopwatch
+from fastckpt.format.ids import SaveId
 from fastckpt.policy import overhead, profiling
 from fastckpt.policy.frequency import Intervals, Profile, choose
 from fastckpt.policy.overhead import Iteration, Measurement
@@ -17,6 +21,11 @@ NOTICE = 2
 """Steps from when ranks say what they measured until they act on it: nobody waits for the slowest to speak."""
 COPIES = 3
 """Snapshots that a profile takes, in steps that follow each other."""
+EARLY, PATIENCE = 4, 60.0
+"""After so many iterations it is seen how many fit into so many seconds: no more than those are profiled."""
+LATEST = 200
+"""Iterations that are remembered."""
+GIVEN = "the user gave these intervals"
 
 
 Sizes = Callable[[], tuple[int, int, int]]
@@ -30,26 +39,54 @@ class Due(NamedTuple):
 
 
 class Tempo(Protocol):
-    """Says when a checkpoint is due; equal on all ranks that are given equal steps."""
+    """Says when a checkpoint is due; equal on all ranks that are given equal steps.
 
-    def turn(self, step: int, seen: tuple[Iteration, float] | None) -> Due:
-        """This step has ended, and this was measured of it: what is due now."""
+    Attributes:
+        decision: The last one; None as long as it profiles.
+    """
+
+    decision: Decision | None
+
+    def turn(self, step: int) -> Due:
+        """This step has ended: what is due now."""
+        ...
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
+        ...
+
+    def close(self) -> None:
+        """Measure no more."""
         ...
 
 
 class Steady:
-    """Checkpoints every so many steps, counted from step 0."""
+    """Checkpoints every so many steps, counted from step 0; training goes on from ``step``.
 
-    def __init__(self, memory: int, storage: int) -> None:
-        self._intervals = Intervals(memory, storage)
+    One that is due at a step that is left out is made at the next.
+    """
 
-    def turn(self, step: int, seen: tuple[Iteration, float] | None) -> Due:
+    def __init__(self, memory: int, storage: int, step: int) -> None:
+        self._intervals, self._last = Intervals(memory, storage), step
+        self.decision: Decision | None = Decision(step, self._intervals, nan, True, GIVEN)
+
+    def turn(self, step: int) -> Due:
         """What is due now."""
-        return Due(self._intervals.snapshots(step), self._intervals.persists(step))
+        last, self._last = self._last, step
+        memory, storage = self._intervals.memory, self._intervals.storage
+        return Due(step // memory > last // memory, step // storage > last // storage)
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """Nothing is measured."""
+
+    def close(self) -> None:
+        """Nothing was measured."""
 
 
 class Adaptive:
     """Checkpoints as often as the overhead allows.
+
+    It counts turns: steps that a training leaves out, or counts in others than ones, do not matter.
 
     Args:
         ranks: With whom to agree.
@@ -57,58 +94,79 @@ class Adaptive:
         watch: Measures.
         profiler: How to find out what checkpoints cost, unless that is known.
         known: What an earlier run found out.
+        turns: How many there were before.
 
     Attributes:
         known: What is known by now.
+        decision: The last one; None as long as it profiles.
     """
 
     def __init__(
-        self, ranks: Agreement, terms: Terms, watch: Stopwatch, profiler: "Profiler", known: Remembered | None
+        self,
+        ranks: Agreement,
+        terms: Terms,
+        watch: Stopwatch,
+        profiler: "Profiler",
+        known: Remembered | None,
+        turns: int,
     ) -> None:
         self.known = known
-        self._ranks, self._watch = ranks, watch
+        self.decision: Decision | None = None
+        self._ranks, self._watch, self._turns, self._step = ranks, watch, turns, turns
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
+        self._single = Single(ranks.beside("persists"), watch, NOTICE)
         self._state: State | None = None
         self._iterations: list[Iteration] = []
         self._answers: tuple[int, Answers] | None = None
 
-    def turn(self, step: int, seen: tuple[Iteration, float] | None) -> Due:
+    def turn(self, step: int) -> Due:
         """What is due now."""
+        seen = self._watch.turn()
+        self._turns, self._step = self._turns + 1, step
+        turn = self._turns
         if self.known is None:
-            profile = self._profiler.turn(step, seen)
+            profile = self._profiler.turn(turn, seen)
             if profile is None:
-                return self._profiler.due(step)
-            self._start(step, profile, None)
+                return self._profiler.due(turn)
+            self._start(turn, profile, None)
         elif self._state is None:
-            self._start(step - 1, self.known.profile, self.known.intervals)
+            self._start(turn - 1, self.known.profile, self.known.intervals)
         else:
-            self._follow(step, seen)
+            self._follow(turn, seen)
         intervals = self._now.intervals
-        return Due(intervals.snapshots(step), intervals.persists(step))
+        return Due(intervals.snapshots(turn), self._single.begins(turn, intervals))
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
+        self._watch.saved(save, persist=persist, pending=pending)
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._watch.close()
 
     @property
     def _now(self) -> State:
         assert self._state is not None
         return self._state
 
-    def _start(self, step: int, profile: Profile, intervals: Intervals | None) -> None:
-        self._state, decision = started(profile, self._terms, step, intervals)
+    def _start(self, turn: int, profile: Profile, intervals: Intervals | None) -> None:
+        self._state, decision = started(profile, self._terms, turn, intervals)
         self._decided(profile, decision)
 
-    def _follow(self, step: int, seen: tuple[Iteration, float] | None) -> None:
+    def _follow(self, turn: int, seen: tuple[Iteration, float] | None) -> None:
         if seen is not None:
             self._iterations.append(seen[0])
-        if self._answers is not None and step >= self._answers[0]:
+        if self._answers is not None and turn >= self._answers[0]:
             said = [Measurement.from_json(each) for each in self._answers[1]() if each is not None]
             self._answers = None
             if said:
                 self._state, decision = tuned(self._now, said)
                 self._decided(self._profile, decision)
             else:
-                self._state = replace(self._now, ends=step + NOTICE)
-        elif self._answers is None and step >= self._now.ends:
-            self._answers = step + NOTICE, self._ranks.say(self._measured())
+                self._state = replace(self._now, ends=turn + NOTICE)
+        elif self._answers is None and turn >= self._now.ends:
+            self._answers = turn + NOTICE, self._ranks.say(self._measured())
 
     def _measured(self) -> dict[str, Any] | None:
         """What this rank has seen since it was asked last; None if nothing."""
@@ -126,68 +184,95 @@ class Adaptive:
         self.known = Remembered(profile, choose(profile, self._terms.overhead), decision.intervals)
         if decision.changed:
             self._iterations = []
-        self._tell(decision)
-
-    def _tell(self, decision: Decision) -> None:
-        intervals = decision.intervals
-        metrics.event(
-            "frequency", step=decision.step, memory=intervals.memory, storage=intervals.storage,
-            overhead=decision.overhead, changed=decision.changed, why=decision.why,
-        )  # fmt: skip
+        self.decision = replace(decision, step=self._step)
 
 
 class Profiler:
     """Finds out what iterations and checkpoints take: some without any, then snapshots, the first of them persisted.
 
-    Ranks see at steps that are farther and farther apart whether that persist has ended on all of them.
+    Ranks see at turns that are farther and farther apart whether that persist has ended on all of them. As long as it
+    has not, snapshots are as frequent as they may be if persists cost nothing; if it failed, the next is persisted.
 
     Args:
         ranks: With whom to agree.
         watch: Measures.
-        steps: Those to profile before the first checkpoint.
+        turns: Those to profile before the first checkpoint, at most.
         sizes: Gives the bytes of the state, and the peak and capacity of device memory.
+        overhead: The part of training time that checkpoints may cost.
         overlaps: Whether snapshots are copied behind training; if not, an iteration has no room for them.
     """
 
-    def __init__(self, ranks: Agreement, watch: Stopwatch, steps: range, sizes: Sizes, *, overlaps: bool) -> None:
-        self._ranks, self._watch, self._sizes, self._overlaps = ranks, watch, sizes, overlaps
-        self._copying = steps[-1]
-        self._check = self._copying + COPIES + 1
-        self._again = self._copying
-        self._iterations: list[float] = []
-        self._updates: list[float] = []
+    def __init__(
+        self, ranks: Agreement, watch: Stopwatch, turns: range, sizes: Sizes, *, overhead: float, overlaps: bool
+    ) -> None:
+        self._ranks, self._watch, self._sizes = ranks, watch, sizes
+        self._overhead, self._overlaps = overhead, overlaps
+        self._turns = turns
+        self._copying: int | None = None
+        self._check = turns.start + EARLY
+        self._again = self._interval = 0
+        self._iterations: deque[float] = deque(maxlen=LATEST)
+        self._updates: deque[float] = deque(maxlen=LATEST)
+        self._slowed: deque[float] = deque(maxlen=LATEST)
         self._answers: tuple[int, Answers] | None = None
 
-    def due(self, step: int) -> Due:
+    def due(self, turn: int) -> Due:
         """What the profile needs now."""
-        return Due(self._copying <= step < self._copying + COPIES or step == self._again, step == self._again)
+        if self._copying is None or turn < self._copying:
+            return Due(False, False)
+        since = turn - self._copying
+        meanwhile = self._interval > 0 and since % self._interval == 0
+        return Due(since < COPIES or meanwhile or turn == self._again, turn == self._again)
 
-    def turn(self, step: int, seen: tuple[Iteration, float] | None) -> Profile | None:
-        """The profile of all ranks, once it is complete; the same in all of them at the same step."""
+    def turn(self, turn: int, seen: tuple[Iteration, float] | None) -> Profile | None:
+        """The profile of all ranks, once it is complete; the same in all of them at the same turn."""
         if seen is not None:
             self._add(*seen)
-        if self._answers is not None and step >= self._answers[0]:
+        if self._answers is not None and turn >= self._answers[0]:
             said, self._answers = self._answers[1](), None
-            if all(each["profile"] for each in said):
-                return profiling.joined([Profile(**each["profile"]) for each in said])
-            if any(each["failed"] for each in said):
-                self._again = step
-        elif self._answers is None and step >= self._check:
-            self._check = step + max(NOTICE + 1, step - self._copying)
-            self._answers = step + NOTICE, self._ranks.say({"profile": self._profile(), "failed": self._watch.failed})
+            return self._heard(turn, said)
+        if self._answers is None and turn >= self._check:
+            self._answers = turn + NOTICE, self._ranks.say(self._said())
+        return None
+
+    def _heard(self, turn: int, said: list[dict[str, Any]]) -> Profile | None:
+        if self._copying is None:
+            slowest, most = max(each["iteration"] for each in said), len(self._turns)
+            iterations = most if slowest * most <= PATIENCE else int(PATIENCE / slowest)
+            self._again = self._copying = max(turn, self._turns.start - 1 + iterations)
+            self._check = self._copying + COPIES + 1
+            return None
+        profiles = [Profile(**each["profile"]) for each in said if each["profile"]]
+        profile = profiling.joined(profiles) if len(profiles) == len(said) else None
+        if profile and all(each["complete"] for each in said):
+            return profile
+        if profile:
+            self._interval = choose(profile, self._overhead).interval
+        if any(each["idle"] and not each["complete"] for each in said):
+            self._again = turn
+        self._check = turn + max(1, turn - NOTICE - self._copying)
         return None
 
     def _add(self, iteration: Iteration, update: float) -> None:
         if not (iteration.snapshot or iteration.persisting):
             self._iterations.append(iteration.seconds)
             self._updates.append(update if self._overlaps else iteration.seconds)
+        elif not iteration.snapshot:
+            self._slowed.append(iteration.seconds)
+
+    def _said(self) -> dict[str, Any]:
+        iteration = median(self._iterations) if self._iterations else PATIENCE
+        complete = bool(self._watch.durations)
+        return {"iteration": iteration, "profile": self._profile(), "complete": complete, "idle": self._watch.idle}
 
     def _profile(self) -> dict[str, Any] | None:
+        """What is known; a persist of which that is not known takes no time."""
         watch = self._watch
         blocks = tuple(watch.blocks) if self._overlaps else ()
         samples = profiling.Samples(
-            self._iterations, self._updates, tuple(watch.copies), watch.durations, blocks=blocks
-        )
-        if not (samples.iterations and samples.host_copies and samples.persists):
+            tuple(self._iterations), tuple(self._updates), tuple(watch.copies), watch.durations or [0.0],
+            tuple(watch.asides), blocks=blocks, slowed=tuple(self._slowed),
+        )  # fmt: skip
+        if not (samples.iterations and samples.host_copies):
             return None
         return asdict(profiling.profiled(samples, *self._sizes()))

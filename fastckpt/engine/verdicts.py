@@ -34,7 +34,7 @@ class Verdicts:
         """Some rank has found these files of a checkpoint bad; none, if they only did not load."""
         if found and candidate.tier == "memory":
             self._memory.append(candidate)
-        elif found:
+        elif found and offer.durable:
             self._storage.append((offer, found))
 
     def carry_out(self, damaged: list[tuple[Store, Path | str, str]]) -> None:

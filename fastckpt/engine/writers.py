@@ -52,10 +52,12 @@ class Writers:
             self._histories.append(self.newest_history)
         return self._histories[number - 1]
 
-    def begin(self, rank: int, save: SaveId) -> None:
-        """A rank begins a save."""
+    def begin(self, rank: int, save: SaveId) -> bool:
+        """A rank begins a save; whether it has begun that one before."""
+        again = self._latest.get(rank) == save
         self._latest[rank] = max(save, self._latest.get(rank, save))
         self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
+        return again
 
     @property
     def latest(self) -> Mapping[int, SaveId]:

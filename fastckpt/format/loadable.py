@@ -15,6 +15,24 @@ from fastckpt.format.skeleton import Skeleton, sketch
 _GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
 """Pickle's opcode GLOBAL, as protocol 2 writes it."""
 
+_WRAPPER = b"\n_rebuild_wrapper_subclass\n"
+"""What stands in the pickle of a tensor that wraps others, such as a DTensor."""
+
+
+def check_own(state: Any, skeleton: Skeleton) -> None:
+    """Raise NotLoadable, with the path of the first culprit, for tensors that wrap others: such as a rank's shards."""
+    if _wraps(skeleton):
+        path, culprit = _culprit("state", state, lambda part: _wraps(sketch(part)[0]))
+        raise NotLoadable(
+            f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which wraps other tensors, and does "
+            "not load from a file of torch.save that ranks share. Save a DTensor with fastckpt.fsdp."
+            "FsdpShardCheckpointer, or as what its full_tensor() gives."
+        )
+
+
+def _wraps(skeleton: Skeleton) -> bool:
+    return any(_WRAPPER in data for _, data in skeleton.segments)
+
 
 def check_loadable(state: Any, skeleton: Skeleton) -> None:
     """Raise NotLoadable, with the path of the first culprit, if stock ``torch.load`` would refuse the file."""

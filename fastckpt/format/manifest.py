@@ -18,6 +18,18 @@ SCHEMA = 1
 NAME = "manifest.json"
 MODEL = "model.pt"
 """The one file that a user may name: the manifest's ``target`` is its path."""
+METADATA = ".metadata"
+"""The file that makes a directory a checkpoint of torch.distributed.checkpoint."""
+TRAINING = "training.pt"
+"""The file with what ranks have in common beside the shards of such a checkpoint, if there is more than these."""
+COMMON = (MODEL, METADATA, TRAINING)
+"""Files that each node has of its own, in memory, with equal contents."""
+OF_EACH_NODE = "common"
+"""The detail that names others than these."""
+LATEST = "tracker"
+"""The detail that names a file of the checkpoint directory in which a framework looks for the newest one's name."""
+OF_NODE = "node_"
+"""How names begin of files that each of several nodes keeps in its memory for itself: they are not persisted."""
 MAX_TEXT = 64 * 2**20
 """Bytes above which a text is refused unread: a manifest of 100,000 files has about 16 MB."""
 
@@ -66,7 +78,8 @@ class Manifest:
         time: Seconds since the epoch at which the manifest was made.
         details: Whatever else is worth knowing at a resume, such as ``omp_num_threads``.
         target: Path that the user chose for `MODEL`: absolute, or relative to the checkpoint directory if it
-            lies inside; empty if `MODEL` lies with the other files.
+            lies inside; empty if `MODEL` lies with the other files. One that ends with "/" is the name that they chose
+            for the directory of all files instead.
     """
 
     id: SaveId
@@ -85,7 +98,7 @@ class Manifest:
         good_time = type(self.time) in (int, float) and math.isfinite(self.time) and self.time >= 0
         _demand(good_time, "time", self.time, "seconds since the epoch")
         _demand(self.target == "" or _is_target(self.target), "target", self.target, "a path without '..'")
-        _demand(not self.target or MODEL in names, "target", self.target, f"empty without a file {MODEL}")
+        _demand(not file_named(self.target) or MODEL in names, "target", self.target, f"empty without a file {MODEL}")
         _demand(isinstance(self.details, Mapping), "details", self.details, "an object")
 
     @property
@@ -133,6 +146,21 @@ class Manifest:
             )
         except (KeyError, TypeError, ProtocolError) as error:
             raise BadCheckpoint(f"a manifest cannot be understood: {type(error).__name__}: {error}") from error
+
+
+def is_plain(name: str) -> bool:
+    """Whether it is a name of something directly in a directory, and not hidden."""
+    return "/" not in name and name[:1] not in ("", ".")
+
+
+def file_named(target: str) -> str:
+    """The file that a target names for `MODEL`; empty if it names none."""
+    return "" if target.endswith("/") else target
+
+
+def directory_named(target: str) -> str:
+    """The directory that a target names for all files; empty if it names none."""
+    return target[:-1] if target.endswith("/") else ""
 
 
 def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # what it holds is checked where it is used
@@ -190,4 +218,6 @@ def _is_inner(value: object) -> bool:
 
 
 def _is_target(value: object) -> bool:
+    if isinstance(value, str) and directory_named(value):
+        return _is_inner(value[:-1]) and "/" not in value[:-1]
     return _is_inner(value) or (isinstance(value, str) and value.startswith("/") and _is_inner(value[1:]))

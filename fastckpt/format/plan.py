@@ -1,15 +1,15 @@
 """Plans the next save of a state, from the last one where only numbers and bytes have changed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fastckpt.errors import NotLoadable
-from fastckpt.format.loadable import add_path, check_loadable, globals_named
+from fastckpt.format.loadable import add_path, check_loadable, check_own, globals_named
 from fastckpt.format.skeleton import Skeleton, sketch, sketch_structure
-from fastckpt.format.structure import Number, Opaque, Structure, tensor_paths
+from fastckpt.format.structure import Number, Opaque, Structure, known_tensors, tensor_paths
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,10 @@ class Plan:
     The storages are alive as long as the plan is: drop it once they are copied.
 
     Attributes:
-        tensors: Each tensor of the state, and the index of its storage; none if the state is opaque.
+        tensors: Each tensor of the state, and the index of its storage; if the state is opaque, only those in whose
+            storages there is nothing else of it.
         paths: Where each of the tensors stands in the state.
+        device: An accelerator in whose memory some of the storages are; None if none is.
     """
 
     skeleton: Skeleton
@@ -28,6 +30,7 @@ class Plan:
     storages: list[torch.UntypedStorage]
     tensors: Sequence[tuple[torch.Tensor, int]] = ()
     paths: Sequence[str] = ()
+    device: torch.device | None = None
 
 
 class Planner:
@@ -42,12 +45,13 @@ class Planner:
         self._shape: list[Any] | None = None
         self._skeleton: Skeleton | None = None
         self._paths: list[str] = []
+        self._device: torch.device | None = None
 
     def plan(self, state: Any) -> Plan:
         """Plan a save of ``state``.
 
         Raises:
-            NotLoadable: It would save, but not load with ``weights_only=True``; names the key.
+            NotLoadable: It would save, but not load, or not with ``weights_only=True``; names the key.
             Exception: Whatever torch.save raises for a state that it cannot pickle, with a note that names the key.
         """
         try:
@@ -65,11 +69,15 @@ class Planner:
                 structure.check()
                 self._skeleton = sketch_structure(state, structure)
                 self._shape, self._paths = structure.shape, tensor_paths(state)
-            return Plan(self._skeleton, structure.numbers, structure.storages, structure.tensors, self._paths)
+                self._device = _device(structure.storages)
+            storages, tensors = structure.storages, structure.tensors
+            return Plan(self._skeleton, structure.numbers, storages, tensors, self._paths, self._device)
         except (Opaque, RecursionError):
-            skeleton, storages = sketch(state)
+            skeleton, storages, counts = sketch(state)
+            check_own(state, skeleton)
             self._check(state, skeleton)
-            return Plan(skeleton, [], storages)
+            tensors, paths = known_tensors(state, storages, counts)
+            return Plan(skeleton, [], storages, tensors, paths, _device(storages))
 
     def _check(self, state: Any, skeleton: Skeleton) -> None:
         """Check an opaque state whose pickle names what none before it did; others have only parts that load."""
@@ -79,3 +87,7 @@ class Planner:
         if self._checked is None or not named <= self._checked:
             check_loadable(state, skeleton)
             self._checked = named | (self._checked or frozenset())
+
+
+def _device(storages: Iterable[torch.UntypedStorage]) -> torch.device | None:
+    return next((storage.device for storage in storages if storage.device.type != "cpu"), None)

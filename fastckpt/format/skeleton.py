@@ -64,17 +64,20 @@ class Skeleton:
         return -(-(self.length + SLACK) // PAGE) * PAGE
 
 
-def sketch(state: Any) -> tuple[Skeleton, list[torch.UntypedStorage]]:
-    """The skeleton of any state that torch.save takes, and the storages that fill its gaps, in their order.
+def sketch(state: Any) -> tuple[Skeleton, list[torch.UntypedStorage], list[int]]:
+    """The skeleton of any state that torch.save takes; the storages that fill its gaps, in their order; and how many
+    tensors of the state each of these has.
 
     What refuses ``skip_data`` (quantized and strided nested tensors) comes back whole, without gaps.
     Raises what torch.save raises for what it cannot save.
     """
     try:
-        sink, storages = _skip_data(state)
+        sink, met = _skip_data(state)
     except _RefusesToSkip:
-        return _whole(state), []
-    return Skeleton(tuple(sink.segments()), sink.length, _gaps(sink, storages), ()), storages
+        return _whole(state), [], []
+    storages = [storage for storage, _ in met]
+    skeleton = Skeleton(tuple(sink.segments()), sink.length, _gaps(sink, storages), ())
+    return skeleton, storages, [count for _, count in met]
 
 
 def sketch_structure(state: Any, structure: Structure) -> Skeleton:
@@ -84,7 +87,8 @@ def sketch_structure(state: Any, structure: Structure) -> Skeleton:
     cannot be found for certain the skeleton has no places, and serves these very numbers only.
     """
     marked, search = _markers(structure.numbers)
-    sink, storages = _skip_data(with_numbers(state, marked))
+    sink, met = _skip_data(with_numbers(state, marked))
+    storages = [storage for storage, _ in met]
     gaps = _gaps(sink, storages)
     if [s._cdata for s in storages] != [s._cdata for s in structure.storages]:
         raise Opaque("a pickler meets the storages in another order")
@@ -99,9 +103,9 @@ class _RefusesToSkip(Exception):
     """torch.save cannot leave out the bytes of some tensor in the state."""
 
 
-def _skip_data(state: Any) -> tuple[Sink, list[torch.UntypedStorage]]:
+def _skip_data(state: Any) -> tuple[Sink, list[tuple[torch.UntypedStorage, int]]]:
     sink = Sink()
-    met: dict[str, torch.UntypedStorage] = {}
+    met: dict[str, tuple[torch.UntypedStorage, int]] = {}
     try:
         with torch.serialization.skip_data():
             torch.save(
@@ -114,8 +118,8 @@ def _skip_data(state: Any) -> tuple[Sink, list[torch.UntypedStorage]]:
     return sink, list(met.values())
 
 
-def _pickler(met: dict[str, torch.UntypedStorage]) -> type[pickle.Pickler]:
-    """A base for torch's own pickler that notes each storage under its key as the pickler meets it."""
+def _pickler(met: dict[str, tuple[torch.UntypedStorage, int]]) -> type[pickle.Pickler]:
+    """A base for torch's own pickler that notes each storage under its key, and how often the pickler meets it."""
 
     class Pickler(pickle.Pickler):
         def __init_subclass__(cls) -> None:
@@ -124,7 +128,8 @@ def _pickler(met: dict[str, torch.UntypedStorage]) -> type[pickle.Pickler]:
             def persistent_id(self: Any, obj: Any) -> Any:
                 identity = identify(self, obj)
                 if identity is not None:
-                    met[identity[2]] = getattr(obj, "_untyped_storage", obj)
+                    times = met[identity[2]][1] if identity[2] in met else 0
+                    met[identity[2]] = getattr(obj, "_untyped_storage", obj), times + 1
                 return identity
 
             cls.persistent_id = persistent_id  # type: ignore[method-assign]

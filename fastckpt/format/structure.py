@@ -10,8 +10,8 @@ Two states of equal shape have skeletons that differ in the numbers alone. A sta
 (a user's object, a tensor subclass, a quantized tensor, ...) is *opaque*: nothing is known of its parts.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ INT64 = 1 << 63
 # Each of these, and the containers below, loads with weights_only=True. (Empty bytes do not.)
 _CONSTANTS = frozenset({type(None), bool, str, torch.dtype, torch.device, torch.Size})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+_APART = frozenset({"meta", "xla", "maia", "mtia"})
+"""Devices whose tensors torch pickles without their storages."""
+QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class Opaque(Exception):
@@ -138,7 +140,7 @@ class Structure:
         """Raise Opaque for tensors that torch pickles in ways of their own; equal shapes are equal in this, too."""
         for entry in self.shape:
             is_tensor = type(entry) is tuple and entry[:1] and entry[0] in _TENSORS  # else it is a key
-            if is_tensor and (entry[3] in _QUANTIZED or entry[8].type not in ("cpu", "cuda")):
+            if is_tensor and (entry[3] in QUANTIZED or entry[8].type in _APART):
                 raise Opaque(f"a tensor of {entry[3]} on {entry[8]}")
 
 
@@ -155,19 +157,41 @@ def tensor_paths(state: Any) -> list[str]:
 
     Their order is that of `Structure.tensors`.
     """
-    return list(_paths("state", state, set()))
+    return [path for path, _ in _tensors("state", state, set())]
 
 
-def _paths(path: str, node: Any, seen: set[int]) -> Iterator[str]:
+def _tensors(path: str, node: Any, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
     kind = type(node)
     if kind in _TENSORS:
-        yield path
+        yield path, node
     elif kind in (dict, OrderedDict, list, tuple) and id(node) not in seen:
         seen.add(id(node))
         for key, child in enumerate(node) if kind is list or kind is tuple else node.items():
-            yield from _paths(f"{path}[{key!r}]", child, seen)
+            yield from _tensors(f"{path}[{key!r}]", child, seen)
         if kind is OrderedDict:
-            yield from _paths(f"{path}.__dict__", node.__dict__, seen)
+            yield from _tensors(f"{path}.__dict__", node.__dict__, seen)
+
+
+def known_tensors(
+    state: Any, storages: Sequence[torch.UntypedStorage], counts: Sequence[int]
+) -> tuple[list[tuple[torch.Tensor, int]], list[str]]:
+    """Tensors of an opaque state and indices of their storages, as far as nothing else of it is in these; their paths.
+
+    Args:
+        counts: How many tensors of the state each storage has; those in objects of which nothing is known, too.
+    """
+    found: dict[int, tuple[torch.Tensor, int, str]] = {}
+    indices = {storage._cdata: index for index, storage in enumerate(storages)}
+    for path, tensor in _tensors("state", state, set()):
+        try:
+            index = indices.get(tensor.untyped_storage()._cdata, -1)
+        except (NotImplementedError, RuntimeError):
+            continue  # one without a storage
+        if index >= 0:
+            found.setdefault(id(tensor), (tensor, index, path))
+    seen = Counter(index for _, index, _ in found.values())
+    known = [each for each in found.values() if seen[each[1]] == counts[each[1]]]
+    return [(tensor, index) for tensor, index, _ in known], [path for *_, path in known]
 
 
 def with_numbers(state: Any, numbers: list[Number]) -> Any:

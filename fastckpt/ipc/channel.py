@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ async def receive(reader: asyncio.StreamReader) -> Message | None:
 
 
 class Channel:
-    """A writer's end: asks one thing at a time, each with a deadline."""
+    """A writer's end: asks one thing at a time, each with a deadline; any thread may send what has no answer."""
 
     def __init__(self, address: str, timeout: float) -> None:
         """Connect to the saver at ``address``, trying for ``timeout`` seconds.
@@ -57,6 +58,7 @@ class Channel:
             AgentLost: Nobody answers there, or somebody else's process does.
         """
         self._timeout = timeout
+        self._sending = threading.RLock()
         self._socket = _connect(address, timeout)
         _, uid = peer(self._socket)
         if uid != os.getuid():
@@ -70,9 +72,10 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message, whose answer, if it has one, is to be fetched before the next is asked; raises AgentLost."""
-        with self._lost():
+        data = pack(message)
+        with self._lost(), self._sending:
             self._socket.settimeout(self._timeout)
-            self._socket.sendall(pack(message))
+            self._socket.sendall(data)
 
     def answer(self, timeout: float | None = None) -> Message:
         """Wait for the answer to the last message.

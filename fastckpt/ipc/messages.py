@@ -1,6 +1,6 @@
 """The messages between a writer and the saver, and their check on arrival.
 
-A writer asks and the saver answers in order, each message once, but for Committed and Loaded. Messages are hints:
+A writer asks and the saver answers in order, each message once, but for those in UNANSWERED. Messages are hints:
 what counts as committed is read from the records in the slots.
 """
 
@@ -39,7 +39,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Welcome:
-    """Where the arena is, and the history that this generation of workers writes."""
+    """Where the arena is, and the history that these workers write."""
 
     arena: str
     history: int
@@ -55,10 +55,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class BeginSave:
-    """A save begins; make room in its slot for images of these sizes (bytes). Answer: Granted or Skipped.
-
-    It may be asked again for the same id, with other images.
-    """
+    """A save begins, perhaps again: make room for images of these sizes (bytes). Answer: Granted or Skipped."""
 
     history: int
     step: int
@@ -143,10 +140,12 @@ class Resumed:
     Attributes:
         tier: Where it found one; empty if it did not.
         bad: Those that it met and that could not be used, and why.
+        abandoned: Ids of newer ones in memory, which other nodes do not have.
     """
 
     tier: str
     bad: list[str]
+    abandoned: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -161,6 +160,26 @@ class Loaded:
     save: list[int]
     tier: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Decided:
+    """When to save was decided, alike on all ranks. There is no answer.
+
+    Attributes:
+        step: After which it counts.
+        memory, storage: Steps between snapshots, between persists; None while it is measured what they cost.
+        overhead, bound: The parts of training time that they took, as far as was measured, and may take.
+        changed: Whether the intervals are others than before.
+    """
+
+    step: int
+    memory: int | None
+    storage: int | None
+    overhead: float | None
+    bound: float | None
+    changed: bool
+    why: str
 
 
 @dataclass(frozen=True)
@@ -225,6 +244,7 @@ Message = Union[  # noqa: UP007
     Bad,
     Resumed,
     Loaded,
+    Decided,
     Goodbye,
     NextHistory,
     Ask,
@@ -232,6 +252,7 @@ Message = Union[  # noqa: UP007
     Done,
     Failed,
 ]
+UNANSWERED = Committed | Loaded | Decided
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: typing.get_type_hints(kind) for kind in get_args(Message)}
 

@@ -20,6 +20,7 @@ from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt.memory.pages import allocate
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
+from fastckpt.memory.slots import images_in
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
@@ -166,9 +167,11 @@ class Arena:
         """
         if not self.is_there():
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
-        path, temporary = slot / name, slot / f".new-{name}"
+        path = slot / name
+        temporary = path.with_name(f".new-{path.name}")
         if images_in(slot).get(name) == size:
             return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in (path, temporary):
             remove_any(old)
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -251,19 +254,6 @@ def _make_private(path: Path) -> None:
             f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
             f"remove it, or choose another tmpfs with --fast-shm-dir"
         )
-
-
-def images_in(slot: Path) -> dict[str, int]:
-    """Names and sizes in bytes of the images of a slot: its regular files but for our records."""
-    found = {}
-    for name in names_in(slot):
-        try:
-            status = (slot / name).lstat()
-        except OSError:
-            continue  # it was just removed
-        if stat.S_ISREG(status.st_mode) and not name.startswith("."):
-            found[name] = status.st_size
-    return found
 
 
 def _number(slot: Path) -> int:

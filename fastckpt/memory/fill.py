@@ -1,7 +1,8 @@
-"""Copies the bytes of storages to their places, on all cores that training leaves idle."""
+"""Copies the bytes of storages in the processor's memory to their places, on all cores that training leaves idle."""
 
 import ctypes
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,7 @@ _copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(_address)
 _madvise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
     ("madvise", ctypes.CDLL(None))
 )
-_copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
+copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
 
 
 Copy = tuple[int, torch.UntypedStorage, int]
@@ -64,22 +65,15 @@ class Filler:
 
     def _fill(self, copies: Sequence[Copy]) -> None:
         large: list[Span] = []
-        on_device: list[Copy] = []
-        for copy in copies:
-            target, source, size = copy
-            if source.is_cuda:
-                on_device.append(copy)
-            elif size < SMALL:
+        for target, source, size in copies:
+            if size < SMALL:
                 _copy_holding_gil(target, source.data_ptr(), size)
             else:
                 large.append((target, source.data_ptr(), size))
-        _start_device_copies(on_device)
         self._copy_large(large)
-        for device in {source.device for _, source, _ in on_device}:
-            torch.accelerator.synchronize(device)
 
     def _copy_large(self, spans: list[Span]) -> None:
-        if self._threads == 1:
+        if self._threads == 1 or not threading.main_thread().is_alive():  # at exit, pools take no more work
             self._run(spans)
             return
         shares = _shares(spans, self._threads)
@@ -112,7 +106,7 @@ class Backlog:
     def help(self) -> None:
         """Do what nobody has begun."""
         for turn in self._turns:
-            _copy_without_gil(*self._pieces[turn])
+            copy_without_gil(*self._pieces[turn])
             self._done[turn] = True
 
     def finish(self) -> None:
@@ -120,12 +114,12 @@ class Backlog:
         self.help()
         for piece, done in zip(self._pieces, self._done, strict=True):
             if not done:
-                _copy_without_gil(*piece)
+                copy_without_gil(*piece)
 
 
 def _run(spans: list[Span]) -> None:
     for target, source, size in spans:
-        _copy_without_gil(target, source, size)
+        copy_without_gil(target, source, size)
 
 
 def _run_fresh(spans: list[Span]) -> None:
@@ -134,7 +128,7 @@ def _run_fresh(spans: list[Span]) -> None:
             start, piece = target + offset, min(FRESH_PIECE, size - offset)
             first = start // PAGE * PAGE
             _madvise(first, start + piece - first, MADV_POPULATE_WRITE)  # where it is refused, the copy faults
-            _copy_without_gil(start, source + offset, piece)
+            copy_without_gil(start, source + offset, piece)
 
 
 def _shares(spans: list[Span], count: int) -> list[list[Span]]:
@@ -152,10 +146,3 @@ def _shares(spans: list[Span], count: int) -> list[list[Span]]:
             offset += piece
             done += piece
     return shares
-
-
-def _start_device_copies(copies: Sequence[Copy]) -> None:
-    for target, source, size in copies:
-        memory = (ctypes.c_char * size).from_address(target)
-        place = torch.frombuffer(memory, dtype=torch.uint8)
-        place.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source), non_blocking=True)

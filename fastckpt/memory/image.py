@@ -6,10 +6,13 @@ import os
 import stat
 from pathlib import Path
 
+import torch
+
 from fastckpt.format.plan import Plan
 from fastckpt.format.skeleton import Skeleton
 from fastckpt.format.structure import Number
 from fastckpt.memory.fill import Copy
+from fastckpt.memory.pins import pin, unpin
 
 
 class Image:
@@ -34,6 +37,8 @@ class Image:
         self.path = path
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
+        self._asked: torch.device | None = None
+        self._pinned = False
         self._skeleton: Skeleton | None = None
         self._numbers: list[Number] = []
         self._targets: list[int] = []
@@ -46,6 +51,11 @@ class Image:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._inode
+
+    def pin(self, device: torch.device) -> None:
+        """Have the device write to the mapping by itself, if it can; once, for that takes long."""
+        if self._asked is None:
+            self._asked, self._pinned = device, pin(self.address, self.size, device)
 
     def install(self, plan: Plan) -> list[Copy]:
         """Write all of a plan but the bytes of its storages; returns the copies that are left to do.
@@ -81,5 +91,7 @@ class Image:
 
     def close(self) -> None:
         """Unmap."""
+        if self._asked is not None and self._pinned:
+            unpin(self.address, self._asked)
         del self._anchor
         self._map.close()

@@ -1,19 +1,22 @@
 """The records of a slot: what makes it committed is a fact of its directory."""
 
+import contextlib
 import re
 import stat
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.format.manifest import COMMON, METADATA, OF_EACH_NODE
 from fastckpt.memory.records import names_in, read_record, remove_any, write_record
 
 _BEGIN = ".begin"
 _DONE = ".done-"
 _DIGESTS = ".digests"
 LONGEST_NAME = 200
-"""Bytes that the name of an image may have."""
+"""Bytes that the name of an image may have, with the directories of the slot that it lies in."""
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _DIGEST = re.compile("[0-9a-f]{32}")
 
@@ -75,6 +78,11 @@ class Records:
         return self.digested[1] if self.digested is not None and save is not None and self.digested[0] == save else {}
 
     @property
+    def common(self) -> Sequence[str]:
+        """The files of the committed checkpoint that each node has of its own, with equal contents."""
+        return self.details.get(OF_EACH_NODE, COMMON)  # type: ignore[no-any-return]
+
+    @property
     def details(self) -> dict[str, Any]:
         """What the writers kept with the checkpoint; the first local rank speaks last."""
         assert self.begin is not None
@@ -85,9 +93,24 @@ class Records:
 
 
 def begin(slot: Path, record: Begin) -> None:
-    """Make the slot one of this save: what it held stops to count before its images change."""
+    """Make the slot one of this save: what it held stops to count before its images change.
+
+    Images of writers that are no more, as after a restart with fewer, make room.
+    """
+    left = _images_of_others(slot, record.writers)
     _forget(slot)
+    for name in left:
+        remove_any(slot / name)
     write_record(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
+
+
+def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:
+    numbers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    if all(int(number) in writers for number in numbers if _NUMBER.fullmatch(number)):
+        return set()
+    files = {writer: done.files.keys() for writer, done in read(slot).done.items()}
+    kept = {name for writer in files.keys() & writers for name in files[writer]}
+    return {name for writer in files.keys() - writers for name in files[writer]} - kept
 
 
 def clear(slot: Path) -> None:
@@ -132,6 +155,32 @@ def read(slot: Path) -> Records:
     )
 
 
+def images_in(slot: Path) -> dict[str, int]:
+    """Names and sizes in bytes of the images of a slot: the regular files in it but for our records."""
+    found = {}
+    for name in names_in(slot):
+        try:
+            status = (slot / name).lstat()
+        except OSError:
+            continue  # it was just removed
+        if name.startswith(".") and name != METADATA:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[name] = status.st_size
+        elif stat.S_ISDIR(status.st_mode):
+            found |= {f"{name}/{inner}": size for inner, size in images_in(slot / name).items()}
+    return found
+
+
+def discard(slot: Path, names: Iterable[str]) -> None:
+    """Remove images of a slot, and the directories that are empty then."""
+    for name in names:
+        remove_any(slot / name)
+        for directory in [*Path(name).parents][:-1]:
+            with contextlib.suppress(OSError):  # there is more in it
+                (slot / directory).rmdir()
+
+
 def damage(slot: Path, files: dict[str, int]) -> str:
     """What is wrong with images of which names and sizes were committed, without reading them; empty for nothing."""
     for name, size in files.items():
@@ -155,7 +204,7 @@ def _begin(record: dict[str, Any]) -> Begin | None:
 def _done(record: dict[str, Any]) -> Done | None:
     match record:
         case {"id": id, "files": dict(files), "details": dict(details)} if save := _save(id):
-            if all(_is_image(name) and _is_count(size) for name, size in files.items()) and _are_details(details):
+            if all(is_image(name) and _is_count(size) for name, size in files.items()) and _are_details(details):
                 return Done(save, files, details)
     return None
 
@@ -163,14 +212,21 @@ def _done(record: dict[str, Any]) -> Done | None:
 def _are_details(details: dict[str, Any]) -> bool:
     """Whether what is known of details is of the kind that their readers expect."""
     parent, path = details.get("parent"), details.get("path", "")
-    counts = [details.get(name, 1) for name in ("world_size", "num_threads")]
-    return all(map(_is_count, counts)) and isinstance(path, str) and (parent is None or _save(parent) is not None)
+    counts = [details.get(name, 1) for name in ("world_size", "num_threads", "node", "nodes")]
+    texts = [path, details.get("attempt", ""), details.get("folder", "")]
+    common = details.get(OF_EACH_NODE, [])
+    return (
+        all(map(_is_count, counts))
+        and isinstance(common, list)
+        and all(isinstance(text, str) for text in [*texts, *common])
+        and (parent is None or _save(parent) is not None)
+    )
 
 
 def _digested(record: dict[str, Any]) -> tuple[SaveId, dict[str, str]] | None:
     match record:
         case {"id": id, "digests": dict(digests)} if save := _save(id):
-            if all(_is_image(name) and _is_digest(digest) for name, digest in digests.items()):
+            if all(is_image(name) and _is_digest(digest) for name, digest in digests.items()):
                 return save, digests
     return None
 
@@ -190,8 +246,9 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
-def _is_image(name: str) -> bool:
-    """Whether a name is one of a file in the slot itself, and of none of ours: it may come from a stranger's record."""
-    return (
-        bool(name) and name.isprintable() and name[0] != "." and "/" not in name and len(name.encode()) <= LONGEST_NAME
-    )
+def is_image(name: str) -> bool:
+    """Whether a name is one of a file inside the slot, and of none of ours: it may come from a stranger's record."""
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        return False
+    *directories, file = name.split("/")
+    return (file == METADATA or file[:1] not in ("", ".")) and all(part[:1] not in ("", ".") for part in directories)

@@ -1,5 +1,6 @@
 """Three cache lines of shared memory per local rank: how far each worker is, readable when it is dead."""
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -108,11 +109,12 @@ class TelemetryBlock:
         return Telemetry(*found)
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap; a read that a signal has ended keeps the mapping as long as its traceback is kept."""
         for line in self._lines:
             line.release()
         self._bytes.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):
+            self._map.close()
         if self._lock >= 0:
             close_lock(self._lock)
 

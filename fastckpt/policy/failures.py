@@ -1,23 +1,12 @@
-"""How far apart checkpoints are best when failures are known: the optima of Young and Daly."""
+"""How far apart checkpoints are best when failures are known: the optimum of Daly."""
 
-from math import exp, inf, isfinite, sqrt
+from math import isfinite, sqrt
 from statistics import NormalDist
 
 from fastckpt.errors import ConfigError
 
 CONFIDENCE = 0.8
 """How sure we want to be that failures are not more frequent than we take them to be."""
-
-
-def young(cost: float, mtbf: float) -> float:
-    """Seconds of training between checkpoints, to first order (J. W. Young, Communications of the ACM 17(9), 1974).
-
-    Args:
-        cost: Seconds that a checkpoint costs training.
-        mtbf: Mean seconds between failures.
-    """
-    _check(cost, mtbf)
-    return sqrt(2 * cost * mtbf)
 
 
 def daly(cost: float, mtbf: float) -> float:
@@ -31,32 +20,14 @@ def daly(cost: float, mtbf: float) -> float:
             checkpoint alike.
         mtbf: Mean seconds between failures.
     """
-    _check(cost, mtbf)
+    if not (isfinite(cost) and cost >= 0 and isfinite(mtbf) and mtbf > 0):
+        raise ConfigError(
+            f"a checkpoint costs {cost} s, and failures are {mtbf} s apart; give a cost of 0 or more and a time above 0"
+        )
     ratio = cost / (2 * mtbf)
     if ratio >= 1:
         return mtbf
     return sqrt(2 * cost * mtbf) * (1 + sqrt(ratio) / 3 + ratio / 9) - cost
-
-
-def expected_time(work: float, interval: float, cost: float, restart: float, mtbf: float) -> float:
-    """Seconds that so much work takes, failures at random included (the complete model of Daly 2006).
-
-    Args:
-        work: Seconds of training that are to be done.
-        interval: Seconds of training between checkpoints.
-        cost: Seconds that a checkpoint costs training.
-        restart: Seconds from a failure until training goes on.
-        mtbf: Mean seconds between failures, exponentially distributed.
-    """
-    _check(cost, mtbf)
-    if not (interval > 0 and restart >= 0 and work >= 0):
-        raise ConfigError(
-            f"interval, restart, work are {interval}, {restart}, {work} s; give an interval above 0, no less"
-        )
-    exponents = (restart / mtbf, (interval + cost) / mtbf)
-    if sum(exponents) > 700:
-        return inf
-    return mtbf * exp(exponents[0]) * (exp(exponents[1]) - 1) * work / interval
 
 
 def mean_time_between(failures: int, seconds: float) -> float | None:
@@ -78,10 +49,3 @@ def mean_time_between(failures: int, seconds: float) -> float | None:
     many = failures + 1
     most = many * (1 - 1 / (9 * many) + NormalDist().inv_cdf(CONFIDENCE) / (3 * sqrt(many))) ** 3
     return seconds / most
-
-
-def _check(cost: float, mtbf: float) -> None:
-    if not (isfinite(cost) and cost >= 0 and isfinite(mtbf) and mtbf > 0):
-        raise ConfigError(
-            f"a checkpoint costs {cost} s, and failures are {mtbf} s apart; give a cost of 0 or more and a time above 0"
-        )

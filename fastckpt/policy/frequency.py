@@ -31,6 +31,7 @@ class Profile:
         peak: Bytes of device memory that training takes at most (M).
         capacity: Bytes of device memory (M_max).
         blocked: Seconds of a copy behind which training cannot go on; the paper has none.
+        slowdown: Seconds by which an iteration takes longer while the state is made durable; the paper has none.
     """
 
     iteration: float
@@ -42,6 +43,7 @@ class Profile:
     peak: int = 0
     capacity: int = 0
     blocked: float = 0.0
+    slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -14,7 +14,7 @@ PAUSE = 4.0
 """An iteration counts for so many median ones at most: beyond that the script does something else, such as evaluate."""
 RECENT = 4
 """Windows that tell how things are now."""
-ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown", "wait")
+ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown")
 FEW = 3
 """Fewer iterations without checkpoints are none to compare with."""
 
@@ -26,28 +26,26 @@ class Iteration:
     Attributes:
         seconds: How long it took, without what the script itself marked as something else.
         stall: Those of them in which training waited for a snapshot to be made.
-        wait: Those of them in which it waited for the persist before to end.
         snapshot: Whether a snapshot was made in it.
         persisting: Whether a persist was under way in it.
     """
 
     seconds: float
     stall: float = 0.0
-    wait: float = 0.0
     snapshot: bool = False
     persisting: bool = False
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.seconds) and min(self.stall, self.wait) >= 0 and self.work >= -SHORTEST):
+        if not (isfinite(self.seconds) and self.stall >= 0 and self.work >= -SHORTEST):
             raise ConfigError(
-                f"an iteration took {self.seconds} s, {self.stall} s of them stalled and {self.wait} s waiting; "
-                "measure finite times, these a part of the whole"
+                f"an iteration took {self.seconds} s, {self.stall} s of them stalled; measure finite times, "
+                "these a part of the whole"
             )
 
     @property
     def work(self) -> float:
         """Seconds in which it went on."""
-        return self.seconds - self.stall - self.wait
+        return self.seconds - self.stall
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class Measurement:
         persists: How many ended.
         durations: Seconds that each of them took, from the beginning of its snapshot.
         overruns: How many were due before the one before had ended.
-        wait: Seconds that training waited for those to end before a snapshot: mostly 0.
     """
 
     iterations: int
@@ -78,7 +75,6 @@ class Measurement:
     busy: Estimate = NOTHING
     snapshot: Estimate = NOTHING
     slowdown: Estimate = NOTHING
-    wait: Estimate = NOTHING
     persisting: int = 0
     persists: int = 0
     durations: tuple[float, ...] = ()
@@ -114,13 +110,12 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
     return Measurement(
         iterations=len(iterations),
         iteration=max(SHORTEST, fmean(alone)),
-        pace=max(SHORTEST, fmean(work) + fmean(each.stall + each.wait for each in iterations)),
+        pace=max(SHORTEST, fmean(work) + fmean(each.stall for each in iterations)),
         stall=stall,
         plain=plain,
         busy=Estimate.of(kinds.get((True, False), [])),
         snapshot=_snapshot(iterations, work, plain, slowdown) or stall,
         slowdown=slowdown,
-        wait=Estimate.of([each.wait for each in iterations if each.snapshot]),
         persisting=sum(each.persisting for each in iterations),
         persists=len(ended),
         durations=ended,
@@ -175,7 +170,6 @@ def joined(ranks: Sequence[Measurement]) -> Measurement:
         busy=_middle(each.busy for each in ranks),
         snapshot=_greatest([_middle(each.snapshot for each in ranks), stall]),
         slowdown=_middle(each.slowdown for each in ranks),
-        wait=_greatest(each.wait for each in ranks),
         persisting=max(each.persisting for each in ranks),
         persists=max(each.persists for each in ranks),
         durations=max((each.durations for each in ranks), key=lambda durations: (sum(durations), durations)),
@@ -231,13 +225,13 @@ def completed(seen: Measurement, before: Measurement) -> Measurement:
 
 
 def paid(seen: Measurement, intervals: Intervals) -> float:
-    """The part of training time that checkpoints cost, with what training waited for persists."""
-    return costs(seen).overhead(intervals) + seen.wait.mean / intervals.memory / seen.iteration
+    """The part of training time that checkpoints cost."""
+    return costs(seen).overhead(intervals)
 
 
 def error(seen: Measurement, intervals: Intervals) -> float:
     """The standard error of that part; what makes one cost seem high makes the other, so they add up."""
-    snapshot = sum(each.error for each in (seen.snapshot, seen.wait) if each.samples) / intervals.memory
+    snapshot = seen.snapshot.error / intervals.memory if seen.snapshot.samples else 0.0
     persist = seen.slowdown.error * _during(seen) / intervals.storage if seen.slowdown.samples else 0.0
     return (snapshot + persist) / seen.iteration
 

@@ -25,6 +25,7 @@ class Circumstances:
         storage: The kind of storage, such as "ext4" or "s3".
         device: The device on which training runs, such as "cpu" or "NVIDIA H200".
         versions: Of what takes part, by name.
+        optimizers: Their kinds: the states that they will have are not there yet.
     """
 
     size: int
@@ -32,6 +33,7 @@ class Circumstances:
     storage: str
     device: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    optimizers: str = ""
 
 
 @dataclass(frozen=True)

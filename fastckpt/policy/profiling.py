@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from statistics import median
+from statistics import median, median_high
 
 from fastckpt.errors import ConfigError
 from fastckpt.policy.frequency import Profile
+from fastckpt.policy.overhead import Iteration, measured
 
 MOST, FEWEST = 50, 8
 """Iterations that are profiled, at most and at least."""
@@ -63,6 +64,7 @@ class Samples:
         persists: Ways of the state from there to storage.
         device_copies: Copies within device memory; empty without a device.
         blocks: Of each host copy, that part behind which training cannot go on; empty if there is none.
+        slowed: Whole iterations while a persist was under way; empty if it ended too soon to tell.
     """
 
     iterations: Sequence[float]
@@ -71,6 +73,7 @@ class Samples:
     persists: Sequence[float]
     device_copies: Sequence[float] = ()
     blocks: Sequence[float] = ()
+    slowed: Sequence[float] = ()
 
 
 def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
@@ -97,7 +100,15 @@ def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> P
         peak=peak,
         capacity=capacity,
         blocked=median(samples.blocks) if samples.blocks else 0.0,
+        slowdown=_slowdown(samples),
     )
+
+
+def _slowdown(samples: Samples) -> float:
+    """By means, for a persist may slow down few iterations, and those much."""
+    plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
+    slowed = [Iteration(seconds, persisting=True) for seconds in samples.slowed]
+    return max(0.0, measured(plain + slowed).slowdown.mean)
 
 
 def joined(ranks: Sequence[Profile]) -> Profile:
@@ -117,4 +128,5 @@ def joined(ranks: Sequence[Profile]) -> Profile:
         peak=scarcest.peak,
         capacity=scarcest.capacity,
         blocked=max(each.blocked for each in ranks),
+        slowdown=median_high(each.slowdown for each in ranks),
     )

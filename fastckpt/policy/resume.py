@@ -1,32 +1,60 @@
-"""Which checkpoint a job resumes: a pure function of what every rank could load."""
+"""Which checkpoint a job resumes, and each rank from where: a pure function of what every rank could load."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-TIERS = ("memory", "storage", "remote")
-"""Nearest first."""
+TIERS = ("memory", "mixed", "storage", "remote")
+"""Nearest first. What is mixed lies in memory in part, and for the rest on storage."""
 
 
 class Candidate(NamedTuple):
-    """A checkpoint in one tier."""
+    """A checkpoint in one place.
+
+    Attributes:
+        tier: Of `TIERS`.
+        node: In whose memory it is, of several nodes; 0 where that makes no difference.
+        attempt: What the ranks of all nodes called their way since the last load, when they saved it; empty if
+            they did not. Only what bears the same name is the same save for certain, wherever it lies.
+    """
 
     history: int
     step: int
     tier: str
+    node: int = 0
+    attempt: str = ""
 
     @property
     def id(self) -> tuple[int, int]:
         """History and step."""
         return self.history, self.step
 
+    @property
+    def where(self) -> str:
+        """The tier; and whose memory, if several nodes saved it."""
+        is_of_a_node = self.attempt and self.tier in ("memory", "mixed")
+        return f"{self.tier} of node {self.node}" if is_of_a_node else self.tier
 
-def choose(reports: Sequence[Collection[Candidate]], excluded: Collection[Candidate]) -> Candidate | None:
-    """The newest checkpoint that every rank can load, from its nearest tier; None if there is none.
+    @property
+    def _save(self) -> tuple[int, int, str, str]:
+        """What ranks that resume one save have in common: the tier, too, if nothing else tells that it is one."""
+        return self.history, self.step, self.attempt, "" if self.attempt else self.tier
+
+
+def choose(reports: Sequence[Collection[Candidate]], excluded: Collection[Candidate]) -> tuple[Candidate, ...] | None:
+    """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
 
     Args:
         reports: What each rank could load.
         excluded: What some rank has tried and found bad.
     """
-    common = set.intersection(*(set(report) for report in reports)) if reports else set()
-    usable = [candidate for candidate in common if candidate not in excluded]
-    return max(usable, key=lambda candidate: (candidate.id, -TIERS.index(candidate.tier)), default=None)
+    ways = []
+    for report in reports:
+        usable = sorted(candidate for candidate in report if candidate not in excluded)
+        ways.append({candidate._save: candidate for candidate in sorted(usable, key=_nearness)})
+    common = set.intersection(*(set(way) for way in ways)) if ways else set()
+    plans = [tuple(way[save] for way in ways) for save in common]
+    return max(plans, key=lambda plan: (plan[0].id, sum(map(_nearness, plan)), plan[0].attempt), default=None)
+
+
+def _nearness(candidate: Candidate) -> int:
+    return -TIERS.index(candidate.tier)

@@ -150,6 +150,33 @@ class KeepMeasured:
 
 
 @dataclass(frozen=True)
+class KeepNamed:
+    """Keeps n: the newest, the one whose step the newest has as that metric, and of the others the newest.
+
+    If the newest names another, two are kept, even if n is 1. What is named later must be newer, or the same.
+    """
+
+    n: int
+    metric: str
+
+    def __post_init__(self) -> None:
+        _demand_count("the number of checkpoints to keep", self.n)
+        if not (isinstance(self.metric, str) and self.metric):
+            raise ConfigError(f"the metric that names a step to keep is {self.metric!r}; give its name")
+
+    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+        """The ids of those to keep."""
+        ordered = sorted(entries, key=lambda entry: entry.id)
+        if not ordered:
+            return frozenset()
+        step = ordered[-1].metrics.get(self.metric)
+        named = [entry.id for entry in ordered if entry.id[1] == step][-1:]
+        kept = frozenset(named) | _newest(entry.id for entry in ordered)
+        others = [entry.id for entry in ordered if entry.id not in kept]
+        return kept | frozenset(others[max(0, len(others) - max(0, self.n - len(kept))) :])
+
+
+@dataclass(frozen=True)
 class KeepAny:
     """Keeps what at least one of some policies keeps."""
 
@@ -165,7 +192,7 @@ class KeepAny:
         return frozenset(id for policy in self.policies for id in policy(entries))
 
 
-Policy: TypeAlias = KeepAll | KeepLast | KeepEvery | KeepEveryMinutes | KeepBest | KeepMeasured | KeepAny
+Policy: TypeAlias = KeepAll | KeepLast | KeepEvery | KeepEveryMinutes | KeepBest | KeepMeasured | KeepNamed | KeepAny
 
 
 def measured(metrics: object) -> dict[str, float]:
@@ -199,6 +226,7 @@ _NAMES: dict[str, type[Policy]] = {
     "minutes": KeepEveryMinutes,
     "best": KeepBest,
     "measured": KeepMeasured,
+    "named": KeepNamed,
 }
 
 

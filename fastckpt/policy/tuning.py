@@ -25,10 +25,12 @@ TARGET = 0.85
 """Part of the overhead that is aimed at: below the bound, so that noise does not break it."""
 AGREE = 3
 """Windows in a row that must say the same."""
-LATELY, KEPT = 16, 64
+LATELY = 16
 """Windows that are taken together to see through noise."""
-DOUBT = {1: 4.0, RECENT: 3.0, LATELY: 2.5, KEPT: 2.0}
-"""Standard errors by which so many windows must break the bound to leave no doubt that it is broken."""
+DOUBT = {1: 4.0, RECENT: 1.2}
+"""Standard errors by which so many windows must be above the bound. One accident is one standard error above it."""
+CROWDED = 0.9
+"""Part of the iterations of a window beside which a persist may be under way: with fewer left nothing is measured."""
 ACCIDENT = 1
 """Persists that were due before the one before had ended, in recent windows: more are no accident."""
 PROOF = 16
@@ -68,7 +70,7 @@ class State:
         intervals: Those in force.
         ends: The step that ends the window to be measured next.
         before: What was known before these intervals.
-        windows: What was measured under them lately.
+        windows: What was measured lately, under these intervals or others.
         agreed: Windows in a row that want a change to the same side.
         side: -1 if they want checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
@@ -95,7 +97,7 @@ class Decision:
         intervals: When to checkpoint from then on.
         overhead: What checkpoints cost, as a part of training time, as measured.
         changed: Whether the intervals are others than before.
-        why: A sentence for the event log.
+        why: For the event log.
     """
 
     step: int
@@ -111,7 +113,7 @@ def window(intervals: Intervals) -> int:
 
 
 def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | None = None) -> tuple[State, Decision]:
-    """The first intervals, from a profile; what persists cost training is not known yet.
+    """The first intervals, from a profile.
 
     Args:
         profile: What was measured of the job.
@@ -120,7 +122,8 @@ def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | No
         known: Those to which an earlier run was tuned: they go before what the profile says, if they are as wanted.
     """
     choice = choose(profile, terms.overhead)
-    first = Costs(profile.iteration, choice.stall, 0.0, choice.duration)
+    persist = profile.slowdown * whole_steps(choice.duration / profile.iteration)
+    first = Costs(profile.iteration, choice.stall, persist, choice.duration)
     fixed = _fixed(terms, first, profile.iteration)
     wanted = fit(first, terms.overhead * TARGET, fixed)
     why = (
@@ -133,29 +136,31 @@ def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | No
         0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(choice.duration,)
     )
     state = State(terms, intervals, step + window(intervals), before)
-    return state, Decision(step, intervals, first.overhead(intervals), True, f"{_named(intervals)}: {why}")
+    return state, Decision(step, intervals, first.overhead(intervals), True, why)
 
 
 def tuned(state: State, measurements: Sequence[Measurement]) -> tuple[State, Decision]:
     """What the window that ended at ``state.ends`` leads to.
 
-    Checkpoints are made less often at once, if the bound is broken beyond doubt, or persists do not end in time. To
-    make them more often, or if a time or failures ask for another interval, several windows must agree. A change is
+    Checkpoints are made less often at once, if they seem to cost more than the bound, or persists do not end in time.
+    To make them more often, or if a time or failures ask for another interval, several windows must agree. A change is
     by a factor of two at most. To save more often takes more windows each time that it had to be taken back.
 
     Args:
         state: As the last call returned it.
         measurements: One of each rank, in any order; raises ConfigError if there is none.
     """
-    state = replace(state, windows=(*state.windows, joined(measurements))[-KEPT:])
+    state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
     state = _counted(_trusting(state))
     for span, sigmas in DOUBT.items():
         seen = _seen(state, span)
-        if paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead:
+        above = paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead
+        if above and len(state.windows) >= span:
             wide = less_often(state.intervals, _wanted(state, seen, 0.0), state.terms.every)
-            waits = wide == state.intervals
-            return _decided(state, seen, _apart(state, seen) if waits else wide, "the bound is broken")
-    seen = _seen(state, RECENT)
+            return _decided(state, seen, wide, "the bound is broken")
+    seen, last = _seen(state, RECENT), state.windows[-1]
+    if last.persisting > CROWDED * last.iterations:
+        return _decided(state, seen, _apart(state, seen), "persists leave no iterations to compare with")
     if seen.overruns > ACCIDENT:
         return _decided(state, seen, _apart(state, seen), f"{seen.overruns} persists were due while one was under way")
     if state.agreed >= (state.patience if state.side < 0 else AGREE):
@@ -233,7 +238,7 @@ def _decided(state: State, seen: Measurement, intervals: Intervals, why: str) ->
     """The state after a window, and what it led to."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
-        said = f"{_named(was)}, as before: {_numbers(state, seen)}"
+        said = f"as before: {_numbers(state, seen)}"
         return replace(state, ends=step + window(was)), Decision(step, was, cost, False, said)
     changed = was.changed(intervals.memory, intervals.storage, step)
     patience, tried = state.patience, state.tried
@@ -242,13 +247,10 @@ def _decided(state: State, seen: Measurement, intervals: Intervals, why: str) ->
     elif tried is not None:
         patience, tried = min(2 * patience, MOST_PATIENCE), None
     before = _seen(state, RECENT)
-    following = State(state.terms, changed, step + window(changed), before, patience=patience, tried=tried)
-    said = f"{_named(changed)}, before {was.storage} and {was.memory}: {why}; {_numbers(state, seen)}"
+    windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
+    following = State(state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried)
+    said = f"{why}; {_numbers(state, seen)}"
     return following, Decision(step, changed, cost, True, said)
-
-
-def _named(intervals: Intervals) -> str:
-    return f"a persist every {intervals.storage} steps, a snapshot every {intervals.memory}"
 
 
 def _numbers(state: State, seen: Measurement) -> str:

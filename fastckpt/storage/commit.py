@@ -8,7 +8,7 @@ from pathlib import Path
 from fastckpt import metrics
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import Manifest
+from fastckpt.format.manifest import LATEST, Manifest, is_plain
 from fastckpt.storage.durable import move, remove, write_text
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.quarantine import fault, quarantine
@@ -24,13 +24,13 @@ class Commit:
     Args:
         layout: The checkpoint directory.
         id: What was saved.
-        target: The file that the user named, as a manifest has it; empty for none.
+        target: The file or directory that the user named, as a manifest has it; empty for none.
         place: The directory with all else, durable.
         draft: Where the user's file lies until it gets its name.
     """
 
     def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, draft: Path | None) -> None:
-        self.home = layout.record(id) if target else layout.default(id.step)
+        self.home = layout.home(id, target)
         self._layout = layout
         self._id = id
         self._target = target
@@ -55,9 +55,9 @@ class Commit:
         if self._retired and not os.path.lexists(self.home):
             move(self._retired, self.home)
 
-    def finish(self) -> None:
+    def finish(self, manifest: Manifest) -> None:
         """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
-        write_tracker(self._layout, self._id.step)
+        _write_trackers(self._layout, manifest)
         with metrics.phase("persist.drop", step=self._id.step):
             replaced = [self._retired] if self._retired else []
             replaced += [place for place in self._layout.records() if self._took_over(place)]
@@ -74,16 +74,28 @@ class Commit:
         return bool(self._target and manifest and manifest.target == self._target and manifest.id != self._id)
 
 
-def write_tracker(layout: Layout, step: int) -> None:
-    """Tell other tools the newest step. Readers of ours never trust it, so a failure is only logged."""
-    draft = layout.draft("tmp")
+def _write_trackers(layout: Layout, manifest: Manifest) -> None:
+    """Tell other tools the newest step, and those of a framework the directory, in the file that they read.
+
+    Readers of ours never trust them, so a failure is only logged.
+    """
+    step, name = manifest.id.step, manifest.details.get(LATEST)
+    trackers = {layout.tracker: str(step)}
+    if isinstance(name, str) and is_plain(name):
+        trackers[layout.root / name] = layout.home(manifest.id, manifest.target).name
     with metrics.phase("persist.tracker", step=step):
-        try:
-            write_text(draft, str(step))
-            move(draft, layout.tracker)
-        except OSError as error:
-            remove(draft)
-            logger.warning("cannot write %s: %s. Checkpoints are found without it.", layout.tracker, error)
+        for tracker, text in trackers.items():
+            _write_tracker(layout, tracker, text)
+
+
+def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
+    draft = layout.draft("tmp")
+    try:
+        write_text(draft, text)
+        move(draft, tracker)
+    except OSError as error:
+        remove(draft)
+        logger.warning("cannot write %s: %s. Checkpoints are found without it.", tracker, error)
 
 
 def ours(place: Path) -> Manifest | None:

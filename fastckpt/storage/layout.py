@@ -12,11 +12,12 @@ from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import MODEL, Manifest
+from fastckpt.format.manifest import METADATA, MODEL, Manifest, directory_named, file_named
 from fastckpt.storage.durable import make_directories
-from fastckpt.storage.stored import read_manifest
+from fastckpt.storage.stored import has_manifest, read_manifest
 
 PRIVATE = ".fastckpt"
+PAGE = 4096
 FILES = "files"
 """What is to become a checkpoint's directory, in one of parts."""
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -36,9 +37,11 @@ class Layout:
         self.private = root / PRIVATE
         self.tracker = root / TRACKER
 
-    def home(self, manifest: Manifest) -> Path:
-        """The directory in which a checkpoint's manifest belongs."""
-        return self.record(manifest.id) if manifest.target else self.default(manifest.id.step)
+    def home(self, id: SaveId, target: str) -> Path:
+        """The directory in which a checkpoint's manifest belongs that has this ``target``."""
+        if directory_named(target):
+            return self.root / directory_named(target)
+        return self.record(id) if target else self.default(id.step)
 
     def record(self, id: SaveId) -> Path:
         """The directory of all but the file that the user named."""
@@ -71,16 +74,29 @@ class Layout:
 
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""
-        here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name)]
+        here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name) or self._is_named(place)]
         return [*here, *self.records(), *self.drafts("retired")]
+
+    def _is_named(self, place: Path) -> bool:
+        """Whether a manifest belongs there, or is damaged; a checkpoint that users copied or renamed is theirs."""
+        if not has_manifest(place):
+            return False
+        try:
+            manifest = read_manifest(place)
+        except BadCheckpoint:
+            return True
+        return manifest is not None and self.home(manifest.id, manifest.target) == place
 
     def looks_like_ours(self, place: Path) -> bool:
         """Whether files of a checkpoint of ours lie there, be it that its manifest was lost or not copied along."""
-        return place.parent == self.root and (place / MODEL).is_file()
+        if place.parent != self.root:
+            return False
+        metadata = place / METADATA  # unlike that of torch's own writers, ours has whole pages
+        return (place / MODEL).is_file() or (metadata.is_file() and metadata.stat().st_size % PAGE == 0)
 
-    def target_of(self, manifest: Manifest) -> Path:
-        """The file that the user named for `MODEL`."""
-        return self.root / manifest.target
+    def file_of(self, manifest: Manifest) -> Path | None:
+        """The file that the user named for `MODEL`, if they did."""
+        return self.root / manifest.target if file_named(manifest.target) else None
 
     def own(self, target: str, id: SaveId) -> str:
         """A user's path as a manifest's ``target``: empty if it is the default one.
@@ -90,12 +106,26 @@ class Layout:
         """
         if not target:
             return ""
+        if target.endswith("/"):
+            return self._own_directory(target, id)
         path, root = Path(os.path.realpath(target)), Path(os.path.realpath(self.root))
         if path == root / f"checkpoint-{id.step}" / MODEL:
             return ""
         if path.is_relative_to(root / PRIVATE) or path == root / TRACKER or any(map(self._is_checkpoint, path.parents)):
             raise ConfigError(f"cannot save to {path}: it is part of another checkpoint. Choose another path.")
         return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+    def _own_directory(self, target: str, id: SaveId) -> str:
+        root = Path(os.path.realpath(self.root))
+        path = Path(os.path.realpath(Path(target).parent), Path(target).name)  # a link of that name makes way
+        if path == root / f"checkpoint-{id.step}":
+            return ""
+        if path.parent != root or path.name.startswith(".") or _PLACE.fullmatch(path.name) or path == root / TRACKER:
+            raise ConfigError(
+                f"cannot save to the directory {path}: the directory of step {id.step} must lie in {root} itself, and "
+                f"be called checkpoint-{id.step}, or in a way that begins with no dot and is no other step's."
+            )
+        return f"{path.name}/"
 
     def _is_checkpoint(self, place: Path) -> bool:
         try:

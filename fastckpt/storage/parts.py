@@ -37,7 +37,7 @@ class Parts:
         self._share = share
         self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
         self._files = self._place / FILES
-        self._home = layout.record(id) if share.target else layout.default(id.step)
+        self._home = layout.home(id, share.target)
         self._target = layout.root / share.target if share.target else self._home
         self._draft = draft_for(layout, share.target, f"{id.history}-{id.step}-{share.key}")
 
@@ -92,7 +92,7 @@ class Parts:
             on_failure.callback(commit.bring_back)
             commit.run()
             on_failure.pop_all()
-        commit.finish()
+        commit.finish(manifest)
         return manifest
 
     def _assemble(self) -> Manifest | None:

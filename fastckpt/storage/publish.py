@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastckpt import metrics
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp
+from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp, file_named
 from fastckpt.storage.claims import DRAFT, DRAFT_PREFIX
 from fastckpt.storage.commit import Commit
 from fastckpt.storage.copier import Copier, Copy
@@ -79,7 +79,7 @@ class Publication:
                 sync_tree(self._place)
             self._commit.run()
             on_failure.pop_all()
-        self._commit.finish()
+        self._commit.finish(manifest)
         return manifest
 
     def _take_back(self) -> None:
@@ -97,7 +97,7 @@ class Publication:
 
 def draft_for(layout: Layout, target: str, key: str) -> Path | None:
     """Where to write the file that a user named until its rename commits: beside it; None if they named none."""
-    return (layout.root / target).with_name(DRAFT_PREFIX + key) if target else None
+    return (layout.root / target).with_name(DRAFT_PREFIX + key) if file_named(target) else None
 
 
 def announce(layout: Layout, place: Path, draft: Path) -> None:

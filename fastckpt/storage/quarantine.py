@@ -50,7 +50,7 @@ def fault(layout: Layout, place: Path) -> str:
     try:
         manifest = read_manifest(place)
         if manifest:
-            Stored(manifest, place, layout.target_of(manifest) if manifest.target else None).check_sizes()
+            Stored(manifest, place, layout.file_of(manifest)).check_sizes()
     except BadCheckpoint as error:
         return str(error)
     return ""
@@ -69,8 +69,8 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
         f"from: {place}",
         _REASON + " ".join(why.split()),
     ]
-    if manifest and manifest.target:
-        lines.append(f"file: {layout.target_of(manifest)} (left where it is)")
+    if manifest and (file := layout.file_of(manifest)):
+        lines.append(f"file: {file} (left where it is)")
     lines.append("If it can be repaired, move this directory back to where it was; else remove it.")
     return "\n".join(lines) + "\n"
 

@@ -90,7 +90,7 @@ def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
     whole = {stored.place for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
-        home = layout.home(stored.manifest)
+        home = layout.home(stored.id, stored.manifest.target)
         if home in whole:
             drop(layout, stored.place)
             yield stored.place

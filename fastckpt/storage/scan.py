@@ -97,7 +97,7 @@ class Reader:
         manifest = read_manifest(place)
         if manifest is None:
             return None
-        home = self._layout.home(manifest)
+        home = self._layout.home(manifest.id, manifest.target)
         if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
             raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
-        return Stored(manifest, place, self._layout.target_of(manifest) if manifest.target else None)
+        return Stored(manifest, place, self._layout.file_of(manifest))

@@ -175,6 +175,8 @@ def normalised(location: str | os.PathLike[str]) -> str:
 def target_in(location: str, path: str | os.PathLike[str]) -> str:
     """A path that a user named for a model's file, as `Store.publish` takes it: absolute, or below a store's URL.
 
+    One that ends with "/" is for the directory of all files; in a store these cannot be named, so it is empty there.
+
     Raises ConfigError if the store cannot have a file there.
     """
     text = os.fspath(path)
@@ -183,7 +185,10 @@ def target_in(location: str, path: str | os.PathLike[str]) -> str:
     if not is_url(location):
         if is_url(text):
             raise ConfigError(f"cannot save to {text}: the checkpoint directory is {location}. Give a path.")
-        return os.path.abspath(text)  # noqa: PTH100 (the links are followed where it is written)
+        path = os.path.abspath(text)  # noqa: PTH100 (the links are followed where it is written)
+        return path + "/" * text.endswith("/")
+    if text.endswith("/"):
+        return ""
     scheme = location.split("://", maxsplit=1)[0] + "://"
     own = text if "://" in text else f"{location}/{text}"
     if text.startswith("/") or not own.lower().startswith(scheme):

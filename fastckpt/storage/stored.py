@@ -74,6 +74,15 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
         raise BadCheckpoint(f"{path}: {error}") from error
 
 
+def has_manifest(place: Path) -> bool:
+    """Whether there is what begins as a manifest of ours, damaged or not: others have files of this name, too."""
+    try:
+        with open(place / NAME, "rb", opener=open_at_once) as file:
+            return b'"fastckpt"' in file.read(32)
+    except OSError:
+        return False
+
+
 def open_at_once(path: str, flags: int) -> int:
     """An opener of files; without O_NONBLOCK, a pipe would wait for a writer that never comes."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

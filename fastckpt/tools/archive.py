@@ -23,15 +23,15 @@ class Extent:
     size: int
 
 
-class Archive:
-    """An open torch.save file.
-
-    Checksums of entries are not looked at: numbers are written into an image in place, and torch's reader does not
-    look at them either. Manifests have the digest of the whole file.
+class Opened:
+    """An open file.
 
     Args:
-        file: The file, open for reading and seekable; it may be remote. It stays the caller's to close.
+        file: Open for reading and seekable; it may be remote. It stays the caller's to close.
         name: What to call it in errors.
+
+    Raises:
+        BadCheckpoint: It cannot be read.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -39,6 +39,39 @@ class Archive:
         self._file = file
         try:
             self._length = file.seek(0, 2)
+        except (OSError, ValueError) as error:
+            raise BadCheckpoint(f"{name} cannot be read: {error}") from error
+
+    def read(self, extent: Extent) -> bytearray:
+        """The bytes of an extent; raises BadCheckpoint if they are not all there."""
+        if extent.offset + extent.size > self._length:
+            raise BadCheckpoint(
+                f"{self.name} is cut off: it has {self._length} bytes, but {extent.size} were to be at {extent.offset}"
+            )
+        data = bytearray(extent.size)
+        with memoryview(data) as view:
+            try:
+                self._file.seek(extent.offset)
+                done = 0
+                while done < extent.size and (count := self._file.readinto(view[done:])):  # type: ignore[attr-defined]
+                    done += count
+            except (OSError, ValueError) as error:
+                raise BadCheckpoint(f"{self.name} cannot be read: {error}") from error
+        if done != extent.size:
+            raise BadCheckpoint(f"{self.name} became shorter while it was read")
+        return data
+
+
+class Archive(Opened):
+    """An open torch.save file.
+
+    Checksums of entries are not looked at: numbers are written into an image in place, and torch's reader does not
+    look at them either. Manifests have the digest of the whole file.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        super().__init__(file, name)
+        try:
             with zipfile.ZipFile(file) as archive:
                 self._entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         except _ERRORS as error:
@@ -69,22 +102,3 @@ class Archive:
         if mark != b"PK\3\4":
             raise BadCheckpoint(f"{self.name} is damaged: there is no entry at {info.header_offset}, but {mark!r}")
         return Extent(info.header_offset + _HEADER.size + name + extra, info.file_size)
-
-    def read(self, extent: Extent) -> bytearray:
-        """The bytes of an extent; raises BadCheckpoint if they are not all there."""
-        if extent.offset + extent.size > self._length:
-            raise BadCheckpoint(
-                f"{self.name} is cut off: it has {self._length} bytes, but {extent.size} were to be at {extent.offset}"
-            )
-        data = bytearray(extent.size)
-        with memoryview(data) as view:
-            try:
-                self._file.seek(extent.offset)
-                done = 0
-                while done < extent.size and (count := self._file.readinto(view[done:])):  # type: ignore[attr-defined]
-                    done += count
-            except (OSError, ValueError) as error:
-                raise BadCheckpoint(f"{self.name} cannot be read: {error}") from error
-        if done != extent.size:
-            raise BadCheckpoint(f"{self.name} became shorter while it was read")
-        return data

@@ -114,7 +114,7 @@ class Difference:
 
 
 def diff_files(a: File, b: File) -> Difference:
-    """Compare the states in two torch.save files, tensor by tensor; neither is ever in memory as a whole.
+    """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
     How tensors lie in their storages, which storages they share, and on which device they were does not count.
 

@@ -190,13 +190,14 @@ def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
     ready, named = tape.now, _base(one)
     position, stalled = steps.at(named), 0
+    loaded = one.samples[0].loaded if one.samples else -1
     for sample in one.samples:
         if sample.at <= ready:
             continue  # its workers did not have their states yet
         reached = steps.at(sample.step, sample.steps - sample.named)
-        if sample.step < named:
-            position = reached  # back at an earlier checkpoint
-        named = sample.step
+        if sample.step < named and (reached < position or sample.loaded != loaded):
+            position = reached  # back at an earlier checkpoint; else another rank was the furthest before
+        named, loaded = sample.step, sample.loaded
         if reached <= position:
             continue
         again = max(0, min(steps.furthest, reached) - position)

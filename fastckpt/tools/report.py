@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from fastckpt.tools import goodput
 from fastckpt.tools.events import Event, Log, launches, nanoseconds, text, whole
+from fastckpt.tools.frequency import Decided, decided
 from fastckpt.tools.goodput import Span, Spent, Steps, trains_from
 from fastckpt.tools.launches import Failure, Launch, Round, Sample, launch_of, weights
 
@@ -88,6 +89,7 @@ class Report:
         lost: Nanoseconds by cause, of all nodes; ``goodput.USEFUL`` is one of the causes.
         steps: How far the training came.
         failures: By time.
+        decisions: On how often to save, by time.
         unreadable: Lines of the logs that say nothing.
         events_lost: Events that an agent could not write.
     """
@@ -97,6 +99,7 @@ class Report:
     steps: Steps
     failures: list[Recovery]
     counts: Counts
+    decisions: list[Decided]
     unreadable: int = 0
     events_lost: int = 0
 
@@ -127,6 +130,7 @@ def report(logs: Iterable[Log]) -> Report:
         times += [placed.spent.by_cause() for placed in nodes[node]]
         times += [{goodput.DOWN: gap} for gap in _gaps(nodes[node])]
         failures += _recoveries(nodes[node])
+    told_of = (one for chain in nodes.values() for at in chain for one in decided(at.launch.events, at.offset))
     lost = sum(whole(event, "count", 0) for each in found for event in each.events if event["event"] == "events_lost")
     return Report(
         nodes,
@@ -134,6 +138,7 @@ def report(logs: Iterable[Log]) -> Report:
         max(progress.values(), key=lambda steps: steps.new, default=Steps()),
         sorted(failures, key=lambda failure: failure.at),
         _counts(nodes),
+        sorted(told_of, key=lambda one: one.at),
         sum(log.unreadable for log in logs),
         lost,
     )

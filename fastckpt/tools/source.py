@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint, ConfigError
-from fastckpt.format.manifest import MODEL
+from fastckpt.format.manifest import METADATA, MODEL
 from fastckpt.storage.store import is_url
 from fastckpt.tools.address import Address, parse
 from fastckpt.tools.inventory import File, Inventory, Item, take
@@ -50,9 +50,20 @@ def find(text: str, shm_dir: str) -> Source:
     Of a step that is in memory and on storage, the one on storage is taken: it stands still.
 
     Raises:
-        ConfigError: There is no such thing.
+        ConfigError: There is no such thing, or it is of torch.distributed.checkpoint.
         BadCheckpoint: It is damaged.
     """
+    source = _find(text, shm_dir)
+    if METADATA in source.files:
+        place = str(source.files[METADATA].path).removesuffix(f"/{METADATA}")
+        raise ConfigError(
+            f"{text} is a checkpoint of torch.distributed.checkpoint, and this reads files of torch.save. Make one of "
+            f"it first: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {place} FILE.pt"
+        )
+    return source
+
+
+def _find(text: str, shm_dir: str) -> Source:
     address = parse(text)
     path = Path(address.location)
     if not address.explicit and not is_url(address.location):
@@ -92,6 +103,6 @@ def _plain(path: Path) -> dict[str, File]:
     """The files of a directory that is itself a checkpoint, or a slot; {} for a checkpoint directory."""
     if (path / ".fastckpt").is_dir() or not path.is_dir():
         return {}
-    names = [MODEL] if (path / MODEL).is_file() else []
+    names = [name for name in (MODEL, METADATA) if (path / name).is_file()]
     names += sorted(found.name for found in path.glob("*.pt") if found.name != MODEL and found.is_file())
     return {name: File(path / name, (path / name).stat().st_size) for name in names}

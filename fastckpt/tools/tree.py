@@ -1,12 +1,12 @@
-"""The state in a torch.save file as a tree of names: what each is, without its bytes."""
+"""The state in a file as a tree of names: what each is, without its bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
 from fastckpt.errors import BadCheckpoint
-from fastckpt.tools.archive import Archive
-from fastckpt.tools.pickled import Object, Tensor, describe
+from fastckpt.tools.contents import contents
+from fastckpt.tools.pickled import Object, Tensor
 
 MOST = 10_000_000
 """How many entries of a state are looked at: a pickle of a few bytes can describe more than fit into memory."""
@@ -60,7 +60,7 @@ Tree: TypeAlias = list[Entry]
 
 def read_tree(file: BinaryIO, name: str) -> Tree:
     """All entries of the state in a file, in its order; raises BadCheckpoint, naming the file, if it is damaged."""
-    return tree_of(describe(Archive(file, name).pickled(), name), name)
+    return tree_of(contents(file, name).state(), name)
 
 
 def tree_of(state: Any, name: str) -> Tree:

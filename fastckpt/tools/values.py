@@ -1,4 +1,4 @@
-"""Reads the elements of tensors from a torch.save file piece by piece, so that no state has to fit into memory."""
+"""Reads the elements of tensors from a file piece by piece, so that no state has to fit into memory."""
 
 import sys
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ from types import TracebackType
 import torch
 
 from fastckpt.errors import BadCheckpoint
-from fastckpt.storage.reading import open_file
-from fastckpt.tools.archive import Archive, Extent
+from fastckpt.storage.reading import digest_of, open_file
+from fastckpt.tools.archive import Extent
+from fastckpt.tools.contents import contents
 from fastckpt.tools.inventory import File
-from fastckpt.tools.pickled import Tensor, describe
+from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.tree import Tree, tree_of
 
 BLOCK = 2**21
@@ -22,7 +23,7 @@ _PACKED = ("quint4x2", "quint2x4")
 
 
 class StateFile(AbstractContextManager["StateFile"]):
-    """A torch.save file, open to read its tree and the elements of its tensors; no pickled code is run.
+    """A file of a checkpoint, open to read its tree and the elements of its tensors; no pickled code is run.
 
     Raises:
         BadCheckpoint: It is not there, or damaged.
@@ -32,8 +33,8 @@ class StateFile(AbstractContextManager["StateFile"]):
         self.path = path = str(file.path)
         self._file = open_file(file.path, file.size)
         try:
-            self._archive = Archive(self._file, path)
-            self.tree: Tree = tree_of(describe(self._archive.pickled(), path), path)
+            self._contents = contents(self._file, path, lambda: digest_of(file.path, file.size))
+            self.tree: Tree = tree_of(self._contents.state(), path)
         except BaseException:
             self._file.close()
             raise
@@ -49,11 +50,9 @@ class StateFile(AbstractContextManager["StateFile"]):
         """
         if tensor.storage is None or not tensor.count:
             return
-        if self._archive.byteorder() != sys.byteorder:
-            raise BadCheckpoint(
-                f"{self.path} has {self._archive.byteorder()}-endian tensors; read it on such a machine"
-            )
-        stored = self._archive.extent(f"data/{tensor.storage.key}")
+        if (order := self._contents.byteorder()) != sys.byteorder:
+            raise BadCheckpoint(f"{self.path} has {order}-endian tensors; read it on such a machine")
+        stored = self._contents.stored(tensor.storage.key)
         if tensor.dtype in _PACKED:
             tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
         dtype = _torch_type(tensor.dtype, self.path)
@@ -80,7 +79,7 @@ class StateFile(AbstractContextManager["StateFile"]):
             raise BadCheckpoint(
                 f"{self.path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
             )
-        data = self._archive.read(Extent(stored.offset + first * size, count * size))
+        data = self._contents.read(Extent(stored.offset + first * size, count * size))
         return torch.frombuffer(data, dtype=dtype)
 
     def close(self) -> None:

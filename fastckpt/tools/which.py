@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fastckpt.format.manifest import MODEL
+from fastckpt.format.manifest import METADATA, MODEL
+from fastckpt.format.names import own_of, shards_of
 from fastckpt.policy.resume import Candidate, choose
 from fastckpt.tools.inventory import DAMAGED, QUARANTINED, WHOLE, Inventory, Item
 from fastckpt.tools.verify import BAD, verify
@@ -36,12 +37,12 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
     candidates = {_candidate(item): item for item in inventory.items if not objections[id(item)]}
     excluded: set[Candidate] = set()
     while (choice := choose([candidates], excluded)) is not None:
-        bad = _bad_files(candidates[choice]) if verifies else ""
+        bad = _bad_files(candidates[choice[0]]) if verifies else ""
         if not bad:
             break
-        excluded.add(choice)
-        objections[id(candidates[choice])] = bad
-    chosen = candidates[choice] if choice else None
+        excluded |= {*choice}
+        objections[id(candidates[choice[0]])] = bad
+    chosen = candidates[choice[0]] if choice else None
     others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
     return Decision(_outcome(inventory, chosen), chosen, others)
 
@@ -50,7 +51,11 @@ def _objection(item: Item) -> str:
     """Why no resume takes a checkpoint; empty if one may."""
     if item.state != WHOLE:
         return f"{item.state}: {item.why}"
-    wanted = [MODEL, *(f"rank_{rank}.pt" for rank in range(item.world or 1))]
+    ranks = range(item.world or 1)
+    parts = [*map(shards_of, ranks)] if item.details.get("nodes", 1) != 1 else []
+    own = [*map(own_of, ranks)]
+    is_of_framework = not {MODEL, METADATA} & item.files.keys() and item.files.keys() - own
+    wanted = [] if is_of_framework else parts if METADATA in item.files else [MODEL, *own]
     missing = [name for name in wanted if name not in item.files]
     if missing and item.tier == "memory":
         return f"not for all of {item.world} ranks: this node's memory has no {', '.join(missing)}"

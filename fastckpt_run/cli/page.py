@@ -9,7 +9,7 @@ from fastckpt_run import words
 from fastckpt_run.cli import lanes
 from fastckpt_run.cli.answer import plain
 from fastckpt_run.cli.chart import Axis, Bar, lane
-from fastckpt_run.cli.report import facts, when
+from fastckpt_run.cli.report import change, facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _TICKS = 6
@@ -17,14 +17,16 @@ _STRETCHES = 100
 _CHECKPOINT_KINDS = {
     "persist": "persist", "flush": "flush", "upload": "upload", "failure": "failure", "skip": "skipped save"
 }  # fmt: skip
-_MOST_FAILURES = 200
+_MOST_FAILURES = _MOST_CHANGES = 200
 
 
 def page(found: Report, directory: str) -> str:
     """The whole page."""
     style = files("fastckpt_run.cli").joinpath("page.css").read_text(encoding="utf-8")
     title = _text(f"What happened in {directory}")
-    body = "".join([_summary(found), _time(found), _timeline(found), _failures(found), _launches(found)])
+    body = "".join(
+        [_summary(found), _time(found), _timeline(found), _frequency(found), _failures(found), _launches(found)]
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -100,6 +102,25 @@ def _timeline(found: Report) -> str:
     )
 
 
+def _frequency(found: Report) -> str:
+    changes = [one for one in found.decisions if one.matters]
+    if not changes:
+        return ""
+    start, last = lanes.axis_of(found).begin, changes[-_MOST_CHANGES:]
+    rows = [[_text(cell) for cell in change(one, start)] for one in last]
+    rows = [[*cells, f'<div class="why">{why}</div>'] for *cells, why in rows]
+    heads = ["at", "step", "snapshot", "persist", "cost", "why"]
+    return (
+        "<section><h2>How often it saves</h2><p>From after a step on: steps between snapshots and between persists, "
+        f"and what checkpoints had cost until then.</p>{_earlier(len(changes) - len(last))}{_table(heads, rows)}"
+        "</section>\n"
+    )
+
+
+def _earlier(count: int) -> str:
+    return f"<p>{count:,} earlier ones are not shown.</p>" if count else ""
+
+
 def _failures(found: Report) -> str:
     if not found.failures:
         return "<section><h2>Failures</h2><p>None.</p></section>\n"
@@ -108,12 +129,7 @@ def _failures(found: Report) -> str:
     longest = max(_length(one) for one in last)
     rows = [list(_failure(one, start, longest, len(found.nodes))) for one in last]
     heads = ["at", "what", "went on", "from", "steps repeated", "phases, up to the first step"]
-    more = (
-        f"<p>{len(found.failures) - len(last)} earlier ones are not shown.</p>"
-        if len(last) < len(found.failures)
-        else ""
-    )
-    return f"<section><h2>Failures</h2>{more}{_table(heads, rows)}</section>\n"
+    return f"<section><h2>Failures</h2>{_earlier(len(found.failures) - len(last))}{_table(heads, rows)}</section>\n"
 
 
 def _length(one: Recovery) -> int:

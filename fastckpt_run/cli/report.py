@@ -10,10 +10,13 @@ import click
 from fastckpt_run.cli.answer import Answer, Screen, answering, size
 
 if TYPE_CHECKING:
+    from fastckpt.tools.frequency import Decided
     from fastckpt.tools.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
 """What follows a failure, in this order."""
+SHOWN = 20
+"""How many changes of the frequency are shown, the newest."""
 
 
 @click.command()
@@ -77,6 +80,7 @@ def _document(found: "Report") -> dict[str, Any]:
             for placed in chain
         ],
         "failures": [_failure(one) for one in found.failures],
+        "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,
@@ -106,8 +110,15 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
     screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
     for line in facts(found):
         screen.line(line)
+    start = min(placed.begin for chain in found.nodes.values() for placed in chain)
+    if changes := [one for one in found.decisions if one.matters]:
+        screen.table(
+            [">AT", ">AFTER STEP", ">SNAPSHOT", ">PERSIST", ">COST", "WHY"],
+            [change(one, start) for one in changes[-SHOWN:]],
+        )
+        if len(changes) > SHOWN:
+            screen.line(f"{words.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
     if found.failures:
-        start = min(placed.begin for chain in found.nodes.values() for placed in chain)
         screen.table(
             ["FAILURE", *(f">{name}" for name in _HEADS)],
             [_row(one, start, len(found.nodes)) for one in found.failures],
@@ -133,6 +144,14 @@ def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
     ]
 
 
+def change(one: "Decided", start: int) -> list[str]:
+    """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
+    from fastckpt_run import words
+
+    memory, storage = (f"{steps:,}" if steps else "-" for steps in (one.memory, one.storage))
+    return [words.duration(one.at - start), f"{one.step:,}", memory, storage, words.part(one.overhead), one.why]
+
+
 def facts(found: "Report") -> list[str]:
     """Steps and checkpoints, in words."""
     from fastckpt_run import words
@@ -148,6 +167,8 @@ def facts(found: "Report") -> list[str]:
         f"persists: {counts.persisted:,} of {size(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]
+    if found.decisions:
+        said.append(f"frequency: {words.frequency(found.decisions)}")
     if counts.uploads:
         said.append(f"uploads: {counts.uploads:,}")
     if counts.bad_checkpoints:

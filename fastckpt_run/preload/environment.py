@@ -2,8 +2,10 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 
 PER_WORKER = re.compile(
     r"(GROUP_|ROLE_|LOCAL_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
@@ -16,6 +18,14 @@ READ_BY_LIBRARIES = re.compile(
 )
 """Variables that native libraries or Python read when they are loaded, where nobody can watch them."""
 
+SCANS = {"tqdm.utils": "TQDM_"}
+"""Modules that go through all variables when they are imported, and how the names begin of those that they keep.
+
+torch imports tqdm where it is installed.
+"""
+_DEEPEST = 6
+"""How many callers away from a read such a module may be."""
+
 _read: set[str] = set()
 
 
@@ -23,18 +33,30 @@ class _Recording(os._Environ):  # type: ignore[type-arg]
     """os.environ that remembers the names of the variables that somebody asked for."""
 
     def __getitem__(self, key: str) -> str:
-        _read.add(os.fsdecode(key))  # subprocess asks for b"PATH", too
+        _record(os.fsdecode(key))  # subprocess asks for b"PATH", too
         value: str = super().__getitem__(key)
         return value
 
     def __contains__(self, key: object) -> bool:
-        _read.add(str(key))
+        _record(str(key))
         return super().__contains__(key)
 
     def __iter__(self) -> Iterator[str]:
         for name in super().__iter__():
-            _read.add(name)
+            _record(name)
             yield name
+
+
+def _record(name: str) -> None:
+    if name in _read:
+        return
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_DEEPEST):
+        prefix = SCANS.get(frame.f_globals.get("__name__", "")) if frame else None
+        if prefix is not None and not name.startswith(prefix):
+            return
+        frame = frame.f_back if frame else None
+    _read.add(name)
 
 
 @contextmanager

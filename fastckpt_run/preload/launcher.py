@@ -208,11 +208,16 @@ class Preloader:
             self._template.started = since  # however many modules are unfit, nobody waits longer
 
 
+def runs_script(spec: WorkerSpec) -> bool:
+    """Whether workers are this interpreter with a script or a module, as torch starts it; not with ``--no-python``."""
+    return spec.entrypoint == sys.executable and spec.args[:1] == ("-u",) and len(spec.args) > 1
+
+
 def _unfit(spec: WorkerSpec) -> str:
     """Why workers of this kind cannot be forked; empty if they can."""
     if callable(spec.entrypoint):
         return "--run-path starts them in its own way"
-    if spec.entrypoint != sys.executable or spec.args[:1] != ("-u",):
+    if not runs_script(spec):
         return f"they run {spec.entrypoint}, not this Python"
     return "the script comes from stdin" if spec.args[1] == "-" else ""
 

@@ -1,5 +1,6 @@
 """What the agent tells a fork about the worker that it is to become, and what it says if that fails."""
 
+import ctypes
 import json
 import mmap
 import os
@@ -40,6 +41,13 @@ class Report:
 
     def __init__(self, memory: int) -> None:
         self._room = mmap.mmap(memory, _REPORT)
+
+    def keep(self) -> None:
+        """Never let go of the room, for a process that closes descriptors behind the backs of their owners.
+
+        A mapping closes a descriptor of its own in the end, whose number may be another's by then.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._room))
 
     def write(self, text: str) -> None:
         """Leave the report of how a script ended, or the end of it."""

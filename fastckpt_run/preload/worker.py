@@ -40,6 +40,7 @@ class Worker:
         die_with(self._order.parent)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
+        self._report.keep()
         _close_all_but_streams()
         _open_streams()
         for number, text in enumerate(said, start=1):

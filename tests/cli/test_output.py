@@ -27,6 +27,7 @@ FAILURE = {
     "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
     "resumed", "first_step", "load", "step", "tier", "repeated",
 }  # fmt: skip
+DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}
 # Scripts depend on these keys: new ones may come, none may go or change its meaning.
 KEYS: dict[str, dict[str, Any]] = {
     "ls": {"directory": str, "jobs": [JOB], "checkpoints": [CHECKPOINT]},
@@ -48,7 +49,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "report": {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
-        "failures": [FAILURE], "checkpoints": dict, "unreadable": int, "events_lost": int,
+        "failures": [FAILURE], "decisions": [DECISION], "checkpoints": dict, "unreadable": int, "events_lost": int,
     },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},

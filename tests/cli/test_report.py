@@ -73,10 +73,13 @@ def test_the_page_says_what_the_log_says(fastckpt: Fastckpt, directory: Path, tm
     (directory / ".fastckpt").mkdir()
     leave_log(directory)
     said = fastckpt("report", directory, "--html", tmp_path / "page.html", "--json")
-    assert said.code == 0 and said.document["goodput"] == pytest.approx(0.606, abs=0.001)
+    assert said.code == 0 and said.document["goodput"] == pytest.approx(0.646, abs=0.001)
     text = (tmp_path / "page.html").read_text()
     shown = " ".join(assert_safe(text).text)
-    for figure in ("60.57 %", "33.2 s", "rank 1 died: SIGKILL", "step 700, memory", "starting workers", "node1"):
+    for figure in (
+        "64.60 %", "25.3 s", "rank 1 died: SIGKILL", "step 689, memory", "starting workers", "node1",
+        "How often it saves", "profiling: nothing is known", "a time, or failures, ask for it", "3.14 % of training",
+    ):  # fmt: skip
         assert figure in shown
     assert len(text) < 200_000
 

@@ -221,7 +221,8 @@ def test_a_damaged_checkpoint_is_not_shown(fastckpt: Fastckpt, three: Path):
 
 def test_ten_gigabytes_are_not_read(fastckpt: Fastckpt, tmp_path: Path):
     """A file of real offsets beyond 4 GiB whose tensors are holes."""
-    skeleton, _ = sketch({f"layer-{i}": torch.empty(10**9, device="cpu").expand(10**9) for i in range(3)} | {"step": 7})
+    layers = {f"layer-{i}": torch.empty(10**9, device="cpu").expand(10**9) for i in range(3)}
+    skeleton, *_ = sketch(layers | {"step": 7})
     path = tmp_path / "model.pt"
     with path.open("wb") as file:
         for offset, data in skeleton.segments:

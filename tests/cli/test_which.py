@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from fastckpt.errors import NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory, Share
+from fastckpt.tools.inventory import WHOLE, File, Inventory, Item
+from fastckpt.tools.which import REFUSE, decide
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -194,3 +197,13 @@ def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path
     why = "writing: other nodes than 1 have not written their parts yet"
     assert (document["others"][0]["step"], document["others"][0]["why"]) == (40, why)
     assert fastckpt("verify", three, "--all").code == 0
+
+
+def test_the_memory_of_one_of_several_nodes_is_not_enough_for_all_shards() -> None:
+    files = {name: File(Path(name), 1) for name in (".metadata", "__0_0.distcp", "rank_0.pt", "node_0.metadata")}
+    half = Item("memory", WHOLE, "", Path("slot-0"), 7, 1, files, world=2, details={"node": 0, "nodes": 2})
+    decision = decide(Inventory("run", [half], []))
+    assert decision.outcome == REFUSE
+    assert decision.others == [(half, "not for all of 2 ranks: this node's memory has no __1_0.distcp")]
+    alone = replace(half, world=1, details={})
+    assert decide(Inventory("run", [alone], [])).choice is alone

@@ -14,8 +14,12 @@ from torch.utils.data import IterableDataset
 from fastckpt import Checkpointer
 from fastckpt.data import ResumableDataLoader
 from fastckpt.ddp import KeepLatestStepStrategy
+from fastckpt.engine import still
+from fastckpt.engine.gradients import Gradients
+from fastckpt.engine.parts import Parts
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.storage.directory import CheckpointDirectory
+from tests.ddp.overlapping import Held
 
 
 class Training:
@@ -56,6 +60,23 @@ class Training:
 
 def on_storage(directory: Path) -> list[int]:
     return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def test_the_last_step_is_durable_even_if_its_copy_came_to_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Averaged weights were swapped in for an evaluation, while those of the step were being copied."""
+    monkeypatch.setattr(still, "WORTH", 1)
+    training = Training(directory, every={"memory": 1, "storage": 3})
+    with training.checkpointer as checkpointer, Held():
+        checkpointer.resume()
+        assert training.steps(1, 3) == [True] * 3
+        own = [parameter.detach().clone() for parameter in training.model.parameters()]
+        with torch.no_grad():
+            torch._foreach_zero_(list(training.model.parameters()))
+            checkpointer._writer.be_ready()
+            torch._foreach_copy_(list(training.model.parameters()), own)
+    assert on_storage(directory)[-1] == 3
+    saved = torch.load(directory / "checkpoint-3" / "model.pt")["model"]
+    assert all(torch.equal(a, b) for a, b in zip(own, saved.values(), strict=True))
 
 
 def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: Path):
@@ -136,6 +157,69 @@ def test_several_optimizers_and_other_parts(directory: Path):
     for says, options in unlike.items():
         with Training(directory, **options).checkpointer as checkpointer, pytest.raises(ConfigError, match=says):
             checkpointer.resume()
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_gradients_in_the_middle_of_accumulation(directory: Path, gradients: bool, said: pytest.LogCaptureFixture):
+    def micro_batches(training: Training, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            training.model(torch.ones(8) * step).square().sum().backward()
+            if step % 3 == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            training.checkpointer.step(step)
+
+    whole = Training(directory / "whole", every=100)
+    with whole.checkpointer as checkpointer:
+        checkpointer.resume()
+        micro_batches(whole, 1, 9)
+    for begin, end in ((0, 3), (3, 5), (5, 9)):
+        training = Training(directory, every=1, gradients=gradients)
+        for parameter in training.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        training.optimizer.zero_grad(set_to_none=begin > 0)
+        with training.checkpointer as checkpointer:
+            assert checkpointer.resume() == begin
+            grads = [parameter.grad is not None for parameter in training.model.parameters()]
+            assert grads == [begin == 0 or (gradients and begin == 5)] * 2
+            micro_batches(training, begin + 1, end)
+    same = [torch.equal(a, b) for a, b in zip(training.weights(), whole.weights(), strict=True)]
+    assert all(same) is gradients
+    assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
+
+
+def test_gradients_of_other_ranks_are_dropped_and_told(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture):
+    model = nn.Linear(8, 4)
+    gradients = Gradients(model, (), None, saved=True)
+    empty = gradients.state()
+    model(torch.ones(8)).sum().backward()
+    saved = gradients.state() | {}
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    gradients.load(empty)
+    assert model.weight.grad is None
+    assert not said.text
+    for state, says in ((saved, "is one of 1 ranks"), (None, "fewer ranks, or without gradients")):
+        gradients.load(state)
+        assert model.weight.grad is None
+        assert says in said.text
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    gradients.load(saved)
+    assert torch.equal(model.weight.grad, torch.ones(4, 8))
+    with pytest.raises(ConfigError, match="gradients of other, which the model lacks"):
+        gradients.load(saved | {"grads": {"other": torch.ones(2)}})
+
+
+def test_what_ranks_say_of_their_data(directory: Path):
+    gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
+    said = [
+        Parts({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
+        for rank, batch, seed in ((0, 2, 0), (1, 2, 0), (1, 4, 0), (1, 2, 1))
+    ]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+    assert said[0] != said[3]
+    assert Parts({}, None, gradients).shared == {}
 
 
 def test_an_error_in_the_loop_saves_nothing_more(directory: Path):

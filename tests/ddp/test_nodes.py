@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import torch
 from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
 from fastckpt.engine import peers
+from fastckpt.engine.joined import join_on_storage
+from fastckpt.engine.offers import Needs, Offers
 from fastckpt.engine.saver import Saver
-from fastckpt.errors import PersistError
+from fastckpt.errors import NoLoadableCheckpoint, PersistError
+from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.stored import digest
 from tests.ddp.conftest import Ranks, Rounds, state, until
 
 DISK = StorageType.DISK
@@ -26,10 +31,14 @@ class Nodes(Ranks):
 
     def start_nodes(self, *strategy: Any) -> None:
         self.savers = [Saver(Settings.from_environment()) for _ in range(2)]
+        for saver in self.savers:
+            saver.start()
+        self.start_workers_of_nodes(*strategy)
+
+    def start_workers_of_nodes(self, *strategy: Any) -> None:
         self._rounds = Rounds(2)
         self._monkeypatch.setattr("fastckpt.ddp.agreement", lambda world_size: self._rounds)
         for rank, saver in enumerate(self.savers):
-            saver.start()
             values = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, AGENT_VARIABLE: saver.address}
             for name, value in values.items():
@@ -40,6 +49,31 @@ class Nodes(Ranks):
         for rank in ranks:
             own = {"position": 100 * step + rank}
             assert self.members[rank].save_checkpoint(step, state(step), path, DISK, rank_state=own)
+
+    def save_to_memory(self, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            own = {"position": 100 * step + rank}
+            assert self.members[rank].save_checkpoint(step, state(step), rank_state=own)
+
+    def restart(self) -> None:
+        """The workers of both nodes die, as far as their savers can tell, and others come."""
+        for member in self.members:
+            member.close()
+        self.members = []
+        for saver in self.savers:
+            saver.breakpoint()
+        self.start_workers_of_nodes()
+
+    def resume(self) -> list[tuple[int, str]]:
+        """Step and tier of each rank; that all have loaded one step, and each its own part."""
+        loaded = [found["step"] for found in self.load()]
+        assert positions(self) == [100 * step + rank for rank, step in enumerate(loaded)]
+        return [(step, member.loaded_from) for step, member in zip(loaded, self.members, strict=True)]
+
+    def slot(self, node: int, step: int) -> Path:
+        """Where a node has a step in memory."""
+        arena = self.members[node]._writer.link.arena
+        return next(s for s in arena.glob("slot-*") if (id := slots.read(s).committed) and id.step == step)
 
     def wait(self, *ranks: int) -> list[int | None]:
         return [self.members[rank].wait_latest_checkpoint(60) for rank in ranks]
@@ -201,3 +235,126 @@ def test_the_first_node_retires_old_checkpoints(nodes: Nodes):
         nodes.wait(0, 1)
     until(lambda: len([*nodes.directory.glob("checkpoint-*")]) == 1, "retention")
     assert [stored.id.step for stored in CheckpointDirectory(nodes.directory).checkpoints()] == [3]
+
+
+@pytest.fixture
+def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Ranks that have loaded, as scripts do, and so know by which name they save; nothing is flushed by itself."""
+    monkeypatch.setenv("FASTCKPT_FLUSH", "no")
+    relaunch(nodes)
+    assert nodes.load() == [{}, {}]
+    return nodes
+
+
+def test_each_node_resumes_from_its_own_memory(running: Nodes):
+    for step in (1, 2):
+        running.save_to_memory(step, 0, 1)
+    running.restart()
+    assert running.resume() == [(2, "memory")] * 2
+    running.save_to_memory(3, 0, 1)
+    running.restart()
+    assert running.resume() == [(3, "memory")] * 2
+
+
+def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes):
+    nodes.save(1, 0, 1)
+    nodes.wait(0, 1)
+    nodes.save_to_memory(2, 0, 1)
+    nodes.restart()
+    assert nodes.resume()[0][1] == "storage"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_step_that_one_node_lacks(running: Nodes, node: int):
+    """All go back to the one before, which then is persisted, if memory is to be flushed; the other is given up."""
+    running.save_to_memory(1, 0, 1)
+    running.save_to_memory(2, node)
+    running.restart()
+    assert running.resume() == [(1, "memory")] * 2
+    assert {id.step for s in running.slot(node, 1).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
+    running.save_to_memory(2, 0, 1)
+    running.restart()
+    assert running.resume() == [(2, "memory")] * 2
+
+
+def test_what_all_have_is_flushed(nodes: Nodes):
+    nodes.load()
+    nodes.save_to_memory(1, 0, 1)
+    nodes.save_to_memory(2, 1)
+    nodes.restart()
+    assert nodes.resume() == [(1, "memory")] * 2
+    storage = CheckpointDirectory(nodes.directory)
+    until(lambda: [stored.id.step for stored in storage.checkpoints()] == [1], "the flush of step 1")
+    nodes.save(2, 0, 1)
+    assert nodes.wait(0, 1) == [2, 2]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.parametrize("harm", [flip, Path.unlink])
+def test_the_memory_of_one_node_is_damaged(running: Nodes, harm: Callable[[Path], None], is_durable: bool):
+    """Its rank finds the same on storage; else all go back."""
+    running.save_to_memory(1, 0, 1)
+    running.save(2, 0, 1) if is_durable else running.save_to_memory(2, 0, 1)
+    running.wait(0, 1)
+    slot = running.slot(1, 2)
+    slots.write_digests(slot, slots.read(slot).committed, {"model.pt": digest(slot / "model.pt")})
+    running.restart()
+    harm(slot / "model.pt")
+    expected = [(2, "memory"), (2, "storage")] if is_durable else [(1, "memory")] * 2
+    assert running.resume() == expected
+
+
+def test_saves_of_the_same_number_of_unlike_attempts_do_not_meet(running: Nodes):
+    """As of nodes of which one was away while the others went on in a history of the same number."""
+    running.save(1, 0, 1)
+    running.wait(0, 1)
+    running.save_to_memory(2, 0, 1)
+    slot, done = running.slot(1, 2), slots.read(running.slot(1, 2)).done[0]
+    slots.commit(slot, 0, replace(done, details=done.details | {"attempt": "another"}))
+    running.restart()
+    assert running.resume() == [(1, "memory")] * 2
+
+
+def test_what_may_not_be_one_save_is_no_reason_to_start_afresh(running: Nodes):
+    """As of nodes that had not loaded, or of a job of one node that was started again on two."""
+    running.save_to_memory(1, 0, 1)
+    for node in (0, 1):
+        slot, done = running.slot(node, 1), slots.read(running.slot(node, 1)).done[0]
+        slots.commit(slot, 0, replace(done, details=done.details | {"attempt": ""}))
+    running.restart()
+    with pytest.raises(NoLoadableCheckpoint, match="the other nodes may have another of this step"):
+        running.load()
+
+
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_what_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running: Nodes, is_enough: bool):
+    """Node 1 would flush step 2, which node 0 lacks, and no step would be whole."""
+    running.save_to_memory(1, 0, 1)
+    running.save_to_memory(2, 1)
+    running.restart()
+
+    def join(member: DdpCheckpointer, rank: int) -> None:
+        link = member._writer.link
+        needs = Needs("model.pt", f"rank_{rank}.pt", () if is_enough else ("what no node has",))
+        join_on_storage(Offers(link, str(running.directory), needs, digests=True), link, running._rounds)
+        link.release()
+
+    running.together(join)
+    steps = [stored.id.step for stored in CheckpointDirectory(running.directory).checkpoints()]
+    assert steps == ([] if is_enough else [1])
+
+
+def test_memory_is_lost_with_a_node(running: Nodes):
+    running.save(1, 0, 1)
+    running.wait(0, 1)
+    running.save_to_memory(2, 0, 1)
+    running.restart()
+    for slot in running.members[1]._writer.link.arena.glob("slot-*"):
+        slots.clear(slot)
+    assert running.resume() == [(1, "memory"), (1, "storage")]

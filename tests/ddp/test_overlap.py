@@ -149,9 +149,10 @@ class TestOptimizers:
         one = start(ranks, optimizer)
         assert_right(one, iterate, state, after_save=skipped)
 
-    def test_what_is_none_is_refused(self, ranks: Ranks):
-        with pytest.raises(ConfigError, match="overlap has a Linear"):
-            ranks.start(overlap=[torch.nn.Linear(1, 1)])
+    @pytest.mark.parametrize("given", [[torch.nn.Linear(1, 1)], torch.nn.Linear(1, 1), True])
+    def test_what_is_none_is_refused(self, ranks: Ranks, given: Any):
+        with pytest.raises(ConfigError, match=r"overlap has a (Linear|bool)"):
+            ranks.start(overlap=given)
 
 
 class TestModels:
@@ -302,6 +303,29 @@ WRITES: dict[str, Callable[[torch.nn.Sequential], object]] = {
 }
 
 
+def swap(model: torch.nn.Module) -> None:
+    """As averaging libraries do before an evaluation."""
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.full_like(parameter, 0.25))
+
+
+def fused(model: torch.nn.Module) -> None:
+    """The kernel of fused optimizers, called by itself: of what it writes no version rises."""
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    ones, steps = [torch.ones_like(each) for each in parameters], [torch.tensor(1.0) for _ in parameters]
+    options = {"beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    torch._fused_adam_(parameters, ones, ones, ones, [], steps, lr=0.1, **options)
+
+
+UNSEEN: dict[str, Callable[[torch.nn.Sequential], object]] = {
+    "clipped by way of .data": lambda model: model[0].weight.data.clamp_(-0.01, 0.01),
+    "swapped by way of .data": swap,
+    "by numpy": lambda model: model[0].weight.detach().numpy().fill(7),
+    "by another view of the memory": lambda model: torch.from_dlpack(model[0].weight.detach()).neg_(),
+    "by a fused kernel": fused,
+}
+
+
 class TestChanges:
     """Weights that something else than an optimizer's step changes."""
 
@@ -316,7 +340,7 @@ class TestChanges:
         assert_right(start(ranks, optimizer), iterate, whole(model, optimizer))
         assert "was written to" not in said.text
 
-    @pytest.mark.parametrize("write", WRITES)
+    @pytest.mark.parametrize("write", WRITES | UNSEEN)
     def test_once_while_they_are_copied_loses_the_save_and_ends_overlap(
         self, ranks: Ranks, said: pytest.LogCaptureFixture, write: str
     ):
@@ -325,7 +349,7 @@ class TestChanges:
         one = start(ranks, optimizer)
         proven(one, optimizer, whole(model, optimizer))
         assert one.save_checkpoint(1, whole(model, optimizer)()).pending
-        WRITES[write](model)
+        (WRITES | UNSEEN)[write](model)
         assert not said.records
         optimizer.step()
         warnings = [record.message for record in said.records if "overlap with" in record.message]
@@ -363,6 +387,24 @@ class TestChanges:
         one = start(ranks, optimizer)
         assert_right(one, lambda: learn(model, optimizer), whole(model, optimizer), after_save=replace)
 
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    def test_weights_that_are_moved_to_shared_memory(self, ranks: Ranks, elsewhere: bool):
+        """Which frees the memory where they were. Queues do that in a thread of their own."""
+        model = torch.nn.Linear(1500, 1500)
+        optimizer = adam(model)
+        one = start(ranks, optimizer)
+        proven(one, optimizer, whole(model, optimizer))
+        wanted = reference(whole(model, optimizer)())
+        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        if elsewhere:
+            queue = threading.Thread(target=model.share_memory)
+            queue.start()
+            queue.join()
+        else:
+            model.share_memory()
+        assert_same(in_memory(one), (1, wanted))
+        assert_right_after(one, model, optimizer)
+
     def test_an_operation_that_is_under_way_as_the_copy_ends(self, ranks: Ranks, held: Held):
         """It shows only when it is over: then the save is lost, or it holds nothing of what was written."""
         model = torch.nn.Linear(2000, 2000)
@@ -381,6 +423,17 @@ class TestChanges:
         if step == 1:
             assert_same(found, wanted)
         assert not one.save_checkpoint(2, whole(model, optimizer)()).pending
+
+
+def assert_right_after(one: DdpCheckpointer, model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """What is shared is copied at once from now on, and torch has no cause to wait for it."""
+    optimizer.step()
+    wanted = reference(whole(model, optimizer)())
+    result = one.save_checkpoint(2, whole(model, optimizer)())
+    assert (result.pending, result.skipped, result.trouble) == (True, 0, "")
+    optimizer.step()
+    assert_same(in_memory(one), (2, wanted))
+    assert not torch.storage._share_memory_map
 
 
 @pytest.fixture

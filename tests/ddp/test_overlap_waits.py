@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.engine import saver, still
 from fastckpt.memory import slots
@@ -111,7 +112,7 @@ class TestWaits:
     def test_not_in_a_forked_child(self, training: Training):
         child = os.fork()
         if child == 0:
-            overlap = training.one._writer._overlap
+            overlap = training.one._writer.overlap
             overlap._before_step(training.optimizer, (), {})
             overlap.wait()
             training.one.close()
@@ -234,3 +235,40 @@ def test_the_end_of_the_interpreter_waits(tmp_path: Path) -> None:
     )
     assert done.stdout == "True\n", done.stderr
     assert torch.load(tmp_path / "checkpoint-2" / "model.pt")["w"].tolist() == [-2.0] * 5
+
+
+AT_EXIT = """
+import atexit, sys, torch
+from fastckpt import DdpCheckpointer
+
+weight = torch.nn.Parameter(torch.zeros(300_000))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+checkpointer = DdpCheckpointer(sys.argv[1], overlap=optimizer)
+
+def save(step):
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    print(checkpointer.save_checkpoint(step, {"w": weight}).pending)
+
+def last():
+    save(3)
+    checkpointer.close()
+
+atexit.register(last)
+save(1)
+save(2)
+"""
+
+
+def test_a_save_at_the_end_of_the_interpreter_is_made_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that copy take no more work then."""
+    monkeypatch.setenv("FASTCKPT_FILL_THREADS", "2")
+    agent = saver.Saver(Settings.from_environment())
+    agent.start()
+    monkeypatch.setenv(AGENT_VARIABLE, agent.address)
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    agent.close()
+    assert done.stdout.split() == ["False", "True", "False"], done.stderr
+    assert set(torch.load(tmp_path / "checkpoint-3" / "model.pt")["w"].tolist()) == {-3.0}

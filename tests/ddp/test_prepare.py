@@ -37,7 +37,7 @@ def test_the_first_save_finds_its_images_mapped(tmp_path: Path, name: str) -> No
 
     with DdpCheckpointer(tmp_path) as checkpointer:
         checkpointer.prepare(state(), optimizer)
-        images = checkpointer._writer._snapshots._images
+        images = checkpointer._writer._snapshots._images._images
         until(lambda: len(images) == 6)  # of model and rank, in three slots
         before = {path: image._inode for path, image in images.items()}
         model(torch.randn(4, 300)).sum().backward()

@@ -50,6 +50,16 @@ def test_each_step_of_any_optimizer_counts(block, beats):
     assert 0 < block.read(0).first < block.read(0).beat
 
 
+def test_steps_count_once_where_several_of_optimizers_make_one(block, beats):
+    """DeepSpeed has its optimizer step for each group of parameters on its own."""
+    step = 0
+    beats.clock = lambda: step
+    for step in range(1, 4):
+        optimizer().step()
+        optimizer().step()
+        assert block.read(0).steps == step
+
+
 def test_a_compiled_optimizer_is_no_different(block, beats):
     torch.compile(optimizer().step, backend="eager")()
     assert block.read(0).steps == 1

@@ -31,16 +31,20 @@ OF_NAME = {
     "verified": st.lists(texts, max_size=3),
     "persist": st.booleans(),
     "memory": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
+    "abandoned": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
     "bad": st.lists(texts, max_size=3),
     "lost": st.lists(texts, max_size=3),
+}
+OF_DECIDED = {name: st.none() | numbers for name in ("memory", "storage")} | {
+    name: st.none() | st.floats(allow_nan=False) for name in ("overhead", "bound")
 }
 OF_TYPE = {int: numbers, str: texts, bool: st.booleans(), float: st.floats(allow_nan=False)}
 
 
 def messages(kind: type) -> st.SearchStrategy:
-    hints = m._HINTS[kind]
+    hints, named = m._HINTS[kind], OF_NAME | (OF_DECIDED if kind is m.Decided else {})
     return st.builds(
-        kind, **{f.name: OF_NAME[f.name] if f.name in OF_NAME else OF_TYPE[hints[f.name]] for f in fields(kind)}
+        kind, **{f.name: named[f.name] if f.name in named else OF_TYPE[hints[f.name]] for f in fields(kind)}
     )
 
 

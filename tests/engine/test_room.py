@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
-from fastckpt.memory.arena import Arena, images_in
+from fastckpt.memory.arena import Arena
+from fastckpt.memory.slots import images_in
 
 OLD, NEW = 1 << 20, 1 << 12
 

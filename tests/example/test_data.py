@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from examples.ddp_gpt2.data import ShuffledBatches, read_text, split, validation_batch, windows
+from examples.gpt2.data import ShuffledBatches, read_text, split, validation_batch, windows
 
 BLOCK = 8
 TOKENS = torch.arange(37 * BLOCK + 1)  # 37 blocks, each known by its first token

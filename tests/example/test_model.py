@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from examples.ddp_gpt2.model import GPT, GPTConfig
+from examples.gpt2.model import GPT, GPTConfig
 
 SMALL = GPTConfig(vocab_size=256, block_size=16, n_layer=2, n_head=2, n_embd=32, dropout=0.0)
 

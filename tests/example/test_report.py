@@ -2,9 +2,10 @@
 
 import pytest
 
-from examples.ddp_gpt2.demo import DemoError, step_to_kill
-from examples.ddp_gpt2.picture import draw
-from examples.ddp_gpt2.report import Comparison, Failure, IncompleteRecordError, describe, read_lines
+from examples.gpt2.demo import step_to_kill
+from examples.gpt2.picture import draw
+from examples.gpt2.report import Comparison, Failure, IncompleteRecordError, describe, read_lines
+from examples.gpt2.run import DemoError
 
 RECORDED = [
     {"event": "workers_started", "time": 100.0, "pids": {"0": 11, "1": 12}, "restart_count": 0},
@@ -117,7 +118,7 @@ def test_records_are_read_line_by_line(tmp_path):
     assert [event["event"] for event in read_lines(tmp_path / "events")] == ["step", "saved"]
 
 
-@pytest.mark.parametrize(("steps", "memory", "storage"), [(200, 5, 50), (80, 4, 40)])
+@pytest.mark.parametrize(("steps", "memory", "storage"), [(200, 5, 50), (40, 3, 20)])
 def test_the_kill_leaves_something_to_flush_and_to_train(steps, memory, storage):
     for _ in range(100):
         step = step_to_kill(steps, memory, storage)

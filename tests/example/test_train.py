@@ -2,70 +2,56 @@
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from examples.ddp_gpt2.demo import weights_equal
-from examples.ddp_gpt2.report import Comparison, read_lines
+from examples.gpt2 import options
+from examples.gpt2.afterwards import weights_equal
+from examples.gpt2.report import Comparison, read_lines
+from fastckpt.ddp import StorageType
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "ddp_gpt2"
+TRAIN = ROOT / "examples" / "ddp_gpt2" / "train.py"
 SMALL = "--n_layer 2 --n_head 2 --n_embd 64 --block_size 64 --batch_size 8 --eval_blocks 4 --eval_interval 10"
 SMALL += " --sample 10 --warmup 5 --device cpu"
-
-
-@pytest.fixture
-def train(monkeypatch) -> SimpleNamespace:
-    """The names of train.py, found as a launcher finds them: by its own directory."""
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    for neighbour in ("data", "model", "progress"):
-        monkeypatch.delitem(sys.modules, neighbour, raising=False)
-    names = runpy.run_path(str(EXAMPLE / "train.py"))
-    for neighbour in ("data", "model", "progress"):
-        monkeypatch.delitem(sys.modules, neighbour)
-    return SimpleNamespace(**names)
 
 
 @pytest.fixture
 def text(tmp_path) -> Path:
     folder = tmp_path / "text"
     folder.mkdir()
-    (folder / "all.txt").write_bytes((EXAMPLE / "train.py").read_bytes() * 20)
+    (folder / "all.txt").write_bytes((ROOT / "examples/gpt2/training.py").read_bytes() * 20)
     return folder
 
 
-def test_the_learning_rate_rises_then_falls_to_a_tenth(train):
-    rates = [train.learning_rate(step, steps=100, warmup=10, peak=1.0) for step in range(1, 101)]
+def test_the_learning_rate_rises_then_falls_to_a_tenth():
+    rates = [options.learning_rate(step, steps=100, warmup=10, peak=1.0) for step in range(1, 101)]
     assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
     assert rates[9:] == sorted(rates[9:], reverse=True)
     assert rates[54] == pytest.approx(0.55)
     assert rates[-1] == pytest.approx(0.1)
-    assert train.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
+    assert options.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
 
 
-def test_storage_comes_before_memory_and_has_the_last_step(train):
-    options = ["--save_memory_interval", "2", "--save_storage_interval", "6"]
-    args = train.parse_arguments(options)
-    saved = {step: train.where_to_save(step, 13, args) for step in range(1, 14)}
-    storage, memory = train.StorageType.DISK, train.StorageType.MEMORY
-    assert [step for step, place in saved.items() if place is storage] == [6, 12, 13]
-    assert [step for step, place in saved.items() if place is memory] == [2, 4, 8, 10]
+def test_storage_comes_before_memory_and_has_the_last_step():
+    args = options.parser(None, "").parse_args(["--save_memory_interval", "2", "--save_storage_interval", "6"])
+    saved = {step: options.where_to_save(step, 13, args) for step in range(1, 14)}
+    assert [step for step, place in saved.items() if place is StorageType.DISK] == [6, 12, 13]
+    assert [step for step, place in saved.items() if place is StorageType.MEMORY] == [2, 4, 8, 10]
 
 
 def start(folder: Path, text: Path, steps: int) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1"]
-    command += ["--log-dir", str(folder / "logs"), str(EXAMPLE / "train.py")]
-    options = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
-    options |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
-    command += [*SMALL.split(), *(str(part) for name, value in options.items() for part in (f"--{name}", value))]
+    command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
+    named = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
+    named |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
+    command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value))]
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -94,16 +80,31 @@ def test_a_job_that_was_stopped_and_launched_again_ends_the_same(tmp_path, text)
     assert len(records) <= 50 + 1, "what memory held was flushed, so no more than the step under way is repeated"
 
 
-def test_the_demo_kills_a_worker_and_proves_that_nothing_changed(tmp_path, text):
-    intervals = "--max_steps 80 --save_memory_interval 4 --save_storage_interval 40"
-    options = [*intervals.split(), *SMALL.split(), "--data_dir", str(text), "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "examples.ddp_gpt2.demo", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    demo = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("fsdp_gpt2/train.py", marks=pytest.mark.campaign),
+        pytest.param("fsdp_gpt2/train.py --fsdp1", marks=pytest.mark.campaign),
+        pytest.param("ddp_gpt2/train.py", marks=pytest.mark.campaign),
+        pytest.param("deepspeed_gpt2/train.py", marks=[pytest.mark.frameworks, pytest.mark.campaign]),
+    ],
+    ids=["fsdp2", "fsdp1", "ddp", "deepspeed"],
+)
+def test_the_demo_kills_a_worker_and_proves_that_nothing_changed(tmp_path, text, script):
+    intervals = "--max_steps 40 --save_memory_interval 3 --save_storage_interval 20"
+    named = ["--data_dir", str(text), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "examples.gpt2.demo"]
+    command += [*f"examples/{script} {intervals} {SMALL}".split(), *named]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    demo = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=270, check=False)
     assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "equal the uninterrupted run: 80 of 80 steps bit for bit" in demo.stdout
+    assert "equal the uninterrupted run: 40 of 40 steps bit for bit" in demo.stdout
+    assert "final weights   equal bit for bit" in demo.stdout
     assert "from memory" in demo.stdout
+    assert "read by torch   the trained weights, bit for bit" in demo.stdout
+    place = "a universal checkpoint" if "deepspeed" in script else "storage"
+    assert f"one worker      resumed at step 40 from {place}, and did steps 41 to 60" in demo.stdout
     assert (tmp_path / "out" / "loss.png").stat().st_size > 10_000
     events = [json.loads(line)["event"] for line in (tmp_path / "out/killed/events.jsonl").open()]
     assert events.count("killed") == 1
-    assert events.count("workers_started") == 2
+    assert events.count("workers_started") == 3

@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,18 +35,31 @@ def new_job(tmp_path: Path) -> Iterator[Jobs]:
     jobs.end()
 
 
-@pytest.fixture
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
-    """The run of so many ranks with these arguments that nothing befell; made once, whoever asks first."""
-    own = tmp_path_factory.getbasetemp()
-    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+def reference_runs(program: str, *always: str, **options: Any) -> Any:
+    """A fixture: the run of a program, of so many ranks with these arguments, that nothing befell.
 
-    def reference(*script: str, ranks: int = 2, program: str = "train.py") -> Job:
-        job = Job(common / "-".join(["uninterrupted", program, str(ranks), *script]))
-        with (job.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not job.ends():
-                job.run(*script, ranks=ranks, program=program)
-        return job
+    It is made once, whoever of the processes of these tests asks first. ``always`` are arguments of each, ``options``
+    those of `Job.run`.
+    """
 
-    return reference
+    @pytest.fixture
+    def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
+        own = tmp_path_factory.getbasetemp()
+        common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+        def reference(*script: str, ranks: int = 2, program: str = program) -> Job:
+            path = Path(program)
+            text = "-".join(["uninterrupted", path.parent.name, path.name, str(ranks), *script])
+            job = Job(common / re.sub(r"[^\w.=-]", "_", text))
+            with (job.folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not job.ends():
+                    job.run(*script, *always, ranks=ranks, program=program, **options)
+            return job
+
+        return reference
+
+    return uninterrupted
+
+
+uninterrupted = reference_runs("train.py")

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from fastckpt import metrics
-from fastckpt.memory import fill
+from fastckpt.memory import fill, slots
 
 _CLOCK_MONOTONIC = 1
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
@@ -116,6 +116,30 @@ def loop_in_c_with_the_gil() -> None:
 
 
 @dataclass(frozen=True)
+class Harm(Fault):
+    """Images of this name that the node of ``rank`` holds of a step, or of any, are removed, or changed in one bit."""
+
+    rank: int
+    name: str
+    saved: int
+    is_removed: bool
+
+    def strike(self, out: Path) -> None:
+        for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*"):
+            save, path = slots.read(slot).committed, slot / self.name
+            if save is None or self.saved not in (0, save.step):
+                continue
+            if self.is_removed:
+                path.unlink()
+                continue
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                byte = file.read(1)[0]
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 4]))
+
+
+@dataclass(frozen=True)
 class Delay(Fault):
     """The phase begins so many seconds late."""
 
@@ -172,6 +196,14 @@ def hang(rank: int, at: str, step: int, function: str) -> Fault:
     return Hang(at, step, rank, function)
 
 
+def remove(name: str, rank: int, at: str, saved: int = 0) -> Fault:
+    return Harm(at, 0, rank, name, saved, True)
+
+
+def flip(name: str, rank: int, at: str, saved: int = 0) -> Fault:
+    return Harm(at, 0, rank, name, saved, False)
+
+
 def delay(seconds: float, at: str, step: int = 0) -> Fault:
     return Delay(at, step, seconds)
 
@@ -186,8 +218,14 @@ def to_text(faults: list[Fault]) -> str:
 
 
 def from_text(text: str) -> list[Fault]:
-    names = {"Kill": Kill, "Stop": Stop, "Hang": Hang, "Delay": Delay, "Refusal": Refusal}
+    names = {"Kill": Kill, "Stop": Stop, "Hang": Hang, "Harm": Harm, "Delay": Delay, "Refusal": Refusal}
     return [eval(line, names) for line in text.splitlines()]  # the test wrote it
+
+
+def strike_as_told(rank: int, out: Path) -> None:
+    """Let those faults strike in this process, a worker, that its launch was given, if any."""
+    told = out / "faults"
+    strike_in_worker(from_text(told.read_text()) if told.exists() else [], rank, out)
 
 
 def strike_in_worker(faults: list[Fault], rank: int, out: Path) -> None:
@@ -239,7 +277,7 @@ def _kill_within_a_copy(whole: int) -> None:
         ctypes.memmove(target, source, size)
         done += 1
 
-    fill._copy_holding_gil = fill._copy_without_gil = copy  # ty: ignore
+    fill._copy_holding_gil = fill.copy_without_gil = copy  # ty: ignore
 
 
 class _SigEvent(ctypes.Structure):

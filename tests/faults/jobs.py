@@ -23,6 +23,14 @@ DEADLINE = 240.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
 
 
+def run_without_fastckpt(folder: Path, script: Path, *arguments: object) -> None:
+    """Have torchrun run a program on two ranks, and see its good end; ``folder`` is for torchrun's logs."""
+    command = [sys.executable, *TORCHRUN[:-2], str(script), *map(str, arguments)]
+    variables = os.environ | {"TMPDIR": str(folder)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+
+
 class Job:
     """One launch, or several in a row, of train.py in a folder."""
 
@@ -31,6 +39,7 @@ class Job:
         self.checkpoint_dir = checkpoint_dir or folder / "checkpoints"
         self.faults: list[Fault] = []
         self.output = folder / "output"
+        self.events = folder / "events"  # for those that are told FASTCKPT_EVENTS
         self.process: subprocess.Popen[bytes] | None = None
         self.launches = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,12 +73,12 @@ class Job:
 
     def _environment(self) -> dict[str, str]:
         # torchrun leaves its logs in TMPDIR
-        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(self.folder)}
+        path = f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"
+        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(self.folder)}
         # Faults may strike many starts in a row before their first step: that is no reason to give up here.
         mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
-        restarts = [fault for fault in self.faults if getattr(fault, "victims", "") in ("worker", "both workers")]
         # Where workers start often, forked ones spare each start its imports; elsewhere they are executed.
-        return mine | ({"FASTCKPT_PRELOAD": "auto"} if len(restarts) > 3 else {})
+        return mine | {"FASTCKPT_PRELOAD": "auto"}
 
     def wait(self) -> int:
         """Wait for its end; the exit code."""
@@ -81,6 +90,11 @@ class Job:
         code = self.start(*script, **options).wait()
         assert code == 0, f"exit code {code}:\n{self.text()}"
         return self
+
+    def persisted(self, step: int) -> bool:
+        """Whether the agent itself holds it durable: what was renamed, but not yet synced, can be read already."""
+        lines = map(json.loads, self.events.read_text().splitlines())
+        return any(line["event"] == "persisted" and line["step"] == step for line in lines)
 
     def is_stopped(self, rank: int) -> bool:
         return psutil.Process(self.pid(rank)).status() == psutil.STATUS_STOPPED

@@ -27,7 +27,7 @@ def write_without_end(out: Path) -> None:
             ctypes.memmove(target, os.urandom(size), size)
             time.sleep(0.0005)
 
-    fill._copy_holding_gil = fill._copy_without_gil = copy  # ty: ignore
+    fill._copy_holding_gil = fill.copy_without_gil = copy  # ty: ignore
 
 
 def main() -> None:

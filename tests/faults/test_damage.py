@@ -234,7 +234,7 @@ def test_by_code_in_a_pickle_runs_none_of_it(resumers, expected, directory, tmp_
     assert (tmp_path / "harm").exists()  # it would have run
 
 
-@pytest.mark.parametrize("name", ["model.pt", "rank_1.pt"])
+@pytest.mark.parametrize("name", [pytest.param("model.pt", marks=pytest.mark.campaign), "rank_1.pt"])
 def test_of_memory_that_was_digested_is_found_after_the_agents_death(new_job, uninterrupted, name):
     job = new_job().start("--stop-at", "37", "--memory", "12", "--disk", "12")
     for rank in (0, 1):

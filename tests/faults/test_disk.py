@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import json
 import os
 import struct
 import subprocess
@@ -96,12 +95,6 @@ def failures(job: Job) -> int:
     return job.text().count("could not be persisted")
 
 
-def persisted(events: Path, step: int) -> bool:
-    """Whether the agent itself holds it durable: what was renamed, but not yet synced, can be read already."""
-    lines = map(json.loads, events.read_text().splitlines())
-    return any(line["event"] == "persisted" and line["step"] == step for line in lines)
-
-
 def test_a_disk_that_is_full_at_each_moment_of_a_persist_and_read_only(disk, new_job, uninterrupted):
     """Before it begins, in the middle of an image, before the manifest; then remounted read-only."""
 
@@ -157,11 +150,10 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
     ]
     job = new_job().befalls(*faults)
     waits = [6 + 6 * i for i in range(len(faults))]
-    events = job.folder / "events"
-    job.start("--disk", "6", "--wait-at", *map(str, waits), FASTCKPT_EVENTS=str(events))
+    job.start("--disk", "6", "--wait-at", *map(str, waits), FASTCKPT_EVENTS=str(job.events))
     for i, step in enumerate(waits):
         job.wait_for_all(step)
-        job.until(lambda step=step: persisted(events, step), f"step {step} durable")
+        job.until(lambda step=step: job.persisted(step), f"step {step} durable")
         assert_caught_up(job, step)
         assert failures(job) == i + 1, job.text()
         job.go_on(step)
@@ -169,7 +161,7 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
     assert_all_struck(job)
     assert job.text().count("Input/output error") >= 5 and job.text().count("Disk quota exceeded") >= 2
     assert job.stored()[0] == 60
-    assert not job.skips()
+    assert not [step for step in job.skips() if step < waits[-1]]
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.faults.faults import delay, hang, stop
 from tests.faults.jobs import HERE, Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.test_three_ranks import STEPS
 
 TIMEOUT = 2.5
 SLOW = TIMEOUT + 0.7
@@ -62,14 +63,14 @@ def test_each_is_noticed_named_and_recovered(new_job, uninterrupted):
 
 def test_a_collective_that_one_rank_skips(new_job, uninterrupted):
     job = new_job()
-    assert start(job, "--settle", "--skip-at", "20", ranks=3, restarts=2).wait() == 0, job.text()
+    assert start(job, "--settle", "--skip-at", "20", *STEPS, ranks=3, restarts=2).wait() == 0, job.text()
     [found] = hangs(job)
     assert found["culprits"] == [1], job.text()
     assert "waits elsewhere than most others" in found["reason"]
     assert " in barrier\n" in stack_of(job, 0) and " in barrier\n" in stack_of(job, 2)
     assert " in barrier\n" not in stack_of(job, 1)
     assert [tier for _, tier in job.resumes()] == ["", "memory"]
-    assert_as_if_nothing_had_happened(job, uninterrupted("--settle", ranks=3))
+    assert_as_if_nothing_had_happened(job, uninterrupted("--settle", *STEPS, ranks=3))
 
 
 def test_the_slow_are_left_alone(new_job, uninterrupted):

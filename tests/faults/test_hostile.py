@@ -133,7 +133,9 @@ def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-@pytest.mark.parametrize("kind", ["directory", "link", "file"])
+@pytest.mark.parametrize(
+    "kind", ["link", *(pytest.param(k, marks=pytest.mark.campaign) for k in ("directory", "file"))]
+)
 def test_what_another_user_put_where_the_arena_belongs_is_refused(open_to_all, new_job, kind):
     job = new_job(checkpoint_dir=open_to_all / "checkpoints")
     arena, elsewhere = job.arena(), open_to_all / "elsewhere"

@@ -32,7 +32,7 @@ def test_after_a_good_end_it_is_the_last_flush(new_job, uninterrupted):
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-@pytest.mark.parametrize("memory", ["kept", "removed"])
+@pytest.mark.parametrize("memory", [pytest.param("kept", marks=pytest.mark.campaign), "removed"])
 def test_after_the_agent_was_killed(new_job, uninterrupted, memory):
     job = new_job().start("--stop-at", "37")
     for rank in (0, 1):

@@ -1,14 +1,18 @@
 """`fastckpt.Checkpointer` in real jobs: the very same results after kills, and each sample once in any world."""
 
-import json
 import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fastckpt.engine.tempo import GIVEN
+from fastckpt.tools.events import find, read
+from fastckpt_run.cli import main
 from tests.faults.jobs import Job
+from tests.tools.schema import faults
 
 SAMPLES, BATCH, EPOCHS = 96, 4, 2
 STEPS = EPOCHS * SAMPLES // (2 * BATCH)
@@ -24,26 +28,44 @@ def steps_of(job: Job) -> list[int]:
     return [line["loaded"] for line in job.log(0) if "loaded" in line]
 
 
+def due(job: Job, rank: int) -> list[int]:
+    """The steps in which a rank was to save."""
+    return [line["due"] for line in job.log(rank) if "due" in line]
+
+
+def decided(job: Job) -> list[dict]:
+    """What the logs of agents beside the checkpoints say of how often to save, launch after launch."""
+    logs = [read(path) for path in find(str(job.checkpoint_dir))]
+    found = [event for log in logs for event in log.events if event["event"] == "frequency"]
+    assert not [fault for event in found for fault in faults(event)]
+    return found
+
+
 def committed(job: Job) -> dict[int, list[list[int]]]:
     """By epoch, the samples that ranks used in the steps that count: those that no later start went back behind."""
     found: dict[int, list[list[int]]] = {}
     for rank in job.ranks():
         starts: list[list[dict]] = []
         for line in job.log(rank):
-            starts.append([]) if "loaded" in line else starts[-1].append(line)
+            if "loaded" in line:
+                starts.append([])
+            elif "samples" in line:
+                starts[-1].append(line)
         launches = [line["start"] for line in job.log(rank) if "loaded" in line]
         for start, lines in zip(launches, starts, strict=True):
-            after = [l["loaded"] for l in job.log(0) if "loaded" in l and l["start"][0] > start[0]]  # noqa: E741
+            after = [l["loaded"] for l in job.log(0) if "loaded" in l and l["start"] > start]  # noqa: E741
             for line in lines:
                 if line["step"] <= min(after, default=line["step"]):
                     found.setdefault(line["epoch"], []).append(line["samples"])
     return found
 
 
-@pytest.mark.parametrize("every", [("--every", "2", "6"), ()], ids=["fixed", "auto"])
+@pytest.mark.parametrize(
+    "every", [pytest.param(("--every", "2", "6"), marks=pytest.mark.campaign), ()], ids=["fixed", "auto"]
+)
 def test_kills(new_job, reference, every):
     """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
-    job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3)
+    job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3, FASTCKPT_PRELOAD="auto")
     job.wait_for("step", 9)
     job.strike(1)
     job.until(lambda: len(steps_of(job)) == 2, "a second start")
@@ -55,6 +77,14 @@ def test_kills(new_job, reference, every):
         assert job.losses(rank) == reference.losses(rank), job.text()
     assert len(steps_of(job)) == 3
     assert steps_of(job)[1] > 0 or not every, job.text()
+    said = decided(job)
+    if every:
+        assert [(each["memory"], each["storage"], each["why"]) for each in said] == [(2, 6, GIVEN)] * 3
+        assert [each["step"] for each in said] == steps_of(job)
+    else:
+        assert (said[0]["step"], said[0]["memory"], said[0]["bound"]) == (0, None, 0.035)
+        assert "nothing is known" in said[0]["why"]
+        assert len(said) >= 3 and {each["step"] for each in said} >= {step for step in steps_of(job) if not step}
 
 
 def test_the_ends_of_epochs_and_of_the_job_are_kept(reference):
@@ -78,13 +108,46 @@ def test_each_sample_counts_once_in_any_world(new_job):
         assert sum(counted.values()) < SAMPLES + 3, epoch
 
 
-def test_what_it_chose_is_in_the_event_log(tmp_path: Path, new_job):
+@pytest.mark.campaign
+def test_torchdata(new_job):
+    job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", program="loop.py", restarts=2)
+    job.wait_for("step", 9)
+    job.strike(1)
+    assert job.wait() == 0, job.text()
+    assert steps_of(job)[1] >= 6, job.text()
+    for epoch, batches in committed(job).items():
+        assert sorted(sample for batch in batches for sample in batch) == list(range(SAMPLES)), epoch
+
+
+@pytest.mark.campaign
+def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
+    script = ("--accumulate", "4", "--every", "1", "1000")  # a persist would keep slots from being saved to
+    reference = uninterrupted(*script, program="loop.py")
+    job = new_job().start(*script, "--stop-at", "11", program="loop.py", restarts=0)
+    for rank in (0, 1):
+        job.wait_for("step", 11, rank)
+    job.strike("agent", 0, 1)
+    assert job.wait() == -signal.SIGKILL
+    job.run(*script, program="loop.py")
+    assert steps_of(job)[1] in (9, 10, 11), job.text()
+    assert job.ends() == reference.ends(), job.text()
+    for rank in (0, 1):
+        assert job.losses(rank) == reference.losses(rank), job.text()
+
+
+def test_what_it_chose_and_why_is_in_the_event_log(tmp_path: Path, new_job):
+    """Once, though two ranks chose alike; and a job of another world says why it profiles anew."""
     events = tmp_path / "events"
     job = new_job().run("--epochs", "40", program="loop.py", FASTCKPT_EVENTS=str(events))
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
-    chosen = [line for line in lines if line["event"] == "frequency"]
-    assert chosen, job.text()
-    by_step: dict[int, set[tuple[int, int]]] = {}
-    for line in chosen:
-        by_step.setdefault(line["step"], set()).add((line["memory"], line["storage"]))
-    assert all(len(intervals) == 1 for intervals in by_step.values()), "ranks differ"
+    assert due(job, 0) == due(job, 1), "ranks differ"
+    profiling, *chosen = decided(job)
+    assert (profiling["step"], profiling["memory"]) == (0, None) and chosen, job.text()
+    assert chosen[0]["changed"] and chosen[0]["overhead"] is None and chosen[0]["step"] <= due(job, 0)[-1]
+    assert all(each["memory"] and each["bound"] == 0.035 and each["why"] for each in chosen)
+    assert [event for event in read(events).events if event["event"] == "frequency"] == [profiling, *chosen]
+    job.run("--epochs", "41", ranks=1, program="loop.py")
+    anew = decided(job)[len(chosen) + 1]
+    assert (anew["step"], anew["memory"]) == (steps_of(job)[1], None)
+    assert "other circumstances: world_size" in anew["why"]
+    said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)]).output
+    assert chosen[0]["why"] in said and anew["why"] in said

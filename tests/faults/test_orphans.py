@@ -11,9 +11,10 @@ import psutil
 import pytest
 
 from fastckpt.memory import slots
-from fastckpt.memory.arena import images_in, slots_of
+from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import State, census
 from fastckpt.memory.presence import signed
+from fastckpt.memory.slots import images_in
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 from tests.faults.orphan import STEP
@@ -24,9 +25,12 @@ def orphaned(new_job) -> Iterator[Job]:
     """A job of which the agent is dead, and both workers go on writing into the slot of a save."""
     job: Job = new_job()
     shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "0")
-    job.start(launcher=(str(HERE / "launch.py"), str(job.folder), *shape, str(HERE / "orphan.py")))
+    launcher = (str(HERE / "launch.py"), str(job.folder), *shape, str(HERE / "orphan.py"))
+    job.start("--wait-at", str(STEP - 1), launcher=launcher, FASTCKPT_EVENTS=str(job.events))
+    job.wait_for_all(STEP - 1)
+    job.until(lambda: job.persisted(10), "step 10 durable")  # or its slot would be kept, and a save skipped
+    job.go_on(STEP - 1)
     job.until(lambda: len(list(job.folder.glob("orphan.*"))) == 2, "two that do not come to an end")
-    job.until(lambda: job.stored()[:1] == [10], "step 10 on storage")
     job.process.kill()
     job.wait()
     yield job

@@ -1,6 +1,7 @@
 """Shared memory that is too small, is filled up by others, or is removed under a running job."""
 
 import contextlib
+import re
 import shutil
 import time
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new
     assert_as_if_nothing_had_happened(job, uninterrupted())
     told = {step: reason for step, reason in reasons(job).items() if "is being persisted" not in reason}
     assert set(told) <= set(range(40, 61, 2)) <= set(reasons(job))
-    assert any("cannot hold 2 x 0.04 GiB" in reason for reason in told.values()), reasons(job)
+    assert any(re.search("cannot hold [23] x 0.04 GiB", reason) for reason in told.values()), reasons(job)
     assert all("cannot hold" in reason or "waits for local rank 0" in reason for reason in told.values())
     assert 0 < job.stored()[0] < 40
 

@@ -30,7 +30,12 @@ def torchrun(tmp_path):
 
 @pytest.mark.parametrize(
     "signals",
-    [[signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP]],
+    [
+        pytest.param([signal.SIGTERM], marks=pytest.mark.campaign),
+        [signal.SIGTERM, signal.SIGTERM],
+        [signal.SIGINT],
+        [signal.SIGHUP],
+    ],
     ids=lambda signals: "-".join(number.name for number in signals),
 )
 def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, torchrun, signals):

@@ -23,7 +23,7 @@ def assert_agent_answers(job: Job) -> None:
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("phase", ["snapshot.skeleton", "snapshot.commit"])
+@pytest.mark.parametrize("phase", ["snapshot.skeleton", pytest.param("snapshot.commit", marks=pytest.mark.campaign)])
 def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, phase):
     job = new_job().befalls(stop(rank=1, at=phase, step=2)).start("--apart", "--disk", "1000")
     job.wait_for("skipped", 60)

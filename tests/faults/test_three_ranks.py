@@ -1,5 +1,7 @@
 """Three ranks, whose sums depend on the order in which DDP reduces gradients."""
 
+import pytest
+
 from tests.faults.faults import kill
 from tests.faults.jobs import assert_as_if_nothing_had_happened
 
@@ -12,6 +14,7 @@ def test_with_settle_a_kill_leaves_no_trace(new_job, uninterrupted):
     assert job.resumes()[1:] == [(14, "memory")] or job.skips()
 
 
+@pytest.mark.campaign
 def test_without_settle_it_does(new_job, uninterrupted):
     """Which is why there is settle: the first step after the restart sums in another order."""
     job = new_job().befalls(kill(rank=2, at="snapshot.fill", step=16)).run(*STEPS, ranks=3)

@@ -5,14 +5,11 @@ weights, its optimizer and its random generator to ``<out>/end.<rank>``.
 """
 
 import argparse
-import hashlib
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import torch
@@ -26,7 +23,8 @@ from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
 from fastckpt.engine import still
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.faults.faults import from_text, strike_in_worker
+from tests.faults.diary import Log, digest
+from tests.faults.faults import strike_as_told
 
 BATCH = 4
 PAUSE = 0.1
@@ -60,14 +58,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Log:
-    def __init__(self, out: Path, rank: int) -> None:
-        self._file = os.open(out / f"log.{rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def __call__(self, **fields: Any) -> None:
-        os.write(self._file, json.dumps(fields).encode() + b"\n")
-
-
 class Data:
     """A rank's share of shuffled samples, and the position in it."""
 
@@ -87,18 +77,6 @@ class Data:
         return self.inputs[indices], self.targets[indices]
 
 
-def digest(value: Any, into: Any = None) -> str:
-    into = into or hashlib.sha256()
-    if isinstance(value, torch.Tensor):
-        into.update(repr((value.dtype, value.shape)).encode() + value.contiguous().numpy().tobytes())
-    elif isinstance(value, dict | list | tuple):
-        for part in value.items() if isinstance(value, dict) else value:
-            digest(part, into)
-    else:
-        into.update(repr(value).encode())
-    return into.hexdigest()
-
-
 def start_process_group(args: argparse.Namespace) -> None:
     if not args.own_store:
         dist.init_process_group("gloo")
@@ -113,9 +91,6 @@ def train(args: argparse.Namespace) -> None:
     # The agent of a node whose own workers did not fail does not count their restart.
     restarts = torch.tensor(int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
     dist.all_reduce(restarts)
-    draft = args.out / f"draft.{rank}"
-    draft.write_text(str(os.getpid()))
-    draft.rename(args.out / f"pid.{rank}")  # who sees the name finds the number
     others = dist.new_group() if args.skip_at else None
     log, data = Log(args.out, rank), Data(rank, world)
     torch.manual_seed(7)
@@ -127,8 +102,7 @@ def train(args: argparse.Namespace) -> None:
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(ddp(inputs), targets)
 
-    faults = args.out / "faults"
-    strike_in_worker(from_text(faults.read_text()) if faults.exists() else [], rank, args.out)
+    strike_as_told(rank, args.out)
     if args.overlap:
         still.WORTH = 1  # the largest storage has 2 KB
     checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=optimizer if args.overlap else None)

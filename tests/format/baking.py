@@ -96,7 +96,8 @@ def _compare_tensors(got: Any, want: Any, path: str, one: dict[int, int], other:
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the storage of a tensor."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage())
+    storage = tensor.detach().untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).cpu()
 
 
 def _bits(tensor: torch.Tensor) -> bytes:

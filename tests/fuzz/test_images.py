@@ -45,7 +45,8 @@ def fuzzed(folder: Path, examples: int, **options: Any) -> dict[str, Any]:
     good = image(folder, **options)
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.images", str(good), str(folder), str(examples)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=folder, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"},
+        cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
     last = folder / "last.pt"
     if done.returncode:

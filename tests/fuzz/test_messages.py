@@ -26,6 +26,7 @@ GOOD = [
     m.Status(2, [1, 7], [], ""),
     m.Resumed("memory", ["step 3"]),
     m.Loaded([1, 7], "storage", 0.25),
+    m.Decided(7, 5, 10, 0.031, 0.035, True, "the bound is broken"),
     m.Ask(),
 ]
 PIECES = [

@@ -68,6 +68,12 @@ def test_shell_script_and_default_nproc(here: Path) -> None:
     assert ranks(here) == {0}
 
 
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_this_python_as_a_command(here: Path, options: list[str]) -> None:
+    run(["--no-python", sys.executable, *options, TOUCH])
+    assert ranks(here) == {0}
+
+
 @pytest.mark.usefixtures("started")
 def test_module(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(TOUCH).parent))

@@ -79,7 +79,12 @@ def test_a_worker_that_ends_well_is_no_failure(jobs: Jobs, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "path",
-    [["--fast-no-preload"], ["--fast-preload=math"], ["--run-path"], ["--run-path", "--start-method=forkserver"]],
+    [
+        ["--fast-no-preload"],
+        ["--fast-preload=math"],
+        pytest.param(["--run-path"], marks=pytest.mark.campaign),
+        ["--run-path", "--start-method=forkserver"],
+    ],
     ids=["exec", "fork", "spawn", "forkserver"],
 )
 def test_workers_die_with_their_agent(jobs: Jobs, tmp_path: Path, path: list[str]) -> None:
@@ -111,6 +116,37 @@ def test_sigterm_kills_what_workers_leave(jobs: Jobs, tmp_path: Path) -> None:
     job.terminate()
     job.communicate(timeout=60)
     wait_all_dead(tmp_path)
+
+
+BEATING = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from fastckpt_run.main import main
+
+class Timer(dynamic_rendezvous._PeriodicTimer):
+    def __init__(self, interval, function, handler):
+        super().__init__(timedelta(), beat, handler)
+
+def beat(handler):
+    hearts.add(handler())
+    for _ in range(1000):
+        store.set("heart", "beats")
+
+hearts, store = set(), TCPStore("127.0.0.1", 0, is_master=True)
+dynamic_rendezvous._PeriodicTimer = Timer
+main(sys.argv[1:])
+"""
+
+
+def test_a_heart_that_beats_at_the_end_aborts_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    """torch does not stop it after a signal."""
+    job = jobs.start("--nproc-per-node=1", program("end.py"), "wait", launcher=[sys.executable, "-c", BEATING])
+    until(lambda: ready(tmp_path, 1), "readiness")
+    job.terminate()
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 1, errors
 
 
 DRIVER = """

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,31 @@ def test_how_a_script_may_end(starter: Starter, tmp_path: Path) -> None:
     found = {name: tuple(map(ended, pair)) for name, pair in pairs.items()}
     wrong = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
     assert not wrong, "\n".join(f"{name}: {line}" for name, pair in wrong.items() for line in pair)
+
+
+HOLDER = """
+import os, sys
+class Last:
+    held = [os.dup(0) for _ in range(500)]
+    def __del__(self, exists=os.access, write=os.write):
+        count = sum(exists(f"/proc/self/fd/{descriptor}", 0) for descriptor in self.held)
+        write(1, b"%d of %d" % (count, len(self.held)))
+sys.last = Last()  # goes when hardly anything else is left
+"""
+
+
+def test_what_a_script_holds_open_to_the_end(tmp_path: Path) -> None:
+    """Nothing of the template's closes a descriptor whose number has become the script's."""
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node=1"]
+    command += ["--log-dir", str(tmp_path / "logs"), str(script)]
+    environment = os.environ | {
+        "FASTCKPT_PRELOAD": "math",
+        "PYTHONPATH": "",
+    }  # which lets processes of tests end sooner
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert "500 of 500" in job.stdout
 
 
 def test_without_the_scripts_folder_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

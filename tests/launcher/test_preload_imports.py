@@ -75,6 +75,23 @@ def test_which_imports_nothing_can_have_an_effect_on(tmp_path: Path, source: str
     assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
 
 
+def test_who_goes_through_all_variables_has_read_those_that_it_keeps() -> None:
+    """tqdm does, which torch imports where it is installed."""
+    source = """if True:
+        import os
+        from fastckpt_run.preload.environment import recorded
+        with recorded() as read:
+            import tqdm
+            assert tqdm.tqdm([]).ncols == 7
+            kept = {"RANK", "TQDM_NCOLS"} & read
+            dict(os.environ)
+        print(*sorted(kept), {"RANK", "TQDM_NCOLS"} <= read)
+    """
+    environment = os.environ | {"RANK": "1", "TQDM_NCOLS": "7"}
+    said = subprocess.check_output([sys.executable, "-c", source], env=environment, text=True, timeout=60)
+    assert said == "TQDM_NCOLS True\n"
+
+
 def test_where_a_script_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "package" / "inner").mkdir(parents=True)

@@ -10,7 +10,7 @@ PROGRAM = Path(__file__).parent / "programs" / "rendezvous.py"
 
 def test_rounds_without_detours():
     """In a process of its own: nothing else ends the sockets of torch's stores."""
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
+    environment = os.environ | {"PYTHONPATH": f"{PROGRAM.parents[3]}:{os.environ['PYTHONPATH']}"}
     done = subprocess.run(
         [sys.executable, PROGRAM], env=environment, capture_output=True, text=True, timeout=120, check=False
     )

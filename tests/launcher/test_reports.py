@@ -11,7 +11,7 @@ from tests.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
 END = program("end.py")
 
 
-@pytest.mark.parametrize("how", ["well", "three", "raise", "kill", "wait"])
+@pytest.mark.parametrize("how", ["well", pytest.param("three", marks=pytest.mark.campaign), "raise", "kill", "wait"])
 def test_exit_codes_are_torchruns(jobs: Jobs, tmp_path: Path, how: str) -> None:
     folders = [tmp_path / "ours", tmp_path / "torchrun"]
     both = []
@@ -27,8 +27,19 @@ def test_exit_codes_are_torchruns(jobs: Jobs, tmp_path: Path, how: str) -> None:
     assert both[0].returncode == (0 if how == "well" else 1)
 
 
-@pytest.mark.parametrize("recorded", [[], ["recorded"]], ids=["plain", "recorded"])
-@pytest.mark.parametrize("streams", [[], ["--redirects=3"], ["--tee=3"]], ids=["console", "redirects", "tee"])
+@pytest.mark.parametrize(
+    ("streams", "recorded"),
+    [
+        ([], []),
+        (["--redirects=3"], ["recorded"]),
+        (["--tee=3"], []),
+        *(
+            pytest.param(streams, recorded, marks=pytest.mark.campaign)
+            for streams, recorded in (([], ["recorded"]), (["--redirects=3"], []), (["--tee=3"], ["recorded"]))
+        ),
+    ],
+    ids=lambda some: "".join(some) or "none",
+)
 def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[str], streams: list[str]) -> None:
     job = jobs.run("--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}", *streams, END, "raise", *recorded)
     assert job.returncode == 1

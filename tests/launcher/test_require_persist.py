@@ -39,7 +39,7 @@ class TestRequired:
         assert done.returncode == 0, done.stderr
         assert durable(jobs.folder) == [0]
 
-    @pytest.mark.parametrize("disk", ["1", "2"])
+    @pytest.mark.parametrize("disk", [pytest.param("1", marks=pytest.mark.campaign), "2"])
     def test_what_was_to_be_durable_is_not(self, jobs: Jobs, broken: Path, disk: str) -> None:
         """Whether it was saved with DISK, or with MEMORY and flushed; what memory holds is persisted by the next."""
         done = jobs.run(*QUICK, self.FLAG, *arguments(broken, "--saves=2", f"--disk={disk}"))

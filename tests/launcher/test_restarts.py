@@ -17,11 +17,15 @@ FORK = ["--run-path", "--start-method=fork"]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["c10d", "static"])
 @pytest.mark.parametrize(
-    ("how", "restarts"),
-    [(FORK, MANY), ([], 3), pytest.param([], MANY, marks=pytest.mark.campaign)],
-    ids=["forked", "executed", "executed-often"],
+    ("backend", "how", "restarts"),
+    [
+        pytest.param("c10d", FORK, MANY, id="c10d-forked"),
+        pytest.param("static", [], 3, id="static-executed"),
+        pytest.param("static", FORK, MANY, id="static-forked", marks=pytest.mark.campaign),
+        pytest.param("c10d", [], MANY, id="c10d-executed-often", marks=pytest.mark.campaign),
+        pytest.param("static", [], MANY, id="static-executed-often", marks=pytest.mark.campaign),
+    ],
 )
 def test_each_restart_comes_up_at_once(jobs: Jobs, tmp_path: Path, backend: str, how: list[str], restarts: int) -> None:
     port = get_free_port()

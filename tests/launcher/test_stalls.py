@@ -77,7 +77,7 @@ def test_death_before_anything_is_loaded_is_a_stall(jobs: Jobs, tmp_path: Path) 
     assert "  start 2 ended before anything was loaded or done: worker 0 SIGKILL\n" in job.stderr
 
 
-@pytest.mark.parametrize("limit", ["1", "0"])
+@pytest.mark.parametrize("limit", ["1", pytest.param("0", marks=pytest.mark.campaign)])
 def test_failures_that_come_later_each_time_are_no_stalls(jobs: Jobs, tmp_path: Path, limit: str) -> None:
     """Up to --max-restarts, though no save comes between them; without a limit also those that come no later."""
     fail = ["--fail", "4", "5", "9"] if limit == "1" else ["--fail=3"]
@@ -127,7 +127,7 @@ def test_a_lazy_import_that_fails_is_a_failure_like_others(jobs: Jobs, tmp_path:
     assert told(tmp_path, "gave_up") == []
 
 
-@pytest.mark.parametrize("code", [1, 2])
+@pytest.mark.parametrize("code", [2, pytest.param(1, marks=pytest.mark.campaign)])
 def test_a_script_without_a_checkpointer_is_restarted_as_by_torchrun(jobs: Jobs, tmp_path: Path, code: int) -> None:
     (tmp_path / "script.py").write_text(f"print('started', flush=True)\nraise SystemExit({code})\n")
     both = [jobs.start("--max-restarts=3", "script.py", launcher=launcher) for launcher in (OURS, TORCHRUN)]

@@ -16,6 +16,7 @@ import pytest
 from fastckpt.errors import ArenaInUse, ArenaTooSmall, FastckptError
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.presence import Presence
+from fastckpt.memory.slots import images_in
 
 
 @pytest.fixture
@@ -46,6 +47,18 @@ def test_is_private(arena: Arena):
     assert all(slot.stat().st_mode & 0o777 == 0o700 for slot in arena.slots)
     files = [file for file in arena.path.rglob("*") if file.is_file()]
     assert len(files) == 2 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+def test_images_lie_in_directories(arena: Arena):
+    arena.make_slots(1)
+    [slot] = arena.slots
+    sizes = {"model.pt": 4096, "optimizer_0/.metadata": 4096, "optimizer_0/__0_0.distcp": 8192}
+    for name, size in sizes.items():
+        arena.reserve(slot, name, size)
+    assert images_in(slot) == sizes
+    assert all(path.stat().st_mode & 0o077 == 0 for path in arena.path.rglob("*"))
+    arena.reserve(slot, "optimizer_0/__0_0.distcp", 12288)
+    assert images_in(slot) == sizes | {"optimizer_0/__0_0.distcp": 12288}
 
 
 def test_a_living_owner_is_named(arena: Arena):

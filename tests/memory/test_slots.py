@@ -50,6 +50,28 @@ def test_is_committed_when_all_writers_are_done(slot: Path):
     assert records.details == {"path": "by 0"}
 
 
+def test_images_may_lie_in_directories(slot: Path):
+    slots.begin(slot, Begin(OLD, frozenset({0})))
+    slots.commit(slot, 0, Done(OLD, {"optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2, "a.pt": 3}))
+    assert slots.read(slot).committed == OLD
+
+
+def test_images_of_writers_that_are_no_more_make_room(slot: Path):
+    for name in ("rank_0.pt", "rank_1.pt", "model.pt"):
+        (slot / name).touch()
+    slots.begin(slot, Begin(OLD, BOTH))
+    slots.commit(slot, 0, Done(OLD, {"model.pt": 0, "rank_0.pt": 0}))
+    slots.commit(slot, 1, Done(OLD, {"model.pt": 0, "rank_1.pt": 0}))
+    slots.begin(slot, Begin(NEW, frozenset({0})))
+    assert {path.name for path in slot.iterdir()} == {".begin", "model.pt", "rank_0.pt"}
+
+
+def test_metadata_of_dcp_is_an_image(slot: Path):
+    save(slot, OLD, 1)
+    slots.commit(slot, 0, Done(OLD, {".metadata": 7}))
+    assert slots.read(slot).files == {".metadata": 7, "rank_1.pt": 11}
+
+
 def test_a_save_without_writers_is_never_whole(slot: Path):
     slots.begin(slot, Begin(OLD, frozenset()))
     assert slots.read(slot).committed is None
@@ -188,7 +210,23 @@ GOOD_DONE = {"id": [1, 5], "files": {"a.pt": 3}, "details": {}}
 
 @pytest.mark.parametrize(
     "name",
-    ["../../etc/passwd", "/etc/passwd", "..", "a/b", "", ".begin", ".digests", "a\0b", "\ud800", "x" * 201, "a\nb"],
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        "a/../b",
+        "a//b",
+        "a/",
+        ".a/b",
+        "a/.begin",
+        "",
+        ".begin",
+        ".digests",
+        "a\0b",
+        "\ud800",
+        "x" * 201,
+        "a\nb",
+    ],
 )
 def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str):
     slots.begin(slot, Begin(OLD, frozenset({0})))

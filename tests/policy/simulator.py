@@ -2,11 +2,16 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import ceil
 
-from fastckpt.policy.frequency import Intervals, Profile
+from fastckpt.policy.frequency import SHORTEST, Intervals, Profile
 from fastckpt.policy.overhead import Iteration, Measurement, measured
+from fastckpt.policy.profiling import Samples, profiled
 from fastckpt.policy.tuning import Decision, Terms, started, tuned
+
+PROFILED = 50
+"""Iterations of a profile without a checkpoint."""
 
 
 def never(step: int) -> float:
@@ -37,7 +42,6 @@ class Job:
         pause: What a script does besides, at a step.
         hiccup: By how much a stall is longer, at a step.
         drift: How many times slower iterations are by themselves, at a step.
-        waits: Whether a persist that is due waits for the one under way; else it is skipped.
         ranks: How many measure; each sees its own noise, of a thousandth.
         failures: Iterations, in order of time, in which the job fails.
     """
@@ -51,13 +55,24 @@ class Job:
     pause: Callable[[int], float] = never
     hiccup: Callable[[int], float] = never
     drift: Callable[[int], float] = lambda step: 1.0
-    waits: bool = True
     ranks: int = 1
     failures: frozenset[int] = frozenset()
 
-    def profile(self) -> Profile:
+    def profile(self, rng: random.Random) -> Profile:
         """What profiling would have found: nothing to hide a snapshot behind."""
-        return Profile(self.iteration, self.iteration, self.stall, self.storage, 1)
+        plain = [self.alone(step, rng) for step in range(1, PROFILED + 1)]
+        during = range(PROFILED, PROFILED + ceil(self.storage / self.iteration))
+        slowed = [self.alone(step, rng) * (1 + self.now(1)[1]) for step in during]
+        stall = self.stall or SHORTEST
+        found = profiled(Samples(plain, plain, [stall], [self.storage], slowed=slowed), 1)
+        return replace(found, iteration=self.iteration, update=self.iteration, host_copy=self.stall)
+
+    def alone(self, step: int, rng: random.Random) -> float:
+        """Seconds of an iteration without any checkpoint."""
+        return self.iteration * self.drift(step) * self.noisy(rng)
+
+    def noisy(self, rng: random.Random) -> float:
+        return max(0.05, 1 + self.noise * rng.gauss(0, 1)) if self.noise else 1.0
 
     def now(self, step: int) -> tuple[float, float]:
         """How many times slower storage is at a step, and the slowdown of a persist."""
@@ -127,13 +142,13 @@ class Simulation:
     def __init__(self, job: Job, policy: Terms | Intervals, seed: int = 0) -> None:
         self.job, self.policy, self.rng, self.run = job, policy, random.Random(seed), Run()
         self.windows: list[list[Iteration]] = [[] for _ in range(job.ranks)]
-        self.overruns, self.step = 0, 0
+        self.overruns, self.step, self.owed = 0, 0, False
         self.pending: Decision | None = None
         self._start(None)
 
     def _start(self, known: Intervals | None) -> None:
         if isinstance(self.policy, Terms):
-            self.state, decision = started(self.job.profile(), self.policy, self.step, known)
+            self.state, decision = started(self.job.profile(self.rng), self.policy, self.step, known)
             self.intervals = decision.intervals
             self.run.decisions.append(decision)
         else:
@@ -158,34 +173,29 @@ class Simulation:
         job, step, storage = self.job, self.step, self.run.storage
         factor, slowdown = job.now(step)
         snapshot = self.intervals.snapshots(step)
-        stall = job.stall * self._noisy() + job.hiccup(step) if snapshot else 0.0
-        wait = self._persist(factor) if self.intervals.persists(step) else 0.0
+        stall = job.stall * job.noisy(self.rng) + job.hiccup(step) if snapshot else 0.0
+        if snapshot:
+            self._persist(self.intervals.persists(step))
         persisting = storage.busy
         storage.let_pass(stall, factor)
-        work, pause = job.iteration * job.drift(step) * self._noisy(), job.pause(step)
+        work, pause = job.alone(step, self.rng), job.pause(step)
         during = storage.let_pass(work * (1 + slowdown), factor)
         slowed = work + during * slowdown / (1 + slowdown) + pause
         storage.let_pass(pause, factor)
         self.run.alone.append(work + pause)
-        self.run.taken.append(slowed + stall + wait)
+        self.run.taken.append(slowed + stall)
         for window in self.windows:
             seen = slowed * (1 + 0.001 * self.rng.gauss(0, 1)) if job.ranks > 1 else slowed
-            window.append(Iteration(seen + stall + wait, stall, wait, snapshot, persisting))
+            window.append(Iteration(seen + stall, stall, snapshot, persisting))
 
-    def _noisy(self) -> float:
-        return max(0.05, 1 + self.job.noise * self.rng.gauss(0, 1)) if self.job.noise else 1.0
-
-    def _persist(self, factor: float) -> float:
-        """Begin a persist; the seconds waited for the one before."""
-        storage, wait = self.run.storage, 0.0
-        if storage.busy:
-            self.overruns += 1
-            if not self.job.waits:
-                return 0.0
-            wait = storage.left * factor
-            storage.let_pass(wait, factor)
-        storage.begin(self.step, self.job.storage)
-        return wait
+    def _persist(self, due: bool) -> None:
+        """Begin a persist with this snapshot, if one is due, or was put off because one was under way."""
+        if not (due or self.owed):
+            return
+        self.overruns += self.run.storage.busy and not self.owed
+        self.owed = self.run.storage.busy
+        if not self.owed:
+            self.run.storage.begin(self.step, self.job.storage)
 
     def _tune(self) -> None:
         if self.step == self.state.ends:
@@ -204,7 +214,7 @@ class Simulation:
         storage = self.run.storage
         self.run.rollbacks.append((storage.durable[-1], tuple(storage.begun)))
         self.run.steps_back += self.step - storage.durable[-1]
-        storage.left, storage.begun, self.step = 0.0, storage.begun[:0], storage.durable[-1]
+        storage.left, storage.begun, self.step, self.owed = 0.0, storage.begun[:0], storage.durable[-1], False
         self._start(self.intervals)
 
 

@@ -55,6 +55,18 @@ def test_a_pause_does_not_move_the_profile():
         assert (profile.host_copy, profile.storage, profile.device_copy) == (0.31, 2.1, None)
 
 
+def test_what_a_persist_adds_to_iterations_is_seen():
+    """On average, for it may be few that it slows down much; a pause meanwhile is none of its doing."""
+    rng = random.Random(6)
+    for _ in range(500):
+        plain = [9.0, 5.0, *(rng.gauss(1.0, 0.02) for _ in range(40))]
+        slowed = [rng.gauss(1.0, 0.02) + 0.5 * (i % 4 == 0) for i in range(20)]
+        found = profiled(Samples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]), 1)
+        assert found.slowdown == pytest.approx((20 * 0.125 + 3.0) / 21, abs=0.03)
+    faster = Samples([1.0] * 9, [0.1] * 9, [0.1], [5.0], slowed=[0.9] * 5)
+    assert profiled(faster, 1).slowdown == profiled(replace(faster, slowed=()), 1).slowdown == 0.0
+
+
 def test_an_update_is_no_longer_than_its_iteration():
     assert profiled(Samples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
 
@@ -76,7 +88,7 @@ def test_ranks_agree_on_the_slowest():
     ranks = [
         Profile(1.0, 0.2, 0.5, 2.0, 100, 0.05, 60, 80),
         Profile(1.1, 0.1, 0.9, 1.0, 100, 0.04, 70, 80),
-        Profile(0.9, 0.1, 0.4, 3.0, 90, 0.08, 30, 40),
+        Profile(0.9, 0.1, 0.4, 3.0, 90, 0.08, 30, 40, slowdown=0.3),
     ]
     expected = Profile(1.0, 0.2, 0.9, 3.0, 100, 0.08, 30, 40)
     assert {joined(order) for order in permutations(ranks)} == {expected}

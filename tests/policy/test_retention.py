@@ -19,6 +19,7 @@ from fastckpt.policy.retention import (
     KeepEveryMinutes,
     KeepLast,
     KeepMeasured,
+    KeepNamed,
     from_json,
     measured,
     to_json,
@@ -111,6 +112,39 @@ def test_keeps_the_best(policy, losses, kept):
     assert policy(of_loss(*losses)) == {(0, step) for step in kept}
 
 
+@pytest.mark.parametrize(
+    ("n", "best", "kept"),
+    [
+        (3, [1, 1, 1, 1], [1, 3, 4]),
+        (3, [1, 2, 2, 2], [2, 3, 4]),
+        (2, [1, 2, 2, 2], [2, 4]),
+        (1, [1, 2, 2, 2], [2, 4]),
+        (1, [1, 2, 3, 4], [4]),
+        (2, [None, None, None, None], [3, 4]),
+        (2, [1, None, 99, 99], [3, 4]),  # what is named is not there
+        (9, [1, 1], [1, 2]),
+        (2, [], []),
+    ],
+)
+def test_keeps_what_the_newest_names(n, best, kept):
+    entries = [Entry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
+    assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
+
+
+@given(st.integers(1, 5), st.lists(st.booleans(), max_size=20))
+def test_what_was_named_when_it_was_the_newest_stays_as_long_as_it_is_named(n, is_better):
+    """As a best one is: deciding at each save is deciding once."""
+    all_entries, there, named = [], [], 0
+    for step, better in enumerate(is_better, 1):
+        named = step if better else named
+        all_entries.append(Entry((0, step), 0, {"best": named} if named else {}))
+        there.append(all_entries[-1])
+        there = of(KeepNamed(n, "best")(there), there)
+    assert {entry.id for entry in there} == KeepNamed(n, "best")(all_entries)
+    assert not named or (0, named) in {entry.id for entry in there}
+    assert len(there) <= max(n, 2)
+
+
 policies = st.recursive(
     st.one_of(
         st.just(KeepAll()),
@@ -175,7 +209,7 @@ def test_no_gap_is_longer_than_two_periods_and_the_pause_between_saves(found, mi
     assert len(kept) <= (kept[-1] - kept[0]) / (60 * minutes) + 3
 
 
-@given(policies)
+@given(policies | st.builds(KeepNamed, st.integers(1, 9), st.sampled_from(["best", "other"])))
 def test_json_both_ways(policy):
     assert from_json(to_json(policy)) == policy
 

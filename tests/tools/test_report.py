@@ -221,6 +221,13 @@ def test_a_rollback_in_a_process_does_not_count_twice():
     assert found.steps.new == 12
 
 
+def test_a_rank_whose_last_save_is_older_is_no_way_back():
+    """It is the furthest now, but it was looked at in the middle of a save; the other had named the step of that."""
+    story = started().says(20, step=10, steps=10, named=10).says(25, step=5, steps=13, named=5)
+    found = report([story.finishes(25, 25).log])
+    assert (found.steps.new, found.steps.repeated) == (13, 0)
+
+
 def test_steps_that_a_killed_agent_did_not_record_were_done():
     """The next launch resumes step 18: the last event told of 10."""
     second = Story(pid=11, start=40).starts(41, 42, 45, 48).loads(50, 1, step=18).trains(60, 10)

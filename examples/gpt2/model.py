@@ -100,11 +100,12 @@ class GPT(nn.Module):
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Decay what multiplies, matrices and embeddings; leave biases and norms."""
-        matrices = [p for p in self.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.parameters() if p.dim() < 2]
+        # Not by shape: FSDP1 shows each rank its parameters flat.
+        vectors = {p for module in self.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+        vectors |= {p for name, p in self.named_parameters() if name.endswith("bias")}
         groups = (
-            {"params": matrices, "weight_decay": weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {"params": [p for p in self.parameters() if p not in vectors], "weight_decay": weight_decay},
+            {"params": [p for p in self.parameters() if p in vectors], "weight_decay": 0.0},
         )
         return [group for group in groups if group["params"]]
 

@@ -2,96 +2,25 @@
 
 import argparse
 import json
-import os
 import random
-import shlex
-import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
 import psutil
-import torch
 
-from examples.ddp_gpt2.picture import draw
-from examples.ddp_gpt2.report import Comparison, Event, Failure, IncompleteRecordError, describe, read_lines
+from examples.gpt2.afterwards import file_of_torch, go_on, weights_equal
+from examples.gpt2.picture import draw
+from examples.gpt2.report import Comparison, Event, Failure, IncompleteRecordError, describe, read_lines
+from examples.gpt2.run import TIMEOUT, DemoError, Run
 from fastckpt import metrics
 
-TRAIN = Path(__file__).with_name("train.py")
-WORKERS = 2
 MODEL = "--n_layer 4 --n_head 4 --n_embd 128 --block_size 128 --batch_size 8 --lr 2e-3 --device cpu"
-TIMEOUT = 600.0
-
-
-class DemoError(Exception):
-    """The demo could not be carried out."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A training run and the files that it leaves in its folder."""
-
-    folder: Path
-    options: list[str]
-
-    @property
-    def events(self) -> Path:
-        """The log of what happened when."""
-        return self.folder / "events.jsonl"
-
-    @property
-    def losses(self) -> Path:
-        """Every step's loss."""
-        return self.folder / "losses.jsonl"
-
-    @property
-    def weights(self) -> Path:
-        """The trained weights."""
-        return self.folder / "weights.pt"
-
-    def command(self) -> list[str]:
-        """What starts it."""
-        launcher = str(Path(sys.executable).with_name("fastckpt-run"))
-        launch = [launcher, "--standalone", f"--nproc_per_node={WORKERS}", "--max-restarts=1"]
-        # torchrun's own choice is a temporary directory that nobody deletes.
-        kept = ["--log-dir", str(self.folder / "logs"), "--fast-events", str(self.events)]
-        files = {"checkpoint_dir": self.folder / "checkpoints", "losses": self.losses, "weights": self.weights}
-        named = [text for name, path in files.items() for text in (f"--{name}", str(path))]
-        return [*launch, *kept, str(TRAIN), *self.options, *named]
-
-    @contextmanager
-    def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Its launcher; raises DemoError unless that ends well in time, and never leaves it behind."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        command = self.command()
-        print(f"\n$ {shlex.join([Path(command[0]).name, *command[1:]])}", flush=True)
-        # Both runs take the same number of threads, since another one would sum in another order.
-        threads = max(1, (os.cpu_count() or 1) // WORKERS)
-        agent = subprocess.Popen(command, env={"OMP_NUM_THREADS": str(threads), **os.environ})
-        try:
-            yield agent
-            if code := agent.wait(TIMEOUT):
-                raise DemoError(f"the launcher ended with exit code {code}; its output above tells why")
-        except subprocess.TimeoutExpired as error:
-            raise DemoError(f"the run did not end within {TIMEOUT:.0f} s") from error
-        finally:
-            _end(agent)
-
-
-def _end(agent: subprocess.Popen[bytes]) -> None:
-    if agent.poll() is None:
-        agent.terminate()
-        try:
-            agent.wait(30)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
+FURTHER = 20
+"""Steps that another number of workers does in the end."""
 
 
 def follow(path: Path, agent: subprocess.Popen[bytes]) -> Iterator[Event]:
@@ -144,12 +73,6 @@ def step_to_kill(steps: int, memory: int, storage: int) -> int:
     return random.choice(steps_to_kill)
 
 
-def weights_equal(one: Path, other: Path) -> bool:
-    """Whether two files hold the very same tensors."""
-    left, right = torch.load(one), torch.load(other)
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
-
-
 def show(reference: Run, killed: Run, picture: Path) -> bool:
     """Print the report, draw the picture, and tell whether training came back from memory unchanged."""
     failure = Failure.from_events(read_lines(killed.events))
@@ -160,25 +83,37 @@ def show(reference: Run, killed: Run, picture: Path) -> bool:
     return failure.tier == "memory" and losses.equal == losses.steps and weights
 
 
+def show_afterwards(run: Run) -> bool:
+    """Print what the last checkpoint is good for, and tell whether stock tools read the trained weights from it."""
+    equal = weights_equal(file_of_torch(run), run.weights)
+    further = go_on(run, FURTHER)
+    print(f"\nread by torch   {'the trained weights, bit for bit' if equal else 'DIFFERS from the trained weights'}")
+    print(f"one worker      {further}", flush=True)
+    return equal
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, epilog="Other options go to train.py.")
+    parser = argparse.ArgumentParser(description=__doc__, epilog="Other options go to the script.")
+    parser.add_argument("script", type=Path, help="examples/ddp_gpt2/train.py, or another of its kind")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder for what the demo makes")
     parser.add_argument("--max_steps", type=int, default=200)
     parser.add_argument("--save_memory_interval", type=int, default=5)
     parser.add_argument("--save_storage_interval", type=int, default=50)
     args, others = parser.parse_known_args()
     steps, memory, storage = args.max_steps, args.save_memory_interval, args.save_storage_interval
-    intervals = f"--max_steps {steps} --save_memory_interval {memory} --save_storage_interval {storage}"
+    intervals = f"--save_memory_interval {memory} --save_storage_interval {storage}"
     options = [*MODEL.split(), *intervals.split(), *others]
-    reference, killed = Run(args.out / "uninterrupted", options), Run(args.out / "killed", options)
+    reference, killed = (Run(args.out / name, args.script, options, steps) for name in ("uninterrupted", "killed"))
     begin = time.monotonic()
     try:
         step = step_to_kill(steps, memory, storage)
+        reference.clear()
         with reference.started():
             pass
+        killed.clear()
         with killed.started() as agent:
             kill_one_worker(killed, agent, step)
-        good = show(reference, killed, args.out / "loss.png")
+        good = show(reference, killed, args.out / "loss.png") and show_afterwards(killed)
     except (DemoError, IncompleteRecordError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

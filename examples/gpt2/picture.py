@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from examples.ddp_gpt2.report import Event, Failure
+from examples.gpt2.report import Event, Failure
 
 _REFERENCE, _BEFORE, _AFTER, _VALIDATION, _KILL = "#b8c4d0", "#1f5fa8", "#d9730d", "#2a7f4f", "#c4262e"
 

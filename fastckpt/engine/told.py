@@ -1,7 +1,7 @@
-"""What is told of workers that arrive: who has joined, and what each has resumed."""
+"""What workers tell of themselves, as events: who has joined, what each has resumed, how often they save."""
 
 from fastckpt import metrics
-from fastckpt.ipc.messages import Hello, Loaded
+from fastckpt.ipc.messages import Decided, Hello, Loaded
 
 
 def joined(hello: Hello, pid: int) -> None:
@@ -17,8 +17,12 @@ def joined(hello: Hello, pid: int) -> None:
     )
 
 
-def loaded(hello: Hello, message: Loaded) -> None:
-    """A worker has its state, or knows that there is none."""
+def told(hello: Hello, message: Loaded | Decided) -> None:
+    """A worker has its state, or knows that there is none; or the ranks have decided how often to save."""
+    _loaded(hello, message) if isinstance(message, Loaded) else _decided(hello, message)
+
+
+def _loaded(hello: Hello, message: Loaded) -> None:
     directory, rank, local_rank, seconds = hello.directory, hello.rank, hello.local_rank, message.seconds
     if not message.tier:
         metrics.event("started_fresh", directory=directory, rank=rank, local_rank=local_rank, seconds=seconds)
@@ -33,4 +37,18 @@ def loaded(hello: Hello, message: Loaded) -> None:
         history=history,
         tier=message.tier,
         seconds=seconds,
+    )
+
+
+def _decided(hello: Hello, message: Decided) -> None:
+    metrics.event(
+        "frequency",
+        directory=hello.directory,
+        step=message.step,
+        memory=message.memory,
+        storage=message.storage,
+        overhead=message.overhead,
+        bound=message.bound,
+        changed=message.changed,
+        why=message.why,
     )

@@ -1,0 +1,43 @@
+"""What a save is asked for, and what became of it."""
+
+import enum
+from dataclasses import dataclass
+
+
+class StorageType(enum.Enum):
+    """How far a save goes before it counts: into shared memory, or on to storage in the background."""
+
+    MEMORY = 0
+    DISK = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> "StorageType | None":
+        """Another library's member of this name, which scripts that were written for that import as before."""
+        if isinstance(value, enum.Enum) and type(value).__name__ == cls.__name__:
+            return cls.__members__.get(value.name)
+        return None
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of a save.
+
+    Attributes:
+        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
+        step: The step.
+        reason: Why it was not saved, or that memory held the step already; else empty.
+        skipped: How many saves this checkpointer has skipped so far.
+        trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
+            while all is well. Training need not stop for it.
+        pending: Whether a part is still being copied, behind training. It is in memory by the optimizer's next step.
+    """
+
+    saved: bool
+    step: int
+    reason: str = ""
+    skipped: int = 0
+    trouble: str = ""
+    pending: bool = False
+
+    def __bool__(self) -> bool:
+        return self.saved

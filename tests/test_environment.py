@@ -1,0 +1,28 @@
+"""The environment that `make test` makes: what constraints.txt pins, within the ranges that pyproject.toml allows."""
+
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+NEEDED = [*PROJECT["dependencies"], *(need for extra in EXTRAS.values() for need in extra)]
+
+
+@pytest.mark.parametrize("needed", sorted({need for need in NEEDED if not need.startswith("fastckpt")}))
+def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed(needed):
+    requirement = Requirement(needed)
+    pinned, installed = PINNED[requirement.name], metadata.version(requirement.name)
+    assert Version(installed).public == pinned
+    assert requirement.specifier.contains(pinned)
+
+
+def test_tests_have_all_extras():
+    own = Requirement(next(need for need in EXTRAS["dev"] if need.startswith("fastckpt")))
+    assert own.extras == EXTRAS.keys() - {"dev", "examples"}
