@@ -18,12 +18,15 @@ if TYPE_CHECKING:
         phase,
         settle,
     )
+    from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer
     from fastckpt.loop import Checkpointer
 
 __all__ = [
     "CheckpointDeletionStrategy",
     "Checkpointer",
     "DdpCheckpointer",
+    "FsdpFullCheckpointer",
+    "FsdpShardCheckpointer",
     "KeepAnyStrategy",
     "KeepBestStrategy",
     "KeepEpochStrategy",
@@ -36,9 +39,15 @@ __all__ = [
     "settle",
 ]
 
+_HOMES = {
+    "Checkpointer": "fastckpt.loop",
+    "FsdpFullCheckpointer": "fastckpt.fsdp",
+    "FsdpShardCheckpointer": "fastckpt.fsdp",
+}
+
 
 def __getattr__(name: str) -> Any:
     """Import on first use: the launcher needs none of these, and the agent stays small."""
     if name in __all__:
-        return getattr(import_module("fastckpt.loop" if name == "Checkpointer" else "fastckpt.ddp"), name)
+        return getattr(import_module(_HOMES.get(name, "fastckpt.ddp")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,8 @@
+"""Storage for torch.distributed.checkpoint (DCP): saves go into shared memory, and loads come from there."""
+
+from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt.dcp.reader import SharedMemoryReader
+from fastckpt.dcp.stager import SharedMemoryStager
+from fastckpt.dcp.writer import SharedMemoryWriter
+
+__all__ = ["SaveResult", "SharedMemoryReader", "SharedMemoryStager", "SharedMemoryWriter", "StorageType"]

@@ -1,0 +1,115 @@
+"""Messages between the ranks of a job, by way of the store that formed its process group."""
+
+import io
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.checkpoint import metadata, planner
+
+from fastckpt.errors import FastckptError
+
+PIECE = 4 << 20
+"""Bytes of a message that the store is given at once; it refuses more than 8 MiB."""
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at whether a message is there."""
+_PARTS = [
+    metadata._MEM_FORMAT_ENCODING,
+    metadata.ChunkStorageMetadata,
+    metadata.MetadataIndex,
+    metadata.TensorProperties,
+    planner.SavePlan,
+    planner.TensorWriteData,
+    planner.WriteItem,
+    planner.WriteItemType,
+]
+"""What a plan consists of, beside what torch.load takes from anybody."""
+
+
+class Overtaken(Exception):
+    """Who waits for a message need not, any more."""
+
+
+class Board:
+    """Where ranks leave messages: who writes waits for nobody, who reads waits until a deadline at most."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def put(self, key: str, message: Any) -> None:
+        """Leave a message of what a `SavePlan` may consist of."""
+        buffer = io.BytesIO()
+        torch.save(message, buffer)
+        data = buffer.getvalue()
+        starts = range(0, len(data), PIECE)
+        for number, start in enumerate(starts):
+            self._store.set(f"{key}/{number}", data[start : start + PIECE])  # type: ignore[arg-type]
+        self._store.set(key, str(len(starts)))
+
+    def get(self, key: str, end: float, unless: str = "") -> Any:
+        """The message, once it is there.
+
+        Args:
+            key: Where it is left.
+            end: When to wait no longer, by time.monotonic.
+            unless: A word that makes the message needless.
+
+        Raises:
+            TimeoutError: It has not come.
+            Overtaken: The other word was said first.
+        """
+        self._wait(lambda: self._store.check([key]), key, end, unless)
+        count = int(self._store.get(key))
+        data = b"".join(self._store.get(f"{key}/{number}") for number in range(count))
+        torch.serialization.add_safe_globals(list(_PARTS))  # for a moment only would harm loads in other threads
+        return torch.load(io.BytesIO(data), weights_only=True)
+
+    def meet(self, key: str, count: int, end: float, unless: str) -> None:
+        """Return when so many ranks have come here; raises as `get`."""
+        self._store.add(key, 1)
+        self._wait(lambda: self._store.add(key, 0) >= count, key, end, unless)
+
+    def _wait(self, has_come: Callable[[], bool], key: str, end: float, unless: str) -> None:
+        pauses = (min(LONGEST_PAUSE, 0.001 * 1.2**turn) for turn in itertools.count())
+        while not has_come():
+            if unless and self._store.check([unless]):
+                raise Overtaken(unless)
+            if time.monotonic() > end:
+                raise TimeoutError(key)
+            time.sleep(next(pauses))
+
+    def forget(self, key: str) -> None:
+        """Take away what `meet` has left, when all have gone on."""
+        self._store.delete_key(key)
+
+    def remove(self, key: str) -> None:
+        """Take a message away that everybody has read."""
+        if self._store.check([key]):
+            for number in range(int(self._store.get(key))):
+                self._store.delete_key(f"{key}/{number}")
+            self._store.delete_key(key)
+
+    def word(self, key: str) -> str | None:
+        """The short word under a key; None if nobody has said one. One question to the store."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def say(self, key: str, word: str) -> str:
+        """Say a short word, which everybody sees from the return on; what was said there first, by whomever."""
+        said: bytes = self._store.compare_set(key, "", word)
+        return said.decode()
+
+
+def board(world_size: int, name: str) -> Board:
+    """The board of this job's ranks that bears this name; raises FastckptError if they cannot talk yet."""
+    if world_size == 1:
+        return Board(HashStore())
+    if not dist.is_initialized():
+        raise FastckptError(
+            f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"
+        )
+    store = dist.distributed_c10d._get_default_store()
+    return Board(PrefixStore(f"fastckpt/{name}", store))

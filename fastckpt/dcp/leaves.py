@@ -1,0 +1,103 @@
+"""Takes a state apart as DCP's planner does: its leaves, and of each what a plan of saves depends on."""
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+Leaves = Mapping[str, Any]
+"""What stands in a state: tensors, whole or shards, and Python values, by their names in DCP."""
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+class Item(NamedTuple):
+    """What one rank writes of a leaf.
+
+    Attributes:
+        name: The leaf's.
+        offsets: Where in the whole tensor the shard begins; None for a Python value.
+    """
+
+    name: str
+    offsets: torch.Size | None
+
+
+def flattened(state: dict[str, Any]) -> DefaultSavePlanner:
+    """A planner that has the leaves of a state, in ``state_dict``."""
+    flat = DefaultSavePlanner(flatten_sharded_tensors=False)
+    flat.set_up_planner(state)
+    if any(isinstance(leaf, ShardedTensor) for leaf in flat.state_dict.values()):
+        flat.state_dict = _flatten_sharded_tensors(flat.state_dict)
+    return flat
+
+
+def in_order(items: list[WriteItem]) -> list[WriteItem]:
+    """The items of a plan in the order in which a file has them: values before tensors, as torch writes them."""
+    return sorted(items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
+
+
+def item_of(item: WriteItem) -> Item:
+    """What of a planned item a rank needs to know to write it."""
+    return Item(item.index.fqn, None if item.type is WriteItemType.BYTE_IO else item.index.offset)
+
+
+def structure(leaves: Leaves) -> list[Any]:
+    """All that a plan depends on: the names of the leaves, and how their tensors are sharded and laid out.
+
+    Equal structures have one plan. Takes about 0.3 us a leaf.
+    """
+    return [*leaves, *map(_layout, leaves.values())]
+
+
+def _layout(leaf: Any) -> Any:
+    kind = type(leaf)
+    if kind is DTensor:
+        spec, local = leaf._spec, leaf._local_tensor
+        return kind, spec.mesh, spec.placements, spec.shape, local.dtype, local.shape
+    if isinstance(leaf, ShardedTensor):
+        shards = [
+            (shard.metadata.shard_offsets, shard.tensor.dtype, shard.tensor.shape) for shard in leaf.local_shards()
+        ]
+        return kind, leaf.size(), shards
+    return (kind, leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else None
+
+
+class Archiver:
+    """Resolves items to what is written of them, and remembers the archives of Python values that stay as they are."""
+
+    def __init__(self) -> None:
+        self._archives: dict[str, tuple[bytes, bytes]] = {}
+
+    def data(self, leaves: Leaves, item: Item) -> torch.Tensor | bytes:
+        """The local shard, or the archive of a value; raises what torch.save raises, with the leaf's name."""
+        leaf = leaves[item.name]
+        if item.offsets is None:
+            return self._archive(item.name, leaf)
+        if type(leaf) is DTensor:
+            return leaf._local_tensor
+        if type(leaf) in _PLAIN:
+            return leaf  # type: ignore[no-any-return]
+        found: torch.Tensor = find_state_dict_object(dict(leaves), MetadataIndex(item.name, item.offsets))
+        return found
+
+    def _archive(self, name: str, value: Any) -> bytes:
+        # A pickle takes about 1 us, an archive 50: equal pickles have equal archives.
+        try:
+            pickled = pickle.dumps(value)
+            if self._archives.get(name, (b"", b""))[0] != pickled:
+                buffer = io.BytesIO()
+                torch.save(value, buffer)
+                self._archives[name] = pickled, buffer.getvalue()
+        except Exception as error:
+            error.add_note(f"{name} cannot be saved")
+            raise
+        return self._archives[name][1]

@@ -1,0 +1,250 @@
+"""The storage reader: DCP reads what the ranks have chosen and verified, from shared memory if it is there."""
+
+import logging
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.futures import Future
+
+from fastckpt.checkpointer import Writer
+from fastckpt.dcp.mapped import MappedReader
+from fastckpt.dcp.writer import step_of
+from fastckpt.engine.agreement import Agreement, agreement
+from fastckpt.engine.joined import join_on_storage
+from fastckpt.engine.offers import Files, Needs, Offers
+from fastckpt.engine.resume import Resume, Resumed
+from fastckpt.engine.survey import Wanted
+from fastckpt.engine.view import hold
+from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import METADATA
+from fastckpt.format.names import index_of, own_of, shards_of
+
+logger = logging.getLogger("fastckpt")
+
+
+class Found(NamedTuple):
+    """What a rank knows of a checkpoint before it reads it.
+
+    Attributes:
+        files: Where they are.
+        metadata: What it consists of, and in which file each part is.
+        copies: Parts that are in this node's memory, too.
+    """
+
+    files: Files
+    metadata: Metadata
+    copies: dict[MetadataIndex, Any]
+
+
+class Saves(Protocol):
+    """Who saves what a reader loads; ``last`` is what was begun to be saved last."""
+
+    _writer: Writer
+    last: SaveId | None
+
+
+class SharedMemoryReader(MappedReader):
+    """Loads with ``dcp.load`` the newest checkpoint that all ranks can load, from memory if it is there.
+
+    Checkpoints of any number of ranks load: DCP reads of each rank's file what it needs. With a ``checkpoint_id``, the
+    next load is of that checkpoint: ``<checkpoint_dir>/checkpoint-<step>`` or the step alone, wherever it is, or any
+    directory that DCP has written.
+
+    Every rank of the job makes each load: the ranks agree on what is loaded, and bytes are compared with what was saved
+    before any is read. A new history begins: what is saved from now on is newer than all before.
+
+    Args:
+        writer: The writer of the same checkpoint directory.
+
+    Attributes:
+        loaded_step: The step that was loaded last; -1 before that, or if nobody recorded one.
+        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory lacked some of its
+            files; "" before that.
+    """
+
+    _goes_on = False
+    """Whether ranks that are restarted, and ask for the same again, get the newest of what was saved since."""
+
+    def __init__(self, writer: Saves) -> None:
+        super().__init__(writer._writer.directory)
+        self._saves, self._writer = writer, writer._writer
+        self._asked = ""
+        self._found: tuple[Resumed, SaveId | None] | None = None
+        self._reading: Resumed | None = None
+        self._offers: Offers | None = None
+        self._wants: Wanted = lambda *_: True
+        self._since = 0.0
+        self.loaded_step = -1
+        self.loaded_from = ""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Have the next load be of this checkpoint; ``dcp.load`` calls it with its ``checkpoint_id``."""
+        super().reset()
+        self._let_go()
+        self._asked = "" if checkpoint_id is None else str(checkpoint_id)
+
+    def find(self) -> int | None:
+        """Choose what the next ``dcp.load`` loads, and verify it; its step, or None if nothing was ever saved.
+
+        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it anew if something was saved since.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one that was asked for cannot be loaded.
+        """
+        self._let_go()
+        writer, self._since = self._writer, time.perf_counter()
+        writer.be_ready()
+        ranks, asked, self._asked = agreement(writer.place.world_size), self._asked, ""
+        step = step_of(asked, writer.directory) if asked else None
+        path = asked if step is None else f"{writer.directory}/checkpoint-{step}"
+        since = writer.open_history(ranks, path)
+        since = since if self._goes_on else {}
+        needs = Needs(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
+        self._offers = Offers(writer.link, writer.directory, needs, digests=writer.verify != "never")
+        with writer.beats.work("resume"):
+            if asked and step is None:
+                found = self._resume.run_path(asked, self._read, ranks, since)
+            else:
+                self._wants = lambda each, _: step in (None, each.step)
+                if writer.place.group_world_size > 1 and writer.settings.flush and not path:
+                    join_on_storage(self._offers, writer.link, ranks)
+                found = self._resume.run(self._read, ranks, self._wants, since)
+        self._found = found, self._saves.last
+        if found.state is None:
+            return None
+        return found.id.step if found.id else -1
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The metadata of the checkpoint that is loaded; raises what `find` raises, or that there is none."""
+        if self._found is None or self._found[1] != self._saves.last:
+            self.find()
+        assert self._found is not None
+        found, self._found = self._found[0], None
+        if found.state is None:
+            raise NoLoadableCheckpoint(f"{self._writer.directory} holds no such checkpoint yet")
+        self._hold(found)
+        self._reading = found
+        state: Found = found.state
+        self.path, metadata = state.files[METADATA].parent, state.metadata
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """See that each rank finds what its plan needs; else all choose again, what is on storage as a whole.
+
+        The memory of one of several nodes has what its ranks had when they saved. In another sharding they may need
+        what others had.
+
+        Raises:
+            NoLoadableCheckpoint: There is nothing else.
+            BadCheckpoint: What else there is, is a state of another structure.
+        """
+        ranks = agreement(self._writer.place.world_size)
+        if any(ranks.gather(self._locate(plan))):
+            self._choose_again(ranks)
+            self._locate(plan)
+        return plan
+
+    def _locate(self, plan: LoadPlan) -> list[str]:
+        """Note where everything lies that the plan needs; the names of files that are not there."""
+        assert self._reading is not None
+        found: Found = self._reading.state
+        known = {**found.metadata.storage_data, **found.copies}
+        wanted = {item.storage_index: known[item.storage_index] for item in plan.items}
+        if self._reading.id is None:
+            return []  # not ours: DCP finds its files
+        missing = {info.relative_path for info in wanted.values()} - found.files.keys()
+        self.storage_data = {
+            index: replace(info, relative_path=str(found.files.get(info.relative_path)))
+            for index, info in wanted.items()
+        }
+        return sorted(missing)
+
+    def _choose_again(self, ranks: Agreement) -> None:
+        assert self._reading is not None
+        before = self._reading
+        logger.warning("%s in memory lacks what ranks need that are sharded otherwise: storage has it", before.id)
+        wants = self._wants
+        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != "memory" and wants(each, of))
+        if found.state is None:
+            raise NoLoadableCheckpoint(
+                f"{before.id} is in the memory of the nodes that saved it, each with its own shards; another sharding "
+                f"needs them on storage, where nothing is. Start it as it was, and save to storage."
+            )
+        if found.state.metadata.state_dict_metadata != before.state.metadata.state_dict_metadata:
+            raise BadCheckpoint(
+                f"{found.id} has another structure than {before.id}, which cannot be loaded; load again"
+            )
+        self._hold(found)
+        self._reading = found
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan says into the caller's tensors."""
+        assert self._reading is not None
+        found = self._reading
+        try:
+            with self._writer.beats.work("resume"):
+                done = super().read_data(plan, planner)
+        finally:
+            if self._is_far:
+                agreement(self._writer.place.world_size).gather("read")  # what others read is not to be removed
+            self._let_go()
+        self._took(found)
+        return done
+
+    def _took(self, found: Resumed) -> None:
+        writer, seconds = self._writer, time.perf_counter() - self._since
+        self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
+        writer.resumed_from = found.id
+        writer.link.tell_loaded(found.id, found.tier, seconds)
+        writer.beats.resume(self.loaded_step)
+        if writer.place.rank == 0:
+            logger.info("resumed step %d from %s in %.2f s", self.loaded_step, found.tier, seconds)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether what is not in memory may be downloaded, by the local ranks for each other."""
+        return self._offers is not None and self._offers.has_far
+
+    @property
+    def _resume(self) -> Resume:
+        assert self._offers is not None
+        return Resume(self._writer.link, self._offers, _share, self._writer.threads)
+
+    def _hold(self, found: Resumed) -> None:
+        """Keep memory as it is until all is read."""
+        hold(self._writer.link, found.state.files.values(), found.id)
+
+    def _let_go(self) -> None:
+        if self._writer.link.pins:
+            self._writer.link.release()
+        if self._offers is not None:
+            self._offers.close()
+        self._found = self._reading = self._offers = None
+
+    def _read(self, files: Files) -> Found:
+        """Where everything lies; called once for each checkpoint that is tried."""
+        index = files.get(index_of(self._writer.place.group_rank))
+        return Found(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
+
+
+def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
+    """Which files a rank checks, of those that read the same: its own, which it reads next, and a part of the rest."""
+    owners = {name: each for each in ranks for name in (shards_of(each), own_of(each))}
+    own = [name for name in files if owners.get(name) == rank]
+    return own + sorted(files.keys() - owners.keys())[ranks.index(rank) :: len(ranks)]
+
+
+def _unpickled(path: Path) -> Any:
+    with path.open("rb") as file:
+        return pickle.load(file)

@@ -1,0 +1,123 @@
+"""The stager: ``dcp.async_save`` returns when its thread has copied the state into shared memory, and not before."""
+
+import threading
+import time
+from collections.abc import ItemsView
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.checkpoint.staging import AsyncStager
+
+from fastckpt.errors import ConfigError
+
+START_DEADLINE = 60.0
+"""Seconds that DCP may take to begin a save in its thread."""
+GLANCE = 0.01
+"""Seconds between two looks at whether that thread has come to its end without a copy."""
+
+
+class Staging(dict[str, Any]):
+    """The state of one save as DCP's thread gets it, and how far that thread is with it."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        super().__init__(state)
+        self._written = _all_launched()
+        self._copied = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Say that the current thread saves it with our writer, if none has said so, and it is not over."""
+        if not self._copied.is_set():
+            self._thread = self._thread or threading.current_thread()
+
+    def settle(self) -> None:
+        """Return when a device has written what it was to write to it before it was staged.
+
+        The current thread's copies come after what was launched in its own current stream alone.
+        """
+        if self._written is not None:
+            self._written.synchronize()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the current thread saves it."""
+        return self._thread is threading.current_thread()
+
+    def end(self) -> None:
+        """Say that nothing is read of it any more."""
+        self.clear()
+        self._copied.set()
+
+    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]  # its name is private to CPython
+        """The entries; raises ConfigError in a save with another writer, which would read them while they change."""
+        if self._thread is None or self._copied.is_set():
+            self.end()
+            raise ConfigError(
+                "a SharedMemoryStager makes no copy but that of its writer: give dcp.async_save the same "
+                "SharedMemoryWriter as storage_writer, with a checkpoint_id, and async_checkpointer_type=THREAD"
+            )
+        return super().items()
+
+    def wait(self) -> None:
+        """Return when nothing is read of it any more: it was copied, or is not saved, as the future tells."""
+        end = time.monotonic() + START_DEADLINE
+        while not self._copied.wait(GLANCE):
+            if self._thread is None and time.monotonic() > end:
+                self.end()  # should it begin yet, it fails
+                raise TimeoutError(f"dcp.async_save has not begun to save within {START_DEADLINE:g} s")
+            if self._thread is not None and not self._thread.is_alive():
+                self.end()
+
+    def join(self) -> None:
+        """Return when the save is over, unless it is that of the current thread."""
+        if self._thread is not None and not self.is_ours:
+            self._thread.join()
+
+
+class Stages(Protocol):
+    """A writer that says of what it saves how far it is."""
+
+    staging: Staging | None
+
+
+class SharedMemoryStager(AsyncStager):
+    """Lets ``dcp.async_save`` save with a `SharedMemoryWriter` without a copy beside the one into shared memory.
+
+    DCP's own stagers copy the state before a thread plans the save, and the thread copies it again. This one hands on
+    the state itself, and has ``async_save`` wait for the thread to have planned and copied it. Then the state may be
+    changed, while the thread waits for the other ranks and commits. A save that is begun before the one before it has
+    ended waits for that.
+
+    Args:
+        writer: Goes into each ``async_save`` as ``storage_writer``, with this as ``async_stager``.
+    """
+
+    def __init__(self, writer: Stages) -> None:
+        self._writer = writer
+        self._staging = Staging({})
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The same state, once nothing is saved any more."""
+        self._staging.join()
+        self._writer.staging = self._staging = Staging(state_dict)
+        return self._staging
+
+    def synchronize_staging(self) -> None:
+        """Return when the state may be changed; ``async_save`` calls it.
+
+        Raises:
+            TimeoutError: DCP has begun no save.
+        """
+        self._staging.wait()
+
+    def close(self) -> None:
+        """Return when nothing is saved any more."""
+        self._staging.join()
+
+
+def _all_launched() -> torch.Event | None:
+    """What comes when a device has done all that was launched in this thread's current stream; None without one."""
+    device = torch.accelerator.current_accelerator()
+    if device is None or not torch.get_device_module(device).is_initialized():
+        return None
+    return torch.accelerator.current_stream().record_event()

@@ -1,0 +1,272 @@
+"""The storage writer: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
+
+import io
+import logging
+import os
+import pickle
+import re
+import threading
+import time
+from typing import Any, NoReturn, Unpack
+
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
+from fastckpt.dcp.stager import Staging
+from fastckpt.engine.agreement import agreement
+from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.wishes import SecondLevel
+from fastckpt.errors import ConfigError, StepError
+from fastckpt.format.distcp import ShardPlanner, whole
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import METADATA
+from fastckpt.format.names import shards_of
+from fastckpt.storage.store import normalised
+
+logger = logging.getLogger("fastckpt")
+
+ROOM_DEADLINE = 600.0
+"""Seconds that a save waits for storage to take what was saved before, if memory has no room for both."""
+_NAME = re.compile("(?:checkpoint|step)-([0-9]{1,19})")
+
+
+class SharedMemoryWriter(WithWriter, StorageWriter):
+    """Saves with ``dcp.save`` and ``dcp.async_save`` into shared memory; the agent persists in the background.
+
+    Each rank of the job makes one and gives it to each save, whose ``checkpoint_id`` is ``<checkpoint_dir>/
+    checkpoint-<step>``, or the step alone. A checkpoint counts once ``.metadata`` and the files of all ranks are there.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        storage_type: How far a save goes: DISK, or MEMORY; also as an attribute, to be changed between saves.
+        verify: See `DdpCheckpointer`; likewise ``remote`` and ``remote_deletion_strategy``.
+
+    Raises:
+        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says.
+        ArenaInUse: Another live job on this host uses the directory.
+
+    Attributes:
+        result: What became of the last save on this rank; None before it.
+        last: What was begun to be saved last; None before that.
+        staging: What a `SharedMemoryStager` waited for last; None if there was none.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        storage_type: StorageType = StorageType.DISK,
+        verify: str = "resume",
+        **second_level: Unpack[SecondLevel],
+    ) -> None:
+        super().__init__()
+        self.storage_type = storage_type
+        self.result: SaveResult | None = None
+        self._writer = Writer(checkpoint_dir, deletion_strategy, verify=verify, **second_level)
+        self._place = self._writer.place
+        self._file = shards_of(self._place.rank)
+        self._planner = ShardPlanner()
+        self._step: int | None = None
+        self._named: SaveId | None = None
+        self._saved = (-1, -1)
+        self._turn = threading.Lock()
+        self._thread = threading.current_thread()
+        self.last: SaveId | None = None
+        self.staging: Staging | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save; ``dcp.save`` calls it with its ``checkpoint_id``. Raises ConfigError for one elsewhere."""
+        if self.staging is not None:
+            self.staging.begin()
+            self.staging.join()
+        if checkpoint_id is None:
+            return
+        with self._turn:
+            self._reset(checkpoint_id)
+
+    def _reset(self, checkpoint_id: str | os.PathLike[str]) -> None:
+        self._thread = threading.current_thread()
+        self._step = step_of(checkpoint_id, self._writer.directory)
+        if self._step is None:
+            raise ConfigError(
+                f"checkpoint_id is {checkpoint_id!s}; this writer saves in {self._writer.directory}. Give "
+                f"{self._writer.directory}/checkpoint-<step>, or the step alone."
+            )
+        if self._place.group_world_size > 1 and not self._writer.loads:
+            self._writer.open_history(agreement(self._place.world_size), "")  # the same on all nodes
+        if self._named == SaveId(self._writer.link.history, self._step):
+            # Some ranks may have their parts of the save that failed in memory, others not, and none may be mixed with
+            # those of this one. All ranks name the step again, and so all turn to the same next history.
+            self._writer.link.history += 1
+        self._named = SaveId(self._writer.link.history, self._step)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """See that all ranks save, a step that is new; raises ConfigError, StepError."""
+        rank = kwargs.get("rank", self._place.rank)
+        if rank != self._place.rank or not kwargs.get("use_collectives", True):
+            raise ConfigError(
+                f"rank {self._place.rank} of the job saves as rank {rank}"
+                f"{'' if kwargs.get('use_collectives', True) else ' without collectives'}; all ranks of the job save "
+                "together: call dcp.save on each, without process_group, no_dist and use_collectives"
+            )
+        self._see_that_it_is_alone()
+        if self._step is None:
+            raise ConfigError(
+                f"which step is saved? Give dcp.save(checkpoint_id=...): {self._writer.directory}/checkpoint-<step>, "
+                "or the step alone"
+            )
+        if self._saved == (self._writer.loads, self._step):
+            raise StepError(
+                f"step {self._step} was saved before; give all of a step to one dcp.save, as one state_dict of several "
+                "entries"
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Wait until memory has room for this save, unless storage is in trouble."""
+        link, beats = self._writer.link, self._writer.beats
+        if link.pins:
+            link.release()  # a load that failed
+        slots, end = len(list(link.arena.glob("slot-*"))), time.monotonic() + ROOM_DEADLINE
+        with beats.stall("save", ROOM_DEADLINE):
+            # One slot is never written to: that of the newest checkpoint.
+            while (status := self._writer.glance()) and status.waiting > max(0, slots - 2) and not status.trouble:
+                if time.monotonic() > end:
+                    break
+                time.sleep(0.005)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """See that all ranks save; raises ConfigError."""
+        if len(plans) != self._place.world_size:
+            raise ConfigError(f"{len(plans)} ranks save; the job has {self._place.world_size}, and all must")
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Copy this rank's part into memory; then the state may be changed."""
+        try:
+            with self._turn:
+                return self._write(plan, planner)
+        finally:
+            if self.staging is not None and self.staging.is_ours:
+                self.staging.end()
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        self._see_that_it_is_alone()
+        if self.staging is not None and self.staging.is_ours:
+            self.staging.settle()
+        assert self._step is not None
+        self.last = SaveId(self._writer.link.history, self._step)
+        items = sorted(plan.items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
+        data = [planner.resolve_data(item) for item in items]
+        shard = self._planner.plan([each.getvalue() if isinstance(each, io.BytesIO) else each for each in data])
+        states = {self._file: shard.plan}
+        if self._place.rank == 0:
+            lacking = self._writer.begin(self._step, states)
+        else:
+            # The first node's is persisted when it is whole, which it is with `.metadata`.
+            alone = self._place.group_rank > 0
+            lacking = self._save(states, self.storage_type if alone else StorageType.MEMORY)
+        infos = [_StorageInfo(self._file, *place) for place in shard.places]
+        written: Future[list[WriteResult]] = Future()
+        written.set_result(
+            [WriteResult(MetadataIndex(self._file), 0, lacking)]
+            if lacking
+            else [WriteResult(item.index, info.length, info) for item, info in zip(items, infos, strict=True)]
+        )
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit: write ``.metadata``, which the first rank alone does once all have written their parts."""
+        with self._turn:
+            self._finish(metadata, results)
+
+    def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self._see_that_it_is_alone()
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        assert self.last is not None
+        step, lacking = self.last.step, {info for info in metadata.storage_data.values() if isinstance(info, str)}
+        if self.last.history != self._writer.link.history:
+            lacking.add("a checkpoint was loaded meanwhile")
+        if lacking:
+            self.result = SaveResult(False, step, "; ".join(sorted(lacking)))
+            logger.warning("step %d was not saved: %s", step, self.result.reason)
+        elif not self._save({METADATA: whole(pickle.dumps(metadata))}, self.storage_type):
+            self._saved = self._writer.loads, step
+
+    def _see_that_it_is_alone(self) -> None:
+        """Raise ConfigError if another save was begun since: what is there now of this one would pass for that."""
+        if self._thread is not threading.current_thread():
+            raise ConfigError(
+                f"step {self._step} began to be saved before the save in {threading.current_thread().name} had ended: "
+                f"wait for the future of dcp.async_save, or use a SharedMemoryStager, which does"
+            )
+
+    def _save(self, states: dict[str, Any], storage_type: StorageType) -> str:
+        """Save, as a part or what makes it whole; why it was not saved, empty if it was."""
+        assert self._step is not None
+        self.result = self._writer.save(self._step, states, storage_type, "")
+        if not self.result:
+            logger.warning("step %d was not saved: %s", self._step, self.result.reason)
+        return "" if self.result else self.result.reason
+
+    def storage_meta(self) -> StorageMeta:
+        """What ``.metadata`` says of where the checkpoint lies."""
+        return StorageMeta(f"{self._writer.directory}/checkpoint-{self._step}")
+
+    def close(self) -> None:
+        """End saving, when no part is being copied; a save that has not ended by then fails."""
+        with self._turn:
+            super().close()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it names a step."""
+        return _NAME.fullmatch(os.path.basename(checkpoint_id)) is not None  # noqa: PTH119
+
+    def wait(self, timeout: float = 1800) -> int | None:
+        """Wait until all that was saved with DISK is durable; the step of the newest durable checkpoint, if any.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        return self._writer.wait(timeout)
+
+    def __reduce__(self) -> NoReturn:
+        if self.staging is not None:
+            self.staging.end()
+        raise TypeError(
+            "a SharedMemoryWriter belongs to its process. Give dcp.async_save async_checkpointer_type=THREAD; dcp.save "
+            "with it takes no longer than that stages."
+        )
+
+
+def step_of(checkpoint_id: str | os.PathLike[str], directory: str) -> int | None:
+    """The step that a ``checkpoint_id`` names in a checkpoint directory: of ``<directory>/checkpoint-<step>``,
+    ``checkpoint-<step>`` or ``<step>``, likewise of ``step-<step>``; None if it names none there.
+
+    What lies at ``<directory>/step-<step>`` is not ours: such an id names that, and no step.
+    """
+    text = str(checkpoint_id).rstrip("/")
+    if text.isdecimal():
+        return int(text)
+    parent, _, name = text.rpartition("/")
+    match = _NAME.fullmatch(name)
+    if match is None or (parent and normalised(parent) != directory) or _is_foreign(directory, name):
+        return None
+    return int(match[1])
+
+
+def _is_foreign(directory: str, name: str) -> bool:
+    return name.startswith("step-") and os.path.lexists(f"{directory}/{name}")  # it may be a URL

@@ -1,0 +1,280 @@
+"""Checkpoints for FSDP, HSDP and tensor parallelism: each rank saves its shards, and loads what it needs of all."""
+
+import logging
+import os
+from collections.abc import Mapping
+from itertools import count
+from operator import index
+from typing import Any, NamedTuple, Unpack
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.nn import Module
+
+from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
+from fastckpt.config import Place
+from fastckpt.dcp.board import board
+from fastckpt.dcp.reader import Found, SharedMemoryReader
+from fastckpt.dcp.shards import Shards, Unplanned
+from fastckpt.dcp.training import (
+    MODEL,
+    OPTIMIZER,
+    Extra,
+    Optimizers,
+    Training,
+    WholeLoadPlanner,
+    apart,
+    optimizers_of,
+    sharded_parts,
+    state_of,
+)
+from fastckpt.dcp.writer import step_of
+from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.load import load_copy
+from fastckpt.engine.offers import Files
+from fastckpt.engine.resume import Resumed
+from fastckpt.engine.rng import restore_rng, rng_state
+from fastckpt.engine.wishes import SecondLevel
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import TRAINING
+from fastckpt.format.names import own_of
+from fastckpt.full import FsdpFullCheckpointer
+from fastckpt.metrics import phase
+
+__all__ = ["FsdpFullCheckpointer", "FsdpShardCheckpointer", "SaveResult", "StorageType"]
+
+logger = logging.getLogger("fastckpt")
+
+_NUMBERS = count()
+
+
+class State(NamedTuple):
+    """What one rank saves.
+
+    Attributes:
+        shards: What DCP takes, with what it writes once of all ranks.
+        common: What else ranks have in common, for a file of its own; may be empty.
+        own: What this rank has beside that.
+    """
+
+    shards: dict[str, Any]
+    common: dict[str, Any]
+    own: dict[str, Any]
+
+
+class FsdpShardCheckpointer(WithWriter):
+    """Saves the shards of all ranks to memory and storage, and brings them back at any number of ranks.
+
+    A checkpoint is a directory of torch.distributed.checkpoint (DCP), which ``dcp.load`` of plain torch reads. Every
+    rank constructs one, and calls each method with the same steps. Sharded are DTensors and the ShardedTensors of
+    FSDP1; of all else, which ranks have in common, one of them writes each entry.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        weights_only: Whether what is no shard, such as ``rank_state``, must load with ``weights_only=True``.
+        verify: How much is compared with what was saved; see `DdpCheckpointer`, likewise ``remote`` and
+            ``remote_deletion_strategy``.
+        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied behind the next
+            forward and backward; see `DdpCheckpointer`.
+
+    Raises:
+        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+            no torch optimizer.
+        ArenaInUse: Another live job on this host uses the directory.
+        FastckptError: There are several ranks, and no process group yet.
+
+    Attributes:
+        rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last load.
+        last: What was begun to be saved last; None before that.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        weights_only: bool = True,
+        verify: str = "resume",
+        overlap: Optimizers | None = None,
+        **second_level: Unpack[SecondLevel],
+    ) -> None:
+        place = Place.from_environment()
+        plans = board(place.world_size, f"plans {next(_NUMBERS)}")
+        self._writer = Writer(
+            checkpoint_dir,
+            deletion_strategy,
+            weights_only=weights_only,
+            verify=verify,
+            overlap=overlap,
+            **second_level,
+        )
+        self._shards = Shards(place, plans, self._writer.beats.stall)
+        self._own = own_of(place.rank)
+        self._reader = _Reader(self, self._own, weights_only=weights_only)
+        self.rank_state: dict[str, Any] = {}
+        self.last: SaveId | None = None
+
+    @property
+    def loaded_step(self) -> int:
+        """The step that was loaded; -1 before that, or if there was none."""
+        return self._reader.loaded_step
+
+    @property
+    def loaded_from(self) -> str:
+        """Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
+        return self._reader.loaded_from
+
+    def save_checkpoint(
+        self,
+        step: int,
+        state_dict: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType = StorageType.MEMORY,
+        **training: Unpack[Training],
+    ) -> SaveResult:
+        """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
+
+        The first save is planned by all ranks together, and so is the next one after the structure of the state has
+        changed, or a Python value has outgrown its place; a save to MEMORY that meets such a change is skipped, and
+        says so. All others to MEMORY need no other rank; in one to DISK ranks wait for each other, and none is skipped
+        for that. The state of torch's random generators is saved for each rank.
+
+        Args:
+            step: The step, not below the last one saved.
+            state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
+            path: Empty, or where it will lie on storage: ``<checkpoint_dir>/checkpoint-<step>``.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            **training: ``model``, ``optimizer`` and ``extra_sd`` instead of a state dict; ``rank_state`` and
+                ``metrics`` with either. See `Training`.
+
+        Raises:
+            StepError: The step is older than one saved since the last load.
+            ConfigError: There is no state dict and no model, or both; the path is another; what the ranks have does not
+                make one state.
+            NotLoadable: ``rank_state`` has what does not load with ``weights_only=True``.
+            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
+        """
+        directory = self._writer.directory
+        if path and step_of(path, directory) != step:
+            raise ConfigError(f"path is {path}; step {step} lies in {directory}/checkpoint-{step}: leave it out")
+        common = apart(training.get("extra_sd", {}))
+        shards = {name: each for name, each in state_of(state_dict, training).items() if name not in common}
+        state = State(shards, common, training.get("rank_state", {}))
+        return self._save(step, state, storage_type, training.get("metrics"))
+
+    def _save(
+        self, step: int, state: State, storage_type: StorageType, metrics: Mapping[str, float] | None
+    ) -> SaveResult:
+        writer = self._writer
+        writer.be_ready()
+        if writer.link.pins:
+            writer.link.release()  # a load that failed
+        save = SaveId(writer.link.history, index(step))
+        try:
+            with phase("snapshot.shards", step=step):
+                together = StorageType(storage_type) is StorageType.DISK
+                files: dict[str, Any] = dict(self._shards.files(save, state.shards, together=together))
+        except Unplanned as reason:
+            return self._skip(step, str(reason))
+        files[self._own] = {"rng": rng_state(), "state": state.own}
+        if state.common and writer.place.local_rank == 0:
+            files[TRAINING] = state.common
+        self.last = save
+        return writer.save(step, files, storage_type, "", metrics)
+
+    def get_storage_reader(self) -> StorageReader | None:
+        """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
+
+        All ranks call it, and then ``dcp.load(state, storage_reader=...)``, which also restores random generators.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+        """
+        return None if self._reader.find() is None else self._reader
+
+    def load_checkpoint(
+        self, model: Module, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint that all ranks can load into a model and its optimizers; all ranks call it.
+
+        Args:
+            model: The module, sharded in whatever way.
+            optimizer: Its optimizer, or several; without any, what was saved of them is left.
+            resume_path: What to load instead of the newest: a step, ``<checkpoint_dir>/checkpoint-<step>``, or another
+                directory that DCP has written of such a state. Workers that are restarted in the same launch may give
+                the same again: at their first load they go on from the newest save since then.
+
+        Returns:
+            What was saved as ``extra_sd``, tensors whole and on the CPU; empty, and `loaded_step` -1, if nothing was
+            ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
+            CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
+        """
+        self._reader.reset(resume_path or None)
+        if self.get_storage_reader() is None:
+            if resume_path:
+                raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
+            self._writer.link.tell_loaded(None, "", 0.0)
+            return {}
+        parts = sharded_parts(model, optimizers_of(optimizer))
+        state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
+        extra = self._load(state)
+        for part in parts:
+            part.load_state_dict(state[part.name])
+        self._reader.restore()
+        return extra
+
+    def _load(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Load what was found into a state of shards; what the checkpoint has beside a model and its optimizers."""
+        extra = Extra(self._reader.metadata, {MODEL, OPTIMIZER, *state})
+        leaves = state | extra.leaves
+        load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
+        state.update((name, leaves[name]) for name in state)
+        return self._reader.common | extra.of(leaves)
+
+    def close(self) -> None:
+        """End saving, for all ranks: as `WithWriter.close`."""
+        self._shards.close(self.last)
+        super().close()
+
+
+class _Reader(SharedMemoryReader):
+    """Reads, beside what DCP reads, what a rank has saved for itself, and what ranks have in common."""
+
+    _goes_on = True
+
+    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, *, weights_only: bool) -> None:
+        super().__init__(checkpointer)
+        self._checkpointer = checkpointer
+        self._name = own
+        self._weights_only = weights_only
+        self._own: dict[str, Any] | None = None
+        self.common: dict[str, Any] = {}
+        self.metadata = Metadata({})
+
+    def restore(self) -> None:
+        """Put the random generators into the state in which they were saved, if this rank was there."""
+        if self._own is not None:
+            restore_rng(self._own["rng"])
+
+    def _read(self, files: Files) -> Found:
+        found = super()._read(files)
+        self.metadata = found.metadata
+        names, threads = files.keys() & {self._name, TRAINING}, self._writer.threads
+        beside = {name: load_copy(files[name], threads, weights_only=self._weights_only) for name in names}
+        self._own, self.common = beside.get(self._name), beside.get(TRAINING, {})
+        return found
+
+    def _took(self, found: Resumed) -> None:
+        super()._took(found)
+        self._checkpointer.rank_state = self._own["state"] if self._own else {}
+        if self._own is None:
+            rank = self._writer.place.rank
+            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+        self.restore()

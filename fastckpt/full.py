@@ -1,0 +1,52 @@
+"""Full state dicts of sharded models: a checkpoint is one file, which the first rank has gathered."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn import Module
+
+from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt.dcp.training import MODEL, OPTIMIZER, Optimizers, Training, optimizers_of, sharded_parts, state_of
+from fastckpt.ddp import DdpCheckpointer
+
+
+class FsdpFullCheckpointer(DdpCheckpointer):
+    """Saves full state dicts, which the first rank has: a checkpoint is one file of ``torch.save`` that any job loads.
+
+    A `DdpCheckpointer` that takes models and gives to models, too. To make a full state dict costs a collective, and
+    the memory of the whole state on the first rank; `FsdpShardCheckpointer` needs neither.
+    """
+
+    def save_checkpoint(  # type: ignore[override]  # one of two forms
+        self,
+        step: int,
+        state_dict: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType = StorageType.MEMORY,
+        **training: Unpack[Training],
+    ) -> SaveResult:
+        """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`."""
+        state = state_of(state_dict, training, _gathered(training.get("model")))
+        own, metrics = training.get("rank_state"), training.get("metrics")
+        return super().save_checkpoint(step, state, path, storage_type, own, metrics)
+
+    def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
+        self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
+    ) -> dict[str, Any]:
+        """As `DdpCheckpointer.load_checkpoint`; with a model, into that, and what goes with it is returned."""
+        state = super().load_checkpoint(resume_path)
+        if model is None or not state:
+            return state
+        for part in sharded_parts(model, optimizers_of(optimizer)):
+            part.load_state_dict(state[part.name], full=True)
+        return {name: value for name, value in state.items() if name not in (MODEL, OPTIMIZER)}
+
+
+def _gathered(model: Module | None) -> StateDictOptions:
+    """The whole state on the processor; torch ends the process if it is to bring there what FSDP1 already has there."""
+    is_there = model is not None and all(parameter.is_cpu for parameter in model.parameters())
+    is_flat = model is not None and bool(FullyShardedDataParallel.fsdp_modules(model))
+    return StateDictOptions(full_state_dict=True, cpu_offload=not (is_flat and is_there))

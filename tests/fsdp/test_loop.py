@@ -1,0 +1,129 @@
+"""`fastckpt.Checkpointer` with sharded models in real jobs: the very same results after kills, in any world."""
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import kill
+from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.test_loop import committed, due, steps_of
+
+PROGRAM = {"program": str(Path(__file__).with_name("loop.py")), "FASTCKPT_PRELOAD": "auto"}
+SAMPLES, STEPS = 96, 24
+
+
+@pytest.fixture
+def reference(tmp_path_factory: pytest.TempPathFactory):
+    """The run of so many ranks that nothing befell; made once, whoever asks first."""
+
+    def of(*script: str, ranks: int = 2) -> Job:
+        job = Job(tmp_path_factory.getbasetemp() / "-".join(["loop", str(ranks), *script]))
+        return job if job.ends() else job.run(*script, ranks=ranks, **PROGRAM)
+
+    return of
+
+
+def survived(job: Job, reference: Job, steps: int = STEPS) -> None:
+    assert_all_struck(job)
+    assert job.ends() == reference.ends(), job.text()
+    for rank in reference.ranks():
+        assert job.losses(rank) == reference.losses(rank), job.text()
+    assert job.stored()[0] == steps
+
+
+def end_at(job: Job, step: int, *script: str, ranks: int = 2, restarts: int = 0) -> None:
+    """Launch it, and kill all of it, the agent included, once it has come to a step."""
+    job.start(*script, "--stop-at", str(step), ranks=ranks, restarts=restarts, **PROGRAM)
+    for rank in range(ranks):
+        job.wait_for("due", step, rank)
+    job.strike("agent", *range(ranks))
+    assert job.wait() == -signal.SIGKILL
+
+
+def test_kills(new_job, reference):
+    """Of a rank, and of all; FSDP1 and FSDP2 compute the same, and go on from each other. How often it saves does
+    not matter.
+    """
+    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
+    end_at(job, 12, "--way", "fsdp1", "--every", "1", "6", restarts=1)
+    job.run("--way", "fsdp2", **PROGRAM)
+    survived(job, reference("--every", "1", "1000"))
+    assert steps_of(job)[:2] == [0, 5] and steps_of(job)[2] in (11, 12), job.text()
+    assert {tier for _, tier in job.resumes()} == {"", "memory"}
+    since = steps_of(job)[-1] + 1
+    lasts = [[step for step in due(job, rank) if step > since] for rank in (0, 1)]
+    assert lasts[0] == lasts[1] and lasts[0], "ranks differ"
+
+
+def counted_once(job: Job) -> None:
+    for epoch, batches in committed(job).items():
+        counted = Counter(sample for batch in batches for sample in batch)
+        assert set(counted) == set(range(SAMPLES)), epoch
+        assert sum(counted.values()) < SAMPLES + 3, epoch
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["fsdp2", "fsdp1"])
+def test_each_sample_counts_once_in_any_world(new_job, way):
+    job = new_job()
+    for ranks, stop in ((2, 7), (1, 15), (3, 18)):
+        end_at(job, stop, "--way", way, "--every", "1", "2", ranks=ranks)
+    job.run("--way", way, "--every", "1", "2", **PROGRAM)
+    assert [tier for _, tier in job.resumes()] == ["", "memory", "memory", "memory"], job.text()
+    counted_once(job)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("way", "ranks"), [("fsdp2", 2), ("fsdp1", 2), ("tp", 2), ("hsdp", 4), ("2d", 4)])
+def test_each_phase(new_job, reference, way, ranks):
+    """Of each way to shard, a rank is killed in each phase, by turns."""
+    kills = [kill(0, at="snapshot.plan", step=1)]
+    for phase in ("shards", "skeleton", "fill"):
+        kills.append(kill(len(kills) % ranks, at=f"snapshot.{phase}", step=4 * len(kills)))
+    for phase in ("commit", "notify"):  # of the first save after a start, which is copied at once
+        kills.append(kill(len(kills) % ranks, at=f"snapshot.{phase}", step=1))
+    for phase in ("copy", "compare", "commit", "notify", "wait") if way != "fsdp1" else ():
+        kills.append(kill(len(kills) % ranks, at=f"overlap.{phase}", step=4 * len(kills)))
+    kills += [kill(1, at="resume.verify"), kill(ranks - 1, at="resume.load")]
+    replicas = {"tp": 1, "2d": ranks // 2}.get(way, ranks)
+    script = ("--way", way, "--samples", str(96 * replicas))
+    job = new_job().befalls(*kills).run(*script, "--every", "1", "6", ranks=ranks, **PROGRAM)
+    survived(job, reference(*script, "--every", "1", "1000", ranks=ranks), 48)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["fsdp2", "tp"])
+def test_kills_in_the_middle_of_accumulation(new_job, reference, way):
+    kills = [kill(i % 2, at="snapshot.fill", step=step) for i, step in enumerate((3, 6, 9, 14, 19))]
+    script = ("--way", way, "--accumulate", "4")
+    job = new_job().befalls(*kills).run(*script, "--every", "1", "1000", **PROGRAM)
+    survived(job, reference(*script, "--every", "1", "1000"), 24 if way == "fsdp2" else 48)
+
+
+@pytest.mark.campaign
+def test_saves_that_one_rank_skips(new_job, reference):
+    """The ranks go on to save in the same steps, and what none has skipped is whole."""
+    script = ("--samples", "960")
+    job = new_job().run(*script, "--skips", "1", "3", **PROGRAM)
+    assert due(job, 0) == due(job, 1), "ranks differ"
+    missed = [line["due"] for line in job.log(1) if line.get("done") is False]
+    assert missed and all(step % 3 == 0 for step in missed)
+    assert not [line for line in job.log(0) if line.get("done") is False and line["due"] in missed]
+    survived(job, reference(*script, "--every", "1", "1000"), 240)
+
+
+@pytest.mark.campaign
+def test_each_way_goes_on_from_each_other(new_job):
+    """One job in many worlds and shardings: each sample once, and the scheduler where it was."""
+    tour = [("fsdp2", 2), ("hsdp", 4), ("fsdp1", 2), ("2d", 4), ("tp", 3), ("fsdp1", 3), ("fsdp2", 4), ("tp", 2)]
+    job, step = new_job(), 0
+    for way, ranks in tour:
+        step += 3
+        end_at(job, step, "--samples", "480", "--epochs", "1", "--way", way, "--every", "1", "2", ranks=ranks)
+        assert not [line for line in job.log(0) if line.get("done") is False]
+    job.run("--samples", "480", "--epochs", "1", "--every", "1", "2", **PROGRAM)
+    stops = [3 * start for start in range(len(tour) + 1)]  # the last snapshot may not have come to its end
+    assert all(step in (stop - 1, stop) for step, stop in zip(steps_of(job), stops, strict=True)), job.text()
+    assert {tier for _, tier in job.resumes()} == {"", "memory"}
