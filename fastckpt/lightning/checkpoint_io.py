@@ -1,0 +1,193 @@
+"""Lightning's plugin for files of checkpoints: they are saved to memory, and from there to where Lightning names."""
+
+import logging
+import os
+import sys
+from typing import Any, Unpack
+
+import torch
+from lightning import __version__
+from lightning.fabric.plugins.io import TorchCheckpointIO
+
+from fastckpt.checkpointer import StorageType
+from fastckpt.config import Place
+from fastckpt.engine.wishes import SecondLevel
+from fastckpt.errors import ConfigError
+from fastckpt.lightning.removal import Removal
+from fastckpt.lightning.saves import Generators, Saves
+from fastckpt.storage.store import normalised
+
+__all__ = ["NEWEST", "FastCheckpointIO", "StorageType"]
+
+logger = logging.getLogger("fastckpt")
+
+NEWEST = "newest"
+"""``trainer.fit(model, ckpt_path=NEWEST)`` goes on from the newest checkpoint, be it in memory, if there is any."""
+
+
+class Nothing(dict[str, Any]):
+    """The checkpoint of a training that was never saved: Lightning asks for its version, then takes it for none."""
+
+    def __init__(self) -> None:
+        super().__init__({"pytorch-lightning_version": __version__})
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class FastCheckpointIO(TorchCheckpointIO):
+    """Saves Lightning's checkpoints to shared memory, has them persisted behind training, and loads the newest.
+
+    With several ranks it needs a strategy in which all of them take part: `FastDDPStrategy`.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes; best the ``dirpath`` of ModelCheckpoint.
+        overlap: Whether what optimizers change may be copied behind the next forward and backward. See docs/saving.md.
+        weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
+        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
+
+    Attributes:
+        overlap: As given.
+        for_all_ranks: Whether all ranks call it, as a strategy of ours says.
+        has_ended: Whether the trainer is done: what is saved then is written by Lightning itself.
+        loaded_step: The global step that was loaded to go on from; -1 before that, or if there was none.
+        loaded_from: Where it was found: "memory", "storage", "remote", "mixed"; "" if nothing was loaded.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        *,
+        overlap: bool = False,
+        weights_only: bool = True,
+        verify: str = "resume",
+        **second_level: Unpack[SecondLevel],
+    ) -> None:
+        self.overlap = overlap
+        self.for_all_ranks = False
+        self.has_ended = False
+        self.loaded_step = -1
+        self.loaded_from = ""
+        self._directory = normalised(checkpoint_dir)
+        self._options = {"weights_only": weights_only, "verify": verify, **second_level}
+        self._saves: Saves | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._removal = Removal()
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Save a checkpoint; once this returns, training may go on.
+
+        Args:
+            checkpoint: What Lightning has collected.
+            path: Its file, which is there as soon as it is durable.
+            storage_options: None, or a `StorageType`: with MEMORY nothing is written to ``path``.
+
+        Raises:
+            TypeError: ``storage_options`` is something else.
+            ConfigError: Only some ranks would take part.
+            NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+        """
+        if not isinstance(storage_options, StorageType | None):
+            raise TypeError(
+                f"storage_options is {storage_options!r}; give None, StorageType.MEMORY or StorageType.DISK"
+            )
+        step, path = checkpoint["global_step"], os.fspath(path)
+        self._removal.keep(path)
+        if "optimizer_states" not in checkpoint or self.has_ended:
+            self._write(checkpoint, path, "it is not for going on with training")
+            return
+        saves = self._open()
+        if storage_options is StorageType.MEMORY:
+            if step != saves.saved_step:
+                saves.save(step, checkpoint, "", StorageType.MEMORY)
+        elif not (result := saves.save(step, checkpoint, path, StorageType.DISK)):
+            saves.settle_storage()  # Lightning counts on its file: rather wait than be without it
+            if not saves.save(step, checkpoint, path, StorageType.DISK):
+                self._write(checkpoint, path, result.reason)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint, as to test with it; NEWEST is loaded as by `resume`."""
+        if os.fspath(path) == NEWEST:
+            return self.resume()
+        if self._saves is not None:
+            self._saves.settle_storage()
+        where = map_location or (lambda storage, _: storage)
+        loaded: dict[str, Any] = super().load_checkpoint(os.fspath(path), where, weights_only)
+        return loaded
+
+    def resume(self, path: str | os.PathLike[str] = "") -> dict[str, Any]:
+        """Load the newest checkpoint that all ranks can load, to go on training with; false if nothing was ever saved.
+
+        All ranks call it. Random generators are as they were when it was saved.
+
+        Args:
+            path: A file to load instead of the newest, also one that Lightning wrote by itself. Workers that are
+                restarted in the same launch may give it again: they go on from the newest save since then.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one at ``path`` cannot be loaded.
+            ConfigError: Ranks give unlike paths.
+        """
+        saves = self._open()
+        state = saves.load(os.fspath(path))
+        self.loaded_step, self.loaded_from = state.get("global_step", -1), saves.loaded_from
+        return state or Nothing()
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a file, as soon as it is durable and not the newest: until then it may be all that there is."""
+        self._removal.remove(os.fspath(path))
+        self._remove()
+
+    def teardown(self) -> None:
+        """Wait until all files are there, unless training has failed, and let go of memory."""
+        if self._saves is None:
+            return
+        if sys.exc_info()[0] is None:
+            self._saves.settle_storage()
+            self._remove()
+        self._saves.close()
+        self._saves, self._optimizers, self.has_ended = None, [], self.for_all_ranks
+
+    def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Take these for what changes parameters and its states, if ``overlap`` was asked for."""
+        if self.overlap:
+            self._optimizers = optimizers
+            if self._saves is not None:
+                self._saves.overlap_with(optimizers)
+
+    def generators(self) -> Generators:
+        """The random generators as they are now."""
+        return Generators()
+
+    @property
+    def _rank(self) -> int:
+        return Place.from_environment().rank
+
+    def _remove(self) -> None:
+        if self._rank == 0:
+            is_busy = self._saves is not None and self._saves.is_busy
+            self._removal.carry_out(self._directory, super().remove_checkpoint, is_busy=is_busy)
+
+    def _open(self) -> Saves:
+        if self._saves is None:
+            world = Place.from_environment().world_size
+            if world > 1 and not self.for_all_ranks:
+                raise ConfigError(
+                    f"of {world} ranks only the first calls this plugin: give the trainer a strategy of ours, such as "
+                    "Trainer(strategy=FastDDPStrategy(), plugins=[FastCheckpointIO(...)])"
+                )
+            self._saves = Saves(self._directory, **self._options)  # type: ignore[arg-type]
+            if self._optimizers:
+                self._saves.overlap_with(self._optimizers)
+        return self._saves
+
+    def _write(self, checkpoint: dict[str, Any], path: str, why: str) -> None:
+        """Have Lightning write the file itself, at once."""
+        if self._rank == 0:
+            logger.info("%s is written by Lightning itself: %s", path, why)
+            super().save_checkpoint(checkpoint, path)

@@ -1,0 +1,100 @@
+"""Saves of one Lightning training: a step may be saved more than once, each time with what it is by then."""
+
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt.ddp import DdpCheckpointer
+from fastckpt.engine.agreement import agreement
+from fastckpt.engine.rng import restore_rng, rng_state
+from fastckpt.errors import PersistError
+
+logger = logging.getLogger("fastckpt")
+
+KEPT_FOR = "lightning"
+"""Detail of a checkpoint: what it was saved for."""
+IN_MEMORY = "memory"
+"""A save that Lightning did not ask for: once something newer is durable, nobody needs it."""
+
+
+class Saves(DdpCheckpointer):
+    """A `DdpCheckpointer` that saves a step as often as Lightning does, and the generators of Python and numpy, too."""
+
+    saved_step = -1
+
+    def save(self, step: int, state: dict[str, Any], path: str, storage_type: StorageType) -> SaveResult:
+        """Save a checkpoint of Lightning, to memory or to the file at ``path`` as well; all ranks call it.
+
+        A step is saved again with what its checkpoint says by now: of what validation found, or that its epoch ended.
+        """
+        writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
+        if not writer.loads:
+            writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
+        if step == self.saved_step:
+            # All ranks save it again, and so all turn to the same next history.
+            writer.link.history += 1
+        states = self._states(state, {"generators": _generators()})
+        result = writer.save(step, states, storage_type, path, None, kept_for)
+        if result:
+            self.saved_step = step
+        return result
+
+    def settle_storage(self) -> bool:
+        """Wait until nothing is on its way to storage; whether all that was asked for came there."""
+        try:
+            self.wait_latest_checkpoint()
+        except (PersistError, TimeoutError) as error:
+            logger.error("not all checkpoints are durable: %s", error)
+            return False
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything may still be on its way to storage."""
+        status = self._writer.glance()
+        return status is None or status.waiting > 0
+
+    def load(self, path: str) -> dict[str, Any]:
+        """The newest state, or the one at ``path``; empty if nothing was ever saved. All ranks call it."""
+        state = self.load_checkpoint(path)
+        self.saved_step = -1
+        if "generators" in self.rank_state:
+            _restore(self.rank_state["generators"])
+        return state
+
+    def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Copy what these change behind training, from the next save on."""
+        self._writer.overlap.defer(optimizers)
+
+
+class Generators:
+    """The states of all generators of this process, as they are now."""
+
+    def __init__(self) -> None:
+        self._torch, self._others = rng_state(), _generators()
+
+    def restore(self) -> None:
+        """Put the generators into these states."""
+        restore_rng(self._torch)
+        _restore(self._others)
+
+
+def _generators() -> dict[str, Any]:
+    """The states of Python's generator and numpy's, as what loads with ``weights_only=True``."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+    }
+
+
+def _restore(states: dict[str, Any]) -> None:
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))

@@ -1,0 +1,100 @@
+"""Strategies of Lightning in which all ranks save and load: its own call the CheckpointIO on the first rank alone."""
+
+import os
+from typing import Any
+
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+from fastckpt.errors import ConfigError
+from fastckpt.lightning.checkpoint_io import NEWEST, FastCheckpointIO, StorageType
+from fastckpt.lightning.saves import Generators
+
+
+class AllRanks(Strategy):
+    """What our strategies do otherwise than those of Lightning that they are made of."""
+
+    _generators: Generators | None = None
+    """As they were when what was loaded was saved; None when training has gone on."""
+
+    @property
+    def _io(self) -> FastCheckpointIO:
+        io = self.checkpoint_io
+        if not isinstance(io, FastCheckpointIO):
+            raise ConfigError(
+                f"{type(self).__name__} saves with a FastCheckpointIO, not with {type(io).__name__}: give the trainer "
+                "plugins=[FastCheckpointIO(checkpoint_dir)]"
+            )
+        io.for_all_ranks = True
+        return io
+
+    def setup_environment(self) -> None:
+        """As Lightning's; raises ConfigError without a `FastCheckpointIO`, or if Lightning starts processes itself."""
+        environment = getattr(self, "cluster_environment", None)
+        count = int(getattr(self, "num_processes", 1))
+        if count > 1 and isinstance(environment, LightningEnvironment):
+            raise ConfigError(
+                f"Lightning has started the {count} processes itself, so nobody keeps the memory of one that dies: "
+                "start the script with fastckpt-run --nproc_per_node"
+            )
+        super().setup_environment()
+        self._io.has_ended = False
+
+    def setup(self, trainer: Trainer) -> None:
+        """As Lightning's."""
+        super().setup(trainer)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._io.overlap_with(self.optimizers)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Save on all ranks; the file is where the first one says."""
+        if storage_options is not StorageType.MEMORY:
+            filepath = self.broadcast(os.fspath(filepath))
+        self._io.save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Go on training from a checkpoint, or read one."""
+        if self._trainer.state.fn != TrainerFn.FITTING:
+            return self._io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+        path = os.fspath(checkpoint_path)
+        state = self._io.resume("" if path == NEWEST else path)
+        self._generators = self._io.generators() if state else None
+        return state
+
+    def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint."""
+        self._io.remove_checkpoint(filepath)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Next, an iterator is made: it draws random numbers."""
+        if self._generators is not None and self._trainer.training:
+            self._generators.restore()
+        return super().process_dataloader(dataloader)
+
+    def on_train_start(self) -> None:
+        """Next, a batch is fetched, unless the epoch had ended: then Lightning makes another iterator first."""
+        super().on_train_start()
+        fit = self._trainer.fit_loop
+        was_last_of_epoch = fit.restarted_mid_epoch and fit.epoch_loop.batch_progress.is_last_batch
+        if self._generators is not None and not was_last_of_epoch:
+            self._generators.restore()
+        self._generators = None
+
+    @property
+    def _trainer(self) -> Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+
+class FastDDPStrategy(AllRanks, DDPStrategy):
+    """Lightning's DDPStrategy, with the same arguments, for a trainer with a `FastCheckpointIO`."""
+
+
+class FastSingleDeviceStrategy(AllRanks, SingleDeviceStrategy):
+    """Lightning's SingleDeviceStrategy, with the same arguments, for a trainer with a `FastCheckpointIO`."""

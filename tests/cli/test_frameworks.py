@@ -1,0 +1,97 @@
+"""The commands on checkpoints whose files and directories a framework has named."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from tests.cli import harm
+from tests.cli.conftest import Fastckpt
+
+WEIGHTS = "model/model.safetensors"
+
+
+@pytest.fixture
+def run(directory: Path) -> Path:
+    """Steps 1 to 3: ``first``, ``best``, and ``checkpoint-3``."""
+    with FolderCheckpointer(directory, Needs("optimizer.bin", "rank_0.pt")) as checkpointer:
+        for step, name in enumerate(("first", "best", ""), 1):
+            weights = {"w": torch.full((3, 2), float(step)), "none": torch.empty(0, 4, dtype=torch.bfloat16)}
+            files = {
+                "optimizer.bin": {"steps": step, "moment": torch.arange(6.0)},
+                WEIGHTS: Tensors(weights, {"format": "pt"}),
+                "config.json": Raw(json.dumps({"layers": [2, 4]}).encode(), may_end_with_spaces=True),
+                "notes": Raw(b"step %d" % step),
+                "rank_0.pt": {"epoch": 1},
+            }
+            checkpointer.save_checkpoint(step, files, StorageType.DISK, named=Named(name, "latest"))
+            checkpointer.wait_latest_checkpoint()
+    return directory
+
+
+def test_which_and_verify(fastckpt: Fastckpt, run: Path):
+    said = fastckpt("which", run, "--verify", "--json")
+    assert said.code == 0 and said.document["choice"]["step"] == 3
+    assert fastckpt("verify", run, "--json").code == 0
+    harm.flip(run / "checkpoint-3" / WEIGHTS)
+    assert fastckpt("which", run, "--verify", "--json").document["choice"]["path"] == str(run / "best")
+    said = fastckpt("verify", run)
+    assert said.code == 1 and WEIGHTS in said.out
+
+
+def test_ls_and_prune(fastckpt: Fastckpt, run: Path):
+    assert [item["path"] for item in fastckpt("ls", run, "--json").document["checkpoints"]] == [
+        str(run / name) for name in ("checkpoint-3", "best", "first")
+    ]
+    assert fastckpt("prune", run, "--keep-last", "2", "--yes").code == 0
+    assert {path.name for path in run.glob("*/")} == {".fastckpt", "best", "checkpoint-3"}
+
+
+def test_show(fastckpt: Fastckpt, run: Path):
+    files = {file["name"]: file for file in fastckpt("show", f"{run}@2", "--json").document["files"]}
+    assert files.keys() == {"optimizer.bin", WEIGHTS, "config.json", "notes", "rank_0.pt"}
+    entries = {entry["name"]: entry for entry in files[WEIGHTS]["entries"]}
+    assert (entries["w"]["type"], entries["w"]["shape"], entries["w"]["bytes"]) == ("float32", [3, 2], 24)
+    assert (entries["none"]["type"], entries["none"]["shape"]) == ("bfloat16", [0, 4])
+    assert entries["__metadata__.format"]["value"] == "pt"
+    assert [e["value"] for e in files["config.json"]["entries"] if e["kind"] == "value"] == [2, 4]
+    assert files["notes"]["tensors"] == 0 and files["notes"]["size"] == 6
+    assert f"{run}/best/notes: 6 B" in fastckpt("show", f"{run}@2").out
+
+
+def test_diff(fastckpt: Fastckpt, run: Path):
+    said = fastckpt("diff", f"{run}@2", f"{run}@3", "--json")
+    files = {file["name"]: file for file in said.document["files"]}
+    assert said.code == 1
+    assert {name for name, file in files.items() if file["equal"]} == {"config.json", "rank_0.pt"}
+    [weights] = files[WEIGHTS]["tensors"]
+    assert (weights["name"], weights["differing"], weights["max_abs"]) == ("w", 6, 1.0)
+    [notes] = files["notes"]["changes"]
+    assert notes["a"] != notes["b"]
+    assert fastckpt("diff", f"{run}@2", f"{run}@2").code == 0
+
+
+def test_export(fastckpt: Fastckpt, run: Path, tmp_path: Path):
+    said = fastckpt("export", f"{run}@2", tmp_path / "x.safetensors")
+    assert said.code == 2 and "optimizer.bin" in said.err, "it names what there is"
+    assert fastckpt("export", f"{run}@2", tmp_path / "x.safetensors", "--file", "optimizer.bin").code == 0
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["moment"], torch.arange(6.0))
+
+
+def test_damaged_headers_are_refused(fastckpt: Fastckpt, run: Path, tmp_path: Path):
+    whole = (run / "best" / WEIGHTS).read_bytes()
+    file, end = tmp_path / "model.safetensors", 8 + int.from_bytes(whole[:8], "little")
+    file.write_bytes(whole)
+    assert fastckpt("show", file).code == fastckpt("diff", file, run / "best" / WEIGHTS).code == 0
+    for size in (0, 4, 8, end - 1):
+        os.truncate(file, size)
+        said = fastckpt("show", file)
+        assert said.code == 2 and str(file) in said.err, size
+    for place in range(end):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        said = fastckpt("diff", file, run / "best" / WEIGHTS)
+        assert said.code == 2 or (said.code == 1 and "differ" in said.out), place
