@@ -32,7 +32,8 @@ def kill_agent(job: Job, fastckpt: Fastckpt) -> None:
 
 
 def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
-    job.start("--stop-at", "14").wait_for("waiting", 14)
+    memory = ("--disk", "1000")  # so that no save is skipped while the disk is busy
+    job.start(*memory, "--stop-at", "14").wait_for("waiting", 14)
     [arena] = fastckpt("shm", "ls", "--json").document["arenas"]
     assert arena["state"] == "in use" and arena["newest"] == {"step": 14, "history": 1}
     assert arena["directory"] == str(job.checkpoint_dir) and sorted(arena["writers"]) == [job.pid(0), job.pid(1)]
@@ -48,14 +49,14 @@ def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
     [told] = fastckpt("shm", "clean", "--force", "--json").document["arenas"]
     assert told["why"] == "to be removed" and Path(arena["path"]).exists()
 
-    job.start("--stop-at", "16").wait_for("waiting", 16)
+    job.start(*memory, "--stop-at", "16").wait_for("waiting", 16)
     assert job.resumes()[-1] == (14, "memory")
     kill_agent(job, fastckpt)
     said = fastckpt("shm", "clean", Path(arena["path"]).name, "--force", "--yes", "--json")
     assert said.code == 0 and said.document["arenas"][0]["removed"] and not Path(arena["path"]).exists()
     assert fastckpt("shm", "ls", "--json").document == {"arenas": []}
     choice = fastckpt("which", job.checkpoint_dir, "--json").document["choice"]
-    assert choice["tier"] == "storage" if job.stored() else choice is None and 10 in job.skips()
+    assert choice["tier"] == "storage" if job.stored() else choice is None  # the second agent may have flushed step 14
 
 
 def test_an_unknown_arena(fastckpt: Fastckpt):

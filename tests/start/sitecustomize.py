@@ -2,10 +2,15 @@
 
 Python's collector goes again and again through the half a million objects that torch makes then, and once more at exit:
 a third of the time of a process that trains for a moment. What scripts make themselves is collected as ever.
+
+With TEST_SLOW_DISK each sync of a file or a directory takes so many seconds longer, in each process of the tests:
+whatever presumes the pace of the disk fails.
 """
 
 import gc
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -39,4 +44,14 @@ class Finder:
         return spec
 
 
+def slowed(sync: Callable[[int], None], seconds: float) -> Callable[[int], None]:
+    def slow(descriptor: int) -> None:
+        time.sleep(seconds)
+        sync(descriptor)
+
+    return slow
+
+
 sys.meta_path.insert(0, Finder())
+if seconds := float(os.environ.get("TEST_SLOW_DISK", "0")):
+    os.fsync, os.fdatasync = slowed(os.fsync, seconds), slowed(os.fdatasync, seconds)
