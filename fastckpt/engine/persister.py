@@ -201,9 +201,8 @@ class Persister:
         self._done.append((job.id, job.target))
         self.tally.asked.discard((job.id, job.target))
         self.news.append(job.id)
-        others = () if self._first else slots.read(job.slot.path).common
-        ours = {entry.name: entry.digest for entry in manifest.files if entry.name not in others}
-        job.slot.attest(job.id, ours, start)
+        digests = {entry.name: entry.digest for entry in manifest.files}
+        job.slot.attest(job.id, digests, start, of_first=self._first)
         self.trouble = ""
         self.after()
         self.tally.made_durable(job.id, size := manifest.size, seconds)

@@ -58,14 +58,16 @@ class Slot:
         if damage or not self.committed:
             self.clear()
 
-    def attest(self, save: SaveId, digests: dict[str, str], since: float) -> None:
+    def attest(self, save: SaveId, digests: dict[str, str], since: float, *, of_first: bool = True) -> None:
         """Write digests of images beside them, if they are those of the save that is whole here.
 
-        They were read from the instant ``since`` on (time.perf_counter).
+        They were read from the instant ``since`` on (time.perf_counter). If not ``of_first``, they are those of a
+        checkpoint in which the first node's stand for what each node has of its own.
         """
         records = slots.read(self.path)
         if self.id == save == records.committed:
-            ours = {name: digest for name, digest in digests.items() if name in records.files}
+            own = records.files.keys() - (() if of_first else records.common)
+            ours = {name: digest for name, digest in digests.items() if name in own}
             try:
                 slots.write_digests(self.path, save, records.digests | ours)
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered

@@ -18,6 +18,7 @@ from fastckpt.engine.joined import join_on_storage
 from fastckpt.engine.offers import Needs, Offers
 from fastckpt.engine.saver import Saver
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
+from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import digest
@@ -172,6 +173,13 @@ def test_no_slot_is_kept_for_the_other_node(nodes: Nodes):
     nodes.save(8, 0, 1)
     assert nodes.wait(1, 0) == [8, 8]
     assert not _is_ahead(nodes.directory)
+
+
+def test_its_slot_is_begun_anew_while_the_other_node_is_waited_for(nodes: Nodes):
+    nodes.save_alone(1, 1)
+    slots.begin(nodes.slot(1, 1), slots.Begin(SaveId(1, 2), frozenset({0})))  # as before its images change
+    nodes.save(1, 0)
+    assert nodes.wait(0, 1) == [1, 1]
 
 
 def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
