@@ -39,7 +39,7 @@ class Job:
         self.checkpoint_dir = checkpoint_dir or folder / "checkpoints"
         self.faults: list[Fault] = []
         self.output = folder / "output"
-        self.events = folder / "events"  # for those that are told FASTCKPT_EVENTS
+        self.events = folder / "events"
         self.process: subprocess.Popen[bytes] | None = None
         self.launches = 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,6 +75,7 @@ class Job:
         # torchrun leaves its logs in TMPDIR
         path = f"{HERE.parents[1]}:{os.environ['PYTHONPATH']}"
         mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TMPDIR": str(self.folder)}
+        mine |= {"FASTCKPT_EVENTS": str(self.events)}
         # Faults may strike many starts in a row before their first step: that is no reason to give up here.
         mine |= {"FAULTS_LAUNCH": str(self.launches), "FASTCKPT_MAX_STALLS": "0"}
         # Where workers start often, forked ones spare each start its imports; elsewhere they are executed.
@@ -93,7 +94,7 @@ class Job:
 
     def persisted(self, step: int) -> bool:
         """Whether the agent itself holds it durable: what was renamed, but not yet synced, can be read already."""
-        lines = map(json.loads, self.events.read_text().splitlines())
+        lines = map(json.loads, self.events.read_text().splitlines() if self.events.exists() else [])
         return any(line["event"] == "persisted" and line["step"] == step for line in lines)
 
     def is_stopped(self, rank: int) -> bool:

@@ -18,11 +18,11 @@ SLOW = TIMEOUT + 0.7
 
 
 def start(job: Job, *script: str, timeout: str = str(TIMEOUT), **options) -> Job:
-    return job.start(*script, FASTCKPT_HANG_TIMEOUT=timeout, FASTCKPT_EVENTS=str(job.folder / "events"), **options)
+    return job.start(*script, FASTCKPT_HANG_TIMEOUT=timeout, **options)
 
 
 def hangs(job: Job) -> list[dict]:
-    lines = map(json.loads, (job.folder / "events").read_text().splitlines())
+    lines = map(json.loads, job.events.read_text().splitlines())
     return [line for line in lines if line["event"] == "hang"]
 
 

@@ -206,8 +206,7 @@ class Exploit:
 
 def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupted, tmp_path):
     """Made by somebody who can write to the checkpoint directory, and so can compute digests as well as we can."""
-    job = new_job().run("--steps", "30")
-    first = job.stored()[0]
+    job = new_job().run("--steps", "30", "--wait")
     outside = job.checkpoint_dir / "checkpoint-30/manifest.json"
     body = json.loads(outside.read_text())
     [entry] = [entry for entry in body["files"] if entry["name"] == "model.pt"]
@@ -221,7 +220,6 @@ def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupt
     torch.save({"model": Exploit(f"touch {tmp_path}/harm")}, files["model.pt"])
     CheckpointDirectory(job.checkpoint_dir).publish(SaveId(9, 29), files, world_size=2)
     job.run()
-    assert first == 30
     assert job.resumes()[1:] == [(20, "storage")]
     assert not (tmp_path / "harm").exists()
     assert "not resumed from step 29 of history 9 in storage (rank 0: UnpicklingError" in job.text()

@@ -137,14 +137,13 @@ def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
 
 def test_what_it_chose_and_why_is_in_the_event_log(tmp_path: Path, new_job):
     """Once, though two ranks chose alike; and a job of another world says why it profiles anew."""
-    events = tmp_path / "events"
-    job = new_job().run("--epochs", "40", program="loop.py", FASTCKPT_EVENTS=str(events))
+    job = new_job().run("--epochs", "40", program="loop.py")
     assert due(job, 0) == due(job, 1), "ranks differ"
     profiling, *chosen = decided(job)
     assert (profiling["step"], profiling["memory"]) == (0, None) and chosen, job.text()
     assert chosen[0]["changed"] and chosen[0]["overhead"] is None and chosen[0]["step"] <= due(job, 0)[-1]
     assert all(each["memory"] and each["bound"] == 0.035 and each["why"] for each in chosen)
-    assert [event for event in read(events).events if event["event"] == "frequency"] == [profiling, *chosen]
+    assert [event for event in read(job.events).events if event["event"] == "frequency"] == [profiling, *chosen]
     job.run("--epochs", "41", ranks=1, program="loop.py")
     anew = decided(job)[len(chosen) + 1]
     assert (anew["step"], anew["memory"]) == (steps_of(job)[1], None)

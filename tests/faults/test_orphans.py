@@ -26,7 +26,7 @@ def orphaned(new_job) -> Iterator[Job]:
     job: Job = new_job()
     shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "0")
     launcher = (str(HERE / "launch.py"), str(job.folder), *shape, str(HERE / "orphan.py"))
-    job.start("--wait-at", str(STEP - 1), launcher=launcher, FASTCKPT_EVENTS=str(job.events))
+    job.start("--wait-at", str(STEP - 1), launcher=launcher)
     job.wait_for_all(STEP - 1)
     job.until(lambda: job.persisted(10), "step 10 durable")  # or its slot would be kept, and a save skipped
     job.go_on(STEP - 1)

@@ -45,8 +45,7 @@ def assert_as_the_job_logged(found: Report, job: Job) -> None:
 def test_workers_are_killed_twice(new_job):
     """Three steps after a save, then two; the log of the agent, that of --fast-events and the summary agree."""
     job: Job = new_job()
-    events = job.folder / "events"
-    job.start(*SAVES, "--wait-at", "13", "27", restarts=3, FASTCKPT_EVENTS=str(events))
+    job.start(*SAVES, "--wait-at", "13", "27", restarts=3)
     for step, victims, left in ((13, (1,), 3), (27, (0, 1), 2)):
         job.wait_for_all(step)
         job.strike(*victims)
@@ -61,10 +60,10 @@ def test_workers_are_killed_twice(new_job):
     assert "useful steps" in job.text() and "rank 1 died: SIGKILL; went on after" in job.text()
     [path] = find(str(job.checkpoint_dir))
     own = told(path)
-    assert not [fault for event in [*own, *told(events)] for fault in faults(event)]
+    assert not [fault for event in [*own, *told(job.events)] for fault in faults(event)]
     by_time = itemgetter("monotonic")  # threads do not wait for each other between one file and the other
-    assert sorted([e for e in told(events) if e["event"] != "saved"], key=by_time) == sorted(own, key=by_time)
-    assert report([read(events)]).lost == found.lost
+    assert sorted([e for e in told(job.events) if e["event"] != "saved"], key=by_time) == sorted(own, key=by_time)
+    assert report([read(job.events)]).lost == found.lost
     assert {event["event"] for event in own} <= table().keys()
     [launch] = found.nodes[0]
     assert launch.launch.outcome == "succeeded" and len(launch.launch.rounds) == 3

@@ -42,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", type=int, default=2)
     parser.add_argument("--disk", type=int, default=10)
     parser.add_argument("--named", action="store_true", help="give each file that is persisted a name of its own")
+    parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--settle", action="store_true")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     parser.add_argument("--wait-at", type=int, nargs="*", default=[], help="wait here until a file go.<step> appears")
@@ -146,7 +147,9 @@ def train(args: argparse.Namespace) -> None:
                 log(skipped=step, reason=result.reason)
             if result.trouble:
                 log(trouble=result.trouble)
-            if not result.saved:
+            if args.wait and place is StorageType.DISK:
+                checkpointer.wait_latest_checkpoint()
+            elif not result.saved:
                 time.sleep(PAUSE)
         if step == args.evaluate_at:
             with phase("evaluation", timeout=60), metrics.phase("train.evaluate", step=step):
