@@ -46,7 +46,7 @@ def test_a_job_that_is_continued_knows_nothing_of_it(new_job, uninterrupted):
         stop(rank=0, at="snapshot.commit", step=24),
         stop(rank=1, at="snapshot.commit", step=36),
     )
-    job.start()
+    job.start("--wait")
     for strikes, rank in enumerate((1, 0, 1), 1):
         job.until(lambda n=strikes: job.struck() >= n, f"stop {strikes}")
         job.until(lambda rank=rank: job.is_stopped(rank), f"rank {rank} stopped")

@@ -30,7 +30,7 @@ def test_two_nodes(new_job, uninterrupted):
     second = new_job()
     second.faults, second.output = first.faults, first.folder / "output-2"
     for job in (first, second):
-        job.start(launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
+        job.start("--wait", launcher=(str(HERE / "launch.py"), str(first.folder), *shape, *rendezvous))
     assert [first.wait(), second.wait()] == [0, 0], first.text() + second.text()
     assert first.struck() == 1
     assert first.resumes(0)[1] == first.resumes(1)[1] == (44, "memory")

@@ -33,7 +33,7 @@ def test_workers_and_agents_are_killed(new_job, uninterrupted):
         kill(1, at="snapshot.commit", step=14),
         kill_agent(at="snapshot.notify", step=20),
     )
-    job.run_to_the_end("--tags", **OPTIONS)
+    job.run_to_the_end("--tags", "--wait", **OPTIONS)
     assert_all_struck(job)
     assert_as_if_nothing_had_happened(job, uninterrupted("--tags", program=PROGRAM))
     # the agent may die before all ranks have committed
