@@ -115,6 +115,8 @@ class Session:
         trainer, folder = self._trainer, self._folder
         self.loaded()
         step, lasting = trainer.state.global_step, storage_type is StorageType.DISK
+        if lasting and step >= trainer.state.max_steps:
+            self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
         if step == self.saved_step:
             folder.begin_anew()  # since then it was measured, or its epoch has ended
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):

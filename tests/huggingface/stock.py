@@ -47,6 +47,7 @@ def parse_arguments(*given: str) -> argparse.Namespace:
     parser.add_argument("--best", type=int, default=0, help="the step that is evaluated as the best; 0: it is measured")
     parser.add_argument("--patience", type=int, default=0, help="evaluations that are worse, until it stops early")
     parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--wait", action="store_true", help="of train.py: go on when a checkpoint is durable")
     parser.add_argument("--kill-after", type=int, default=0, help="die with the agent after this step")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="of TrainingArguments")
     return parser.parse_args(given or None)
@@ -96,6 +97,8 @@ class Saying(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.tell()
+        if self.args.wait and 0 < state.global_step == self.told and state.global_step % self.args.disk == 0:
+            self.trainer._session.wait()
         if state.global_step == self.args.kill_after != 0:
             if dist.is_initialized():
                 dist.barrier()

@@ -1,7 +1,9 @@
 """Trainers of one process, as a script that no launcher started makes them: one after the other, and failed ones."""
 
 import json
+import os
 import shutil
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ def trainer_of(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -
     return make_trainer(parse_arguments(*options, *script), kind, **more)
 
 
-def trained(folder: Path, *script: str, kind: type) -> Trainer:
+def trained(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -> Trainer:
     trainer = trainer_of(folder, *script, kind=kind)
     trainer.train()
     return trainer
@@ -57,6 +59,14 @@ def test_the_best_that_was_saved_is_kept_though_a_better_one_was_not(tmp_path, l
     )
     assert digest(dict(theirs.model.state_dict())) == digest(dict(ours.model.state_dict()))
     assert ours.state.best_model_checkpoint == str(tmp_path / "ours" / "checkpoint-4")
+
+
+def test_the_last_is_there_though_storage_is_slow(tmp_path, monkeypatch):
+    """Those before it are being persisted, and no memory is free for it."""
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (time.sleep(0.3), sync(descriptor)))
+    trained(tmp_path, "--steps", "12", "--disk", "4", "--memory", "1")
+    assert "checkpoint-12" in kept(tmp_path)
 
 
 class Failing(TrainerCallback):
