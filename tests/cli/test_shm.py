@@ -33,7 +33,7 @@ def kill_agent(job: Job, fastckpt: Fastckpt) -> None:
 
 def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
     memory = ("--disk", "1000")  # so that no save is skipped while the disk is busy
-    job.start(*memory, "--stop-at", "14").wait_for("waiting", 14)
+    job.start(*memory, "--stop-at", "14").wait_for_all(14)
     [arena] = fastckpt("shm", "ls", "--json").document["arenas"]
     assert arena["state"] == "in use" and arena["newest"] == {"step": 14, "history": 1}
     assert arena["directory"] == str(job.checkpoint_dir) and sorted(arena["writers"]) == [job.pid(0), job.pid(1)]
@@ -49,7 +49,7 @@ def test_memory_that_a_dead_agent_left(fastckpt: Fastckpt, job: Job):
     [told] = fastckpt("shm", "clean", "--force", "--json").document["arenas"]
     assert told["why"] == "to be removed" and Path(arena["path"]).exists()
 
-    job.start(*memory, "--stop-at", "16").wait_for("waiting", 16)
+    job.start(*memory, "--stop-at", "16").wait_for_all(16)
     assert job.resumes()[-1] == (14, "memory")
     kill_agent(job, fastckpt)
     said = fastckpt("shm", "clean", Path(arena["path"]).name, "--force", "--yes", "--json")
