@@ -178,8 +178,9 @@ class Persister:
                 await self._failed(job, error)
             else:
                 self._finish(job)
-                for _, target in [asked for asked in self.tally.asked if asked[0] == job.id]:
-                    self._submit(job.slot, target, flush=False)  # it was asked for while storage was in trouble
+                for slot in filter(None, (job.slot, self._newest_slot())):
+                    for target in self.tally.targets(slot.id):  # it was asked for while storage was in trouble
+                        self._submit(slot, target, flush=False)
 
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""

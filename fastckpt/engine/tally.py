@@ -55,6 +55,10 @@ class Tally:
         """A checkpoint is to be made durable."""
         self.wanted = max(self.wanted or save, save)
 
+    def targets(self, save: SaveId | None) -> list[str]:
+        """The paths at which a checkpoint is to be made durable, and is not (yet)."""
+        return [target for asked, target in self.asked if asked == save]
+
     def save(self, save: SaveId, size: int) -> None:
         """A checkpoint of ``size`` bytes is whole in memory; it may be said more than once."""
         if save != self.saved:

@@ -1,14 +1,20 @@
 """A disk that is full: training goes on, memory stays new, and storage catches up once there is space again."""
 
+import os
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from tests.ddp.conftest import until
 
 
 @pytest.fixture
@@ -43,3 +49,25 @@ def test_memory_stays_new_and_storage_catches_up(disk: Path) -> None:
         assert checkpointer.save_checkpoint(60, state, storage_type=StorageType.DISK)
         assert checkpointer.wait_latest_checkpoint(60) == 60
         assert not checkpointer.save_checkpoint(61, state).trouble
+
+
+def test_what_is_asked_for_during_the_retry_that_succeeds(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, steps = Event(), Event(), count(1)
+
+    def held(descriptor: int, sync: Callable[[int], None] = os.fsync) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        sync(descriptor)
+
+    with DdpCheckpointer(disk / "checkpoints") as checkpointer:
+        save = partial(checkpointer.save_checkpoint, state_dict={"w": torch.zeros(200_000)})
+        (ballast := disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - (1 << 16)))
+        assert save(next(steps), storage_type=StorageType.DISK)
+        until(lambda: save(next(steps)).trouble, "trouble")
+        monkeypatch.setattr(os, "fsync", held)
+        monkeypatch.setattr(os, "fdatasync", held)
+        ballast.unlink()
+        assert begun.wait(60)
+        assert save(asked := next(steps), storage_type=StorageType.DISK)
+        go_on.set()
+        assert checkpointer.wait_latest_checkpoint(60) == asked
