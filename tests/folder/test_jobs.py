@@ -75,7 +75,7 @@ def test_what_memory_holds_is_damaged(new_job, uninterrupted, harm, name):
 def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
     """Each node has what is common; nothing of step 14 is on storage."""
     nodes.job.befalls(kill(1, at="snapshot.fill", step=16))
-    nodes.run("--tags", **OPTIONS)
+    nodes.run("--tags", "--wait", **OPTIONS)
     assert_as_if_nothing_had_happened(nodes.job, uninterrupted("--tags", program=PROGRAM))
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     for stored in CheckpointDirectory(nodes.job.checkpoint_dir).checkpoints():
@@ -86,7 +86,7 @@ def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
 def test_storage_has_what_the_memory_of_a_node_lacks(nodes, uninterrupted):
     """The optimizer is in the memory of the first node only: the save is joined on storage before the resume."""
     nodes.job.befalls(kill(1, at="snapshot.fill", step=16))
-    nodes.run("--split", **OPTIONS)
+    nodes.run("--split", "--wait", **OPTIONS)
     assert_as_if_nothing_had_happened(nodes.job, uninterrupted("--split", program=PROGRAM))
     (first, second) = nodes.resumes()[1]
     assert first == (14, "memory") and second == (14, "mixed"), nodes.text()

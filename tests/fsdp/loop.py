@@ -56,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, nargs=2, default=None, metavar=("MEMORY", "STORAGE"))
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in an update; each is a step")
     parser.add_argument("--skips", type=int, nargs=2, default=None, metavar=("RANK", "EVERY"), help="skips alone")
+    parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     return parser.parse_args()
 
@@ -109,6 +110,8 @@ def train(args: argparse.Namespace) -> None:
                 log(step=step, loss=loss.item().hex(), samples=indices.tolist(), epoch=epoch)
                 if (result := checkpointer.step(step)) is not None:
                     log(due=step, done=bool(result))
+                    if args.wait and step % every["storage"] == 0:
+                        checkpointer._checkpointer.wait_latest_checkpoint()
                 if 0 < args.stop_at <= step:
                     time.sleep(600)
     full = full_state(model, optimizer)

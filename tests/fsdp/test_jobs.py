@@ -25,7 +25,7 @@ def survived(job: Job, reference: Job, gathers: bool = False) -> None:
 
 def test_a_rank_is_killed_while_it_saves(new_job, uninterrupted):
     job = new_job().befalls(kill(0, at="snapshot.fill", step=6), kill(1, at="overlap.commit", step=14))
-    survived(job.run("--overlap", **OPTIONS), uninterrupted())
+    survived(job.run("--overlap", "--wait", **OPTIONS), uninterrupted())
     assert [step for step, _ in job.resumes()] == [0, 4, 12]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
     assert {8, 10, 20} <= {line["pending"] for line in job.log(1) if "pending" in line}, "behind training"
@@ -60,7 +60,7 @@ def test_a_rank_is_killed_while_it_copies_behind_training(new_job, uninterrupted
 def test_the_structure_changes(new_job):
     """In all ranks at once, and in the one that writes a value which outgrows its place."""
     job = new_job().befalls(kill(1, at="snapshot.fill", step=19))
-    job.run("--widen-at", "9", "--text", "150", "--memory", "1", "--disk", "4", **OPTIONS)
+    job.run("--widen-at", "9", "--text", "150", "--memory", "1", "--disk", "4", "--wait", **OPTIONS)
     assert all(len(losses) == 1 for rank in (0, 1) for losses in job.losses(rank).values()), job.text()
     assert job.resumes()[1][1] == "memory"
     lines = [line for rank in (0, 1) for line in job.log(rank)]

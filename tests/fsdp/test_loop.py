@@ -47,7 +47,7 @@ def test_kills(new_job, reference):
     not matter.
     """
     job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
-    end_at(job, 12, "--way", "fsdp1", "--every", "1", "6", restarts=1)
+    end_at(job, 12, "--way", "fsdp1", "--every", "1", "6", "--wait", restarts=1)
     job.run("--way", "fsdp2", **PROGRAM)
     survived(job, reference("--every", "1", "1000"))
     assert steps_of(job)[:2] == [0, 5] and steps_of(job)[2] in (11, 12), job.text()

@@ -49,7 +49,7 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
 def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
     """Step 16 is torn on its node, and whole on the other; nothing of step 14 is on storage."""
     nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16))
-    nodes.run(**OPTIONS)
+    nodes.run("--wait", **OPTIONS)
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     survived(nodes, uninterrupted())
 

@@ -39,6 +39,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--widen-at", type=int, default=10**9, help="from here on there is one more tensor")
     parser.add_argument("--text", type=int, default=0, help="characters by which a value grows in each step")
     parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
     parser.add_argument("--full", action="store_true", help="keep the full states, and compare with them")
@@ -146,6 +147,8 @@ def train(args: argparse.Namespace) -> None:
                 log(saved=step, collectives=spent)
             else:
                 log(skipped=step, reason=result.reason)
+            if args.wait and place is StorageType.DISK:
+                checkpointer.wait_latest_checkpoint()
             if args.full:
                 full = full_state(model, optimizer)
                 if rank == 0:
