@@ -27,9 +27,9 @@ from tests.faults.diary import Log, digest
 from tests.faults.faults import strike_as_told
 
 BATCH = 4
-PAUSE = 0.1
-"""Seconds that training rests after a save that was skipped: its steps take a millisecond, and a slow disk would see
-nothing of it."""
+PAUSE = 0.5
+"""Seconds that training rests after a save that was skipped for a persist: its steps take a millisecond, and a slow
+disk would see nothing of it."""
 # torch's optimizers import the compiler, which nothing here uses: a third of the time that a start takes.
 sys.modules["torch._dynamo"] = torch._dynamo = MagicMock(disable=lambda function, *args, **kwargs: function)
 
@@ -149,7 +149,7 @@ def train(args: argparse.Namespace) -> None:
                 log(trouble=result.trouble)
             if args.wait and place is StorageType.DISK:
                 checkpointer.wait_latest_checkpoint()
-            elif not result.saved:
+            elif "is being persisted" in result.reason:
                 time.sleep(PAUSE)
         if step == args.evaluate_at:
             with phase("evaluation", timeout=60), metrics.phase("train.evaluate", step=step):
