@@ -24,7 +24,7 @@ FILES = {
 
 def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
     job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
-    job.run_to_the_end(**OPTIONS)
+    job.run_to_the_end("--wait", **OPTIONS)
     assert_all_struck(job)
     assert_as_if_nothing_had_happened(job, uninterrupted())
     assert [step for step, _ in job.resumes()][:2] == [0, 4]

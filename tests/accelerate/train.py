@@ -29,6 +29,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hooks", action="store_true", help="weights are saved by a hook, as those of adapters are")
     parser.add_argument("--bin", action="store_true", help="weights in files of torch.save")
     parser.add_argument("--named", action="store_true", help="directories are called step_<n>")
+    parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
     return parser.parse_args()
@@ -66,6 +67,8 @@ def train(args: argparse.Namespace) -> None:
                 log(saved=step)
             else:
                 log(skipped=step, reason=result.reason)
+            if args.wait and place is StorageType.DISK:
+                checkpointer.wait_latest_checkpoint()
     dist.barrier()
     if args.die:
         checkpointer.wait_latest_checkpoint()

@@ -94,7 +94,7 @@ class Nodes(Ranks):
 
 @pytest.fixture
 def nodes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    monkeypatch.setattr(peers, "LAST_DEADLINE", 1.0)
+    monkeypatch.setattr(peers, "LAST_DEADLINE", 3.0)
     nodes = Nodes(directory, monkeypatch)
     nodes.start_nodes()
     yield nodes
@@ -190,10 +190,11 @@ def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
 
 
 def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(peers, "DEADLINE", 0.3)
-    nodes.save_alone(1, 0)
-    with pytest.raises(PersistError, match=r"step 1 of history 1 lacks the parts of nodes \[1\]"):
-        nodes.wait(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "DEADLINE", 0.3)
+        nodes.save_alone(1, 0)
+        with pytest.raises(PersistError, match=r"step 1 of history 1 lacks the parts of nodes \[1\]"):
+            nodes.wait(0)
     assert "nodes [1]" in nodes.members[0].save_checkpoint(2, state(2)).trouble
     nodes.save(3, 0, 1)
     assert nodes.wait(0, 1) == [3, 3]
