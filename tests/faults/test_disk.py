@@ -151,16 +151,19 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
     ]
     job = new_job().befalls(*faults)
     waits = [6 + 6 * i for i in range(len(faults))]
-    job.start("--disk", "6", "--wait-at", *map(str, waits))
+    job.start("--disk", "6", "--wait-at", *map(str, waits), "54")
     for i, step in enumerate(waits):
         job.wait_for_all(step)
         assert_caught_up(job, step)
         assert failures(job) == i + 1, job.text()
         job.go_on(step)
+    job.wait_for_all(54)
+    assert_caught_up(job, 54)
+    job.go_on(54)
     assert job.wait() == 0, job.text()
     assert_all_struck(job)
     assert job.text().count("Input/output error") >= 5 and job.text().count("Disk quota exceeded") >= 2
-    assert job.stored()[0] == job.newest_saved()
+    assert job.stored()[0] == 60
     assert not [step for step in job.skips() if step < waits[-1]]
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
@@ -168,10 +171,12 @@ def test_each_call_of_a_persist_that_fails_once(new_job, uninterrupted):
 def test_a_device_that_is_pulled_out(device, new_job, uninterrupted):
     """Training goes on to its end; its memory is kept, and resumed when the device is back, older ones whole on it."""
     job = new_job(checkpoint_dir=device.path / "checkpoints")
-    job.start("--steps", "33", "--wait-at", "10", "20", "--disk", "5", FASTCKPT_FLUSH_TIMEOUT="3")
+    job.start("--steps", "33", "--wait-at", "5", "10", "20", "--disk", "5", FASTCKPT_FLUSH_TIMEOUT="3")
+    job.wait_for_all(5)
+    assert_caught_up(job, 5)
+    job.go_on(5)
     job.wait_for_all(10)
     assert_caught_up(job, 10)
-    stored = job.stored()
     device.pull_out()
     job.go_on(10)
     job.wait_for_all(20)
@@ -181,7 +186,7 @@ def test_a_device_that_is_pulled_out(device, new_job, uninterrupted):
     assert "step 32 of history 1 is in memory only" in job.text()
     assert job.troubles()
     device.put_back()
-    assert job.stored() == stored
+    assert job.stored() == [10, 5]
     job.run()
     assert job.resumes()[1:] == [(32, "memory")]
     assert job.stored()[0] == job.newest_saved()

@@ -207,6 +207,7 @@ class Exploit:
 def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupted, tmp_path):
     """Made by somebody who can write to the checkpoint directory, and so can compute digests as well as we can."""
     job = new_job().run("--steps", "30", "--wait")
+    assert job.stored()[0] == 30
     outside = job.checkpoint_dir / "checkpoint-30/manifest.json"
     body = json.loads(outside.read_text())
     [entry] = [entry for entry in body["files"] if entry["name"] == "model.pt"]
