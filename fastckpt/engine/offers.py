@@ -251,7 +251,7 @@ class Offers:
         self.quarantined += scan.quarantined
         for stored in scan.places:
             self._names[stored.id].add(str(stored.place).rpartition("/")[2])
-        return {stored.id: Durable(storage, stored) for stored in scan.whole}
+        return {stored.id: Durable(storage, stored) for stored in scan.distinct}
 
     def _open(self, storage: Store) -> Store:
         self._stores.callback(storage.close)

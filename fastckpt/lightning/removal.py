@@ -34,11 +34,11 @@ class Removal:
         """
         try:
             with closing(open_store(directory)) as store:
-                places = store.scan().places
-                for kept in places[1:]:
-                    if kept.id != places[0].id and self._is_unwanted(kept):
+                scan = store.scan()
+                for kept in scan.whole[1:]:
+                    if self._is_unwanted(kept):
                         self._delete(store, kept)
-                ours = {str(kept.path) for kept in places}
+                ours = {str(kept.path) for kept in scan.places}
             for path in sorted(self._unwanted - ours) if not is_busy else ():
                 unlink(path)
                 self._unwanted.discard(path)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
+from fastckpt.format.completeness import missing_of
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MAX_TEXT, NAME, Manifest
 from fastckpt.storage.objects import Objects
@@ -62,7 +63,7 @@ class RemoteScan:
     """What a store holds.
 
     Attributes:
-        places: Every whole checkpoint, newest id first; of one id, the one published last comes first.
+        places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last comes first.
         damaged: URLs of places that are no whole checkpoints although they have a manifest, and why.
         quarantined: URLs of places that were set aside because they were found bad, and why.
         unfinished: Names of places without a manifest, with the name of one of their objects.
@@ -75,7 +76,12 @@ class RemoteScan:
 
     @property
     def whole(self) -> list[RemoteCheckpoint]:
-        """One place for each id, newest first."""
+        """As `Scan.whole`."""
+        return [stored for stored in self.distinct if not missing_of(stored.manifest)]
+
+    @property
+    def distinct(self) -> list[RemoteCheckpoint]:
+        """As `Scan.distinct`."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
     @property

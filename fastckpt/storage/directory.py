@@ -178,13 +178,13 @@ class CheckpointDirectory:
             if not self.path.is_dir():
                 return
             with self._layout.writing():
-                places = self.scan().places
-                if places and places[0].id == id:
+                scan = self.scan()
+                if scan.whole and scan.whole[0].id == id:
                     raise ConfigError(
-                        f"cannot delete {id} in {self.path}: it is the newest of {len({p.id for p in places})} "
-                        "whole checkpoints, which is always kept. Save a newer one first."
+                        f"cannot delete {id} in {self.path}: it is the newest of {len(scan.whole)} whole checkpoints, "
+                        "which is always kept. Save a newer one first."
                     )
-                for stored in places:
+                for stored in scan.places:
                     if stored.id == id:
                         removal.delete(self._layout, stored)
 

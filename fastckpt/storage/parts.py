@@ -176,7 +176,7 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
     Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless; so what else
     there is stays until a publication makes it useless.
     """
-    newest = max((stored.id for stored in scan.places), default=None)
+    newest = max((stored.id for stored in scan.whole), default=None)
     for id, place in layout.parts():
         if newest is None or id > newest:
             shares = [share for path in place.glob("part-*.json") if (share := share_of(_read(path)))]

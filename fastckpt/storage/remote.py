@@ -200,11 +200,12 @@ class RemoteStore:
             PersistError: The store refused.
         """
         with Explained(f"delete {id}", self.path):
-            places = self._catalog.scan().places
-            if places and places[0].id == id:
+            scan = self._catalog.scan()
+            places, whole = scan.places, scan.whole
+            if whole and whole[0].id == id:
                 raise ConfigError(
-                    f"cannot delete {id} in {self.path}: it is the newest of {len({p.id for p in places})} whole "
-                    "checkpoints, which is always kept. Save a newer one first."
+                    f"cannot delete {id} in {self.path}: it is the newest of {len(whole)} whole checkpoints, which is "
+                    "always kept. Save a newer one first."
                 )
             for stored in [stored for stored in places if stored.id == id]:
                 self._remove_copy(stored, places)

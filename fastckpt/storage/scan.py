@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
+from fastckpt.format.completeness import missing_of
 from fastckpt.storage.claims import Claims
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.quarantine import quarantined
@@ -17,7 +18,7 @@ class Scan:
     """What a directory holds.
 
     Attributes:
-        places: Every whole checkpoint, newest id first. An id has several places if it was saved to several
+        places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was saved to several
             paths, or if a crash came between its second publication and the end of its first.
         damaged: Places and users' files that are no whole checkpoints, and why.
         stale: Records that count no more, or never did: see `Claims`.
@@ -31,7 +32,12 @@ class Scan:
 
     @property
     def whole(self) -> list[Stored]:
-        """One place for each id, newest first."""
+        """One place for each id that as many ranks as saved it could resume, newest first: what counts."""
+        return [stored for stored in self.distinct if not missing_of(stored.manifest)]
+
+    @property
+    def distinct(self) -> list[Stored]:
+        """One place for each id, newest first; what files of some ranks are missing in is of use for fewer alone."""
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
 

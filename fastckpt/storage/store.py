@@ -43,11 +43,15 @@ class Found(Protocol):
 
     @property
     def places(self) -> Sequence[Any]:
-        """Every whole checkpoint (`Kept`), newest id first; an id may be there several times."""
+        """Every checkpoint (`Kept`) with all files of its manifest, newest id first; an id may be there twice."""
 
     @property
     def whole(self) -> Sequence[Any]:
-        """Each whole checkpoint (`Kept`) once, newest id first."""
+        """Each checkpoint (`Kept`) once that as many ranks as saved it could resume, newest id first: what counts."""
+
+    @property
+    def distinct(self) -> Sequence[Any]:
+        """Each checkpoint (`Kept`) in ``places`` once, newest id first."""
 
     @property
     def damaged(self) -> Sequence[tuple[Any, str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.format.completeness import lacks, missing_of
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import NAME
 from fastckpt.memory import slots
@@ -22,7 +23,8 @@ from fastckpt.storage.stored import Stored, read_manifest
 
 IDENTITY = ".fastckpt/identity"
 """Tells a checkpoint directory from another that had its name before; arenas have a copy."""
-WHOLE, WRITING, DAMAGED, QUARANTINED, FOREIGN = "whole", "writing", "damaged", "quarantined", "foreign"
+WHOLE, WRITING, INCOMPLETE = "whole", "writing", "incomplete"
+DAMAGED, QUARANTINED, FOREIGN = "damaged", "quarantined", "foreign"
 _NUMBERS = re.compile(r"(?:quarantine-)?(?:checkpoint-)?(?:(?P<history>\d{1,19})-)?(?P<step>\d{1,19})(?:-[0-9a-f]+)?")
 _URL = re.compile(r"checkpoint-(?P<step>\d{1,19})/(?P<history>\d{1,19})-[^/]*$")
 _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
@@ -43,8 +45,9 @@ class Item:
 
     Attributes:
         tier: One of `TIERS`.
-        state: WHOLE; WRITING: not yet whole; DAMAGED: seen to be bad; QUARANTINED: set aside
-            since it was bad; FOREIGN: memory of a directory that was removed since.
+        state: WHOLE; WRITING: not yet whole; INCOMPLETE: files of some ranks are missing, it does not count; DAMAGED:
+            seen to be bad; QUARANTINED: set aside since it was bad; FOREIGN: memory of a directory that was removed
+            since.
         why: Why it is not whole.
         path: Where it lies: a path or URL.
         step: The step; None if that cannot be told.
@@ -139,7 +142,7 @@ def place_of(location: str) -> Path | str:
 def _durable(location: str, tier: str) -> list[Item]:
     with closing(open_store(location)) as store:
         scan = store.scan()
-    items = [_stored(stored) for stored in scan.whole]
+    items = [_stored(stored) for stored in scan.distinct]
     items += [_bad(DAMAGED, path, why) for path, why in scan.damaged]
     items += [_bad(QUARANTINED, path, why) for path, why in scan.quarantined]
     if not is_url(location):
@@ -149,10 +152,11 @@ def _durable(location: str, tier: str) -> list[Item]:
 
 def _stored(stored: Kept) -> Item:
     manifest = stored.manifest
+    missing = missing_of(manifest)
     return Item(
         tier="storage",
-        state=WHOLE,
-        why="",
+        state=INCOMPLETE if missing else WHOLE,
+        why=lacks(missing, manifest.world_size) if missing else "",
         path=stored.path,
         step=manifest.id.step,
         history=manifest.id.history,

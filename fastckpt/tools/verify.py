@@ -11,7 +11,7 @@ from fastckpt.storage.layout import TRACKER
 from fastckpt.storage.reading import digest_of, read_text
 from fastckpt.storage.store import open_store
 from fastckpt.tools.address import Address
-from fastckpt.tools.inventory import DAMAGED, WHOLE, File, Inventory, Item, place_of
+from fastckpt.tools.inventory import DAMAGED, INCOMPLETE, WHOLE, File, Inventory, Item, place_of
 from fastckpt.tools.source import fits
 
 LOOKS = (0.1, 0.3)
@@ -49,11 +49,11 @@ def select(inventory: Inventory, address: Address, *, everything: bool) -> list[
     items = [item for item in inventory.items if fits(item, address)]
     newest = max((item.id or () for item in items if item.state == WHOLE), default=None)
     latest = [item for item in items if item.state == WHOLE and item.id == newest]
-    bad = [item for item in items if item.state == DAMAGED]
+    bad = [item for item in items if item.state in (DAMAGED, INCOMPLETE)]
     if address.explicit and address.step is None:
         chosen = latest
     elif address.explicit or everything:
-        chosen = [item for item in items if item.state in (WHOLE, DAMAGED)]
+        chosen = [item for item in items if item.state in (WHOLE, INCOMPLETE, DAMAGED)]
     else:
         chosen = latest + bad
     if not (chosen or items):

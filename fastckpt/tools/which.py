@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from fastckpt.format.manifest import METADATA, MODEL
-from fastckpt.format.names import own_of, shards_of
+from fastckpt.format.completeness import lacks, missing_files
 from fastckpt.policy.resume import Candidate, choose
-from fastckpt.tools.inventory import DAMAGED, QUARANTINED, WHOLE, Inventory, Item
+from fastckpt.tools.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, Item
 from fastckpt.tools.verify import BAD, verify
 
 RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
@@ -49,17 +48,15 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
 
 def _objection(item: Item) -> str:
     """Why no resume takes a checkpoint; empty if one may."""
+    if item.state == INCOMPLETE:
+        return item.why
     if item.state != WHOLE:
         return f"{item.state}: {item.why}"
-    ranks = range(item.world or 1)
-    parts = [*map(shards_of, ranks)] if item.details.get("nodes", 1) != 1 else []
-    own = [*map(own_of, ranks)]
-    is_of_framework = not {MODEL, METADATA} & item.files.keys() and item.files.keys() - own
-    wanted = [] if is_of_framework else parts if METADATA in item.files else [MODEL, *own]
-    missing = [name for name in wanted if name not in item.files]
+    world = item.world or 1
+    missing = missing_files(item.files.keys(), world, item.details)
     if missing and item.tier == "memory":
-        return f"not for all of {item.world} ranks: this node's memory has no {', '.join(missing)}"
-    return f"not for all of {item.world} ranks: {', '.join(missing)} missing" if missing else ""
+        return f"not for all of {world} ranks: this node's memory has no {', '.join(missing)}"
+    return lacks(missing, world) if missing else ""
 
 
 def _bad_files(item: Item) -> str:
@@ -80,5 +77,5 @@ def _outcome(inventory: Inventory, chosen: Item | None) -> str:
     if chosen is not None:
         return RESUME
     # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
-    exists = any(item.state in (WHOLE, DAMAGED, QUARANTINED) for item in inventory.items)
+    exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
     return REFUSE if exists else FRESH

@@ -39,13 +39,13 @@ def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
 
 
 def test_every_key(fastckpt: Fastckpt, directory: Path):
-    publish(directory, 7, history=3, world_size=4)
+    publish(directory, 7, history=3)
     document = fastckpt("ls", directory, "--json").document
     [item] = document["checkpoints"]
     assert 0 <= item.pop("age") < 60 and abs(item.pop("time") - time.time()) < 60
     place = directory / "checkpoint-7"
     assert item == {
-        "step": 7, "history": 3, "tier": "storage", "state": "whole", "whole": True, "why": "", "world": 4,
+        "step": 7, "history": 3, "tier": "storage", "state": "whole", "whole": True, "why": "", "world": 1,
         "size": sum((place / name).stat().st_size for name in ("model.pt", "rank_0.pt")), "path": str(place),
     }  # fmt: skip
     assert document["directory"] == str(directory) and document["jobs"] == []
@@ -92,3 +92,16 @@ def test_looking_changes_nothing(fastckpt: Fastckpt, three: Path, tmp_path: Path
         fastckpt(command, three)
         fastckpt(command, plain)
     assert names() == before
+
+
+def test_a_checkpoint_without_the_files_of_a_rank_does_not_count(fastckpt: Fastckpt, three: Path):
+    publish(three, 40, world_size=2)
+    why = "not for all of 2 ranks: rank_1.pt missing"
+    [newest, *others] = fastckpt("ls", three, "--json").document["checkpoints"]
+    assert (newest["step"], newest["state"], newest["whole"], newest["why"]) == (40, "incomplete", False, why)
+    assert [item["whole"] for item in others] == [True] * 3
+    said = fastckpt("verify", three)
+    assert said.code == 1 and why in said.out
+    assert fastckpt("which", three, "--json").document["choice"]["step"] == 30
+    fastckpt("prune", three, "--keep-last", 2, "--yes")
+    assert {path.name for path in three.glob("checkpoint-*")} == {"checkpoint-20", "checkpoint-30", "checkpoint-40"}

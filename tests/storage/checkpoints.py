@@ -21,7 +21,7 @@ def images(path: Path, id: SaveId) -> dict[str, Path]:
 
 def publish(directory: CheckpointDirectory, id: SaveId, target: str = "") -> None:
     source = directory.path.parent / f"image-{id.history}-{id.step}"
-    directory.publish(id, images(source, id), target=target, world_size=2, details={"omp_num_threads": 1})
+    directory.publish(id, images(source, id), target=target, details={"omp_num_threads": 1})
 
 
 def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:

@@ -27,11 +27,12 @@ def test_nothing_was_ever_saved(directory):
 
 def test_layout_and_manifest(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(2, 7))
+    source |= {"rank_1.pt": source["rank_0.pt"]}
     manifest = directory.publish(
         SaveId(2, 7), source, parent=SaveId(1, 5), world_size=2, details={"omp_num_threads": 1}
     )
     place = directory.path / "checkpoint-7"
-    assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "empty", "manifest.json"}
+    assert {path.name for path in place.iterdir()} == {*source, "manifest.json"}
     assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "7"
     assert stat.S_IMODE((place / "model.pt").stat().st_mode) == 0o600
     assert json.loads((place / "manifest.json").read_text())["id"] == {"history": 2, "step": 7}

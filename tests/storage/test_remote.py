@@ -84,7 +84,7 @@ def opened(url: str) -> Iterator[RemoteStore]:
 
 
 def publish(store: RemoteStore, folder: Path, id: SaveId, **options: Any) -> None:
-    store.publish(id, images(folder / f"image-{id.history}-{id.step}", id), world_size=2, **options)
+    store.publish(id, images(folder / f"image-{id.history}-{id.step}", id), **options)
 
 
 def ids(store: RemoteStore) -> list[SaveId]:
@@ -118,7 +118,7 @@ def test_what_is_published_is_found_and_fetched(store, tmp_path):
     assert assert_sound(store, tmp_path) == [(1, 20), (1, 10)]
     with opened(store.path) as another:
         oldest = another.checkpoints()[1]
-    assert (oldest.manifest.parent, oldest.manifest.details, oldest.manifest.world_size) == ((0, 7), {"threads": 3}, 2)
+    assert (oldest.manifest.parent, oldest.manifest.details, oldest.manifest.world_size) == ((0, 7), {"threads": 3}, 1)
     assert re.fullmatch(re.escape(store.path) + "/checkpoint-10/1-[0-9a-f]{8}-[0-9a-f]{12}", oldest.path)
     assert store._objects.read("latest_checkpointed_iteration.txt", 9) == b"20"
 

@@ -102,7 +102,7 @@ def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None)
     source = images(path / "source", id)
 
     def act(directory: CheckpointDirectory) -> None:
-        directory.publish(id, source, target=target, world_size=2)
+        directory.publish(id, source, target=target)
 
     return record(path / "root", act, kill_after=kill_after)
 
