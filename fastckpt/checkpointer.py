@@ -5,6 +5,7 @@ import logging
 import operator
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from fastckpt.engine.agreement import Agreement, check_alike
 from fastckpt.engine.beats import Beats
 from fastckpt.engine.cleaner import Cleaner
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.departures import Departures
 from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
@@ -28,7 +30,7 @@ from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
-from fastckpt.ipc.messages import Status
+from fastckpt.ipc.messages import Goodbye, Status
 from fastckpt.memory.fill import idle_cores
 from fastckpt.memory.stacks import offer
 from fastckpt.metrics import counts, write_events_to
@@ -70,7 +72,10 @@ class Writer:
         self.beats = Beats(self.link.line, self.place.restart_count, stacks)
         lanes = Lanes()
         self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
-        self._snapshots = Snapshotter(self.link, self.threads, lanes, self.overlap, weights_only=weights_only)
+        self._departures = Departures(self.directory, self.place)
+        self._snapshots = Snapshotter(
+            self.link, self.threads, lanes, self.overlap, self._departures, weights_only=weights_only
+        )
         self._cleaner = Cleaner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
@@ -199,19 +204,36 @@ class Writer:
         self.loads += 1
         return self._rollback if self.loads == 1 else {}
 
-    def close(self) -> None:
-        """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time."""
+    def close(self, lends: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time.
+
+        Args:
+            lends: What later saves of the others take as this rank's part, by names of files: its states as of its
+                last save. Without any, or if an exception ends this rank, there are no later ones.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         try:
             self._snapshots.close()
         finally:
+            goodbye = self._goodbye({} if _is_failing() else lends)
             self.beats.close()
             self._cleaner.close()
-            self.link.close()
+            self.link.close(goodbye)
             if not self.place.agent:
                 leave_own_saver()
+
+    def _goodbye(self, lends: Mapping[str, Any]) -> Goodbye:
+        self._hear_of_pending()
+        sizes: dict[str, int] = {}
+        try:
+            sizes = self._snapshots.lend(self._last, lends)
+        except OSError as error:
+            logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
+        if not sizes:
+            self._departures.announce(self.link.history, self._held)
+        return Goodbye(sizes, self._details("") if sizes else {}, list(self._departures.found(self.link.history)))
 
     def _id(self, step: int) -> SaveId:
         step = operator.index(step)
@@ -228,6 +250,7 @@ class Writer:
         nodes = self.place.group_world_size
         return {
             "world_size": self.place.world_size,
+            "rank": self.place.rank,
             "num_threads": torch.get_num_threads(),
             "path": path,
             "parent": list(self.resumed_from) if self.resumed_from else None,
@@ -281,6 +304,12 @@ class WithWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_failing() -> bool:
+    """Whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
+    error = sys.exception()
+    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def _make(directory: str, place: Place) -> None:

@@ -108,6 +108,7 @@ class DdpCheckpointer(WithWriter):
         place = self._writer.place
         self._own = own_of(place.rank)
         self._writes_model = place.local_rank == 0
+        self._given: dict[str, Any] | None = None
 
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Have memory reserved and faulted in before the first save, behind training's back.
@@ -194,7 +195,21 @@ class DdpCheckpointer(WithWriter):
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
         own = {self._own: {"rng": rng_state(), "state": rank_state or {}}}
+        self._given = own
         return {MODEL: state_dict, **own} if self._writes_model else own
+
+    def close(self) -> None:
+        """End saving, for this rank: all that it has saved stays.
+
+        A rank may close before the others, as with uneven data. What differs on it, as of its last save, then goes
+        into their later saves as well, unless it is the first rank of its node, whose model these need, or closes as
+        an exception ends it: then there are no later ones, and the results of the others say so.
+
+        Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
+        """
+        lends = not self._writes_model
+        own = self._given or {self._own: {"rng": rng_state(), "state": self.rank_state}}
+        self._writer.close(own if lends else {})
 
     def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
         def read(path: Path) -> Any:

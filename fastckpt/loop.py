@@ -46,7 +46,9 @@ logger = logging.getLogger("fastckpt")
 OWN = "fastckpt"
 """Name, in a checkpoint, of what is known of the training itself."""
 RETRY = 0.2
-"""Seconds until the last step tries again to find a place in memory that persists hold."""
+"""Seconds until the last step tries again to find a place in memory that persists or other ranks hold."""
+RANKS_PATIENCE = 60.0
+"""Seconds that the last step waits for other ranks to fill or free such a place."""
 _NUMBERS = itertools.count()
 KEPT = 2
 """Checkpoints on storage, beside those at the ends of epochs."""
@@ -200,15 +202,24 @@ class Checkpointer:
         self._tempo = None
 
     def _save_last(self) -> None:
-        end = time.monotonic() + self._writer.settings.flush_timeout
+        """Save the last step. Persists that hold its place end by themselves; ranks that do, may wait for this one.
+
+        So only the first rank of a node waits for ranks: no other waits for it.
+        """
+        start, patience = time.monotonic(), self._writer.settings.flush_timeout
+        is_first, may_try_again = self._writer.place.local_rank == 0, True  # once more: it may be decided otherwise
         while True:
             self._writer.be_ready()
             status = self._writer.glance()
             if (result := self._save(persist=True, metrics={})).saved:
                 return
-            if status is None or not status.waiting or time.monotonic() > end:
+            if status is None or not status.persists:
+                patience = min(patience, RANKS_PATIENCE)
+            waits = status is not None and bool(status.persists or (is_first and status.filling))
+            if not (waits or may_try_again) or time.monotonic() > start + patience:
                 logger.error("the last step, %d, was not saved: %s", self._step, result.reason)
                 return
+            may_try_again = waits
             time.sleep(RETRY)
 
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:

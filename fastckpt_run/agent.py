@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch.distributed.run as torchrun
@@ -134,6 +135,9 @@ class FastckptAgent(LocalElasticAgent):
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
             self._tell(death)
+        if any((death.exitcode or 0) > 0 for death in deaths):
+            dead = {death.local_rank for death in died}
+            self._have_saved(partial(self._saver.let_copies_end, dead))
         self._preloader.tend()
         self._chronicle.look()
         result: RunResult = super()._monitor_workers(worker_group)

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections import Counter
+from collections.abc import Collection
 
 from fastckpt import metrics
 from fastckpt.config import Settings
@@ -13,10 +15,11 @@ from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import staging_path
-from fastckpt.engine.writers import Writers
+from fastckpt.engine.writers import Loan, Writers
 from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
-from fastckpt.ipc.messages import Bad, BeginSave, Committed, Granted, Hello, Skipped, Status
+from fastckpt.ipc.messages import Bad, BeginSave, Committed, Goodbye, Granted, Hello, Skipped, Status
+from fastckpt.memory import loans, slots
 from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.presence import forget_the_dead
 from fastckpt.policy.slots import Skip, choose_slot
@@ -48,6 +51,7 @@ class Keeper:
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
+        self._lost_to: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -59,6 +63,7 @@ class Keeper:
         ours = self.arena.claim_for(await loop.run_in_executor(None, self.persister.storage.identity))
         if not (alone and ours):
             self.arena.renew()
+        loans.forget(self.arena.path)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
@@ -73,7 +78,9 @@ class Keeper:
 
     def join(self, hello: Hello, pid: int) -> int:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
-        history = self.writers.join(hello.local_rank, pid)
+        if self.writers.is_new:
+            self._lost_to.clear()  # others have come in place of those that were gone
+        history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
             self.levels.join(hello)
         except FastckptError:
@@ -83,9 +90,58 @@ class Keeper:
         return history
 
     def lost(self, local_rank: int, pid: int) -> None:
-        """A writer hung up or died: it reads no more."""
+        """A writer hung up or died: it reads no more, and what waits for it will not be whole."""
         self.readers.release(pid)
-        self.writers.lose(local_rank, pid)
+        if self.writers.lose(local_rank, pid):
+            self._settle(local_rank)
+
+    def leave(self, local_rank: int, message: Goodbye) -> None:
+        """A writer takes leave: what waits for it takes what it lends, or will not be whole."""
+        self._hear_of_other_nodes(message.closed)
+        self.writers.leave(local_rank, Loan(message.lends, message.details) if message.lends else None)
+        self._settle(local_rank)
+
+    def _settle(self, gone: int) -> None:
+        """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
+        for slot in self.slots if self.arena.is_there() else ():
+            if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
+                continue
+            try:
+                self._lend(slot, slot.id, gone)
+            except OSError as error:
+                logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
+            self._read(slot)
+            if not slot.committed and slot.wanted and (why := self.writers.obstacle(slot.id)):
+                slot.wanted.clear()
+                self._lose(slot.id, why)
+
+    def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
+        """Have writers that are gone, or one of them, take part in a save with what they lend."""
+        for rank, loan in self.writers.lenders(save):
+            if to_lend in (None, rank):
+                self._room.note(dict(loan.files), rank)
+                loans.borrow(self.arena.path, slot.path, loan.files)
+                slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
+
+    def _lose(self, save: SaveId, why: str) -> None:
+        """A save can never be whole, since a rank is gone."""
+        if not self._lost_to[why]:
+            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+        self._lost_to[why] += 1
+
+    def _hear_of_other_nodes(self, closed: list[int]) -> None:
+        if len(closed) == 3 and self.writers.elsewhere is None:
+            self.writers.elsewhere = closed[0], SaveId(*closed[1:])
+            self.persister.give_up_after(SaveId(*closed[1:]), f"rank {closed[0]} has closed")
+
+    def is_copying(self, dead: Collection[int]) -> bool:
+        """Whether a save will be whole once ranks that are here have copied their parts; ``dead`` ones are not here."""
+        return any(
+            slot.id is not None
+            and not slot.committed
+            and all(rank not in dead and self.writers.is_inside(rank, slot.id) for rank in slot.writers - slot.done)
+            for slot in self.slots
+        )
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
@@ -96,6 +152,7 @@ class Keeper:
             slot.pins.update(pins)
         self.progress.tell()
         forget_the_dead(self.arena.path)
+        loans.forget(self.arena.path)
         self.writers.restart()
         self._decisions.clear()
         self.flush()
@@ -109,6 +166,7 @@ class Keeper:
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
         """Choose a slot for a save, once for all writers, and anew for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
+        self._hear_of_other_nodes(message.closed)
         again = self.writers.begin(writer, save)
         known = self._decisions.get(save)
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
@@ -123,13 +181,14 @@ class Keeper:
         return Skipped(reason, persisted, trouble)
 
     def _decide(self, save: SaveId) -> Slot | Skip:
-        self.digester.make_way()
-        choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
-        decision = choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
+        obstacle = self.writers.obstacle(save)
+        decision = Skip(obstacle) if obstacle else self._choose(save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
             self.persister.tally.skip(decision.reason)
-            if not self._skipping:
+            if obstacle:
+                self._lose(save, obstacle)
+            elif not self._skipping:
                 logger.warning("saves are skipped from step %d on: %s", save.step, decision.reason)
         self._skipping = isinstance(decision, Skip)
         self._decisions[save] = decision
@@ -137,11 +196,17 @@ class Keeper:
             del self._decisions[min(self._decisions)]
         return decision
 
+    def _choose(self, save: SaveId) -> Slot | Skip:
+        self.digester.make_way()
+        choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+        return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
+
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         try:
             if not self.arena.is_there():
                 self._restore()
-            slot.begin(save, self.writers.expected)
+            slot.begin(save, self.writers.all)
+            self._lend(slot, save)
         except (OSError, ArenaInUse) as error:
             self._read(slot)
             return Skip(f"{self.arena.path} cannot be written to: {error}")
@@ -194,7 +259,11 @@ class Keeper:
         """How far persistence is."""
         way = self.persister
         waiting = way.waiting + sum(len(slot.wanted) for slot in self.slots)
-        return Status(waiting, list(way.durable or ()), self.news(writer), way.trouble, way.tally.since)
+        filling = sum(
+            slot.id is not None and not slot.committed and not self.writers.obstacle(slot.id) for slot in self.slots
+        )
+        news, durable = self.news(writer), list(way.durable or ())
+        return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)
 
     async def close(self) -> bool:
         """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.
@@ -206,6 +275,10 @@ class Keeper:
         drained = await self.levels.finish(self._settings.flush_timeout)
         self._end(wait=drained)
         newest = self.newest()
+        for why, count in self._lost_to.items():
+            ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
+            kept = max(ids, default=None)
+            logger.error("%d saves were skipped, as %s: the newest checkpoint is %s", count, why, kept or "none")
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()

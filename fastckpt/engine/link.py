@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,11 +91,14 @@ class Link:
         """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
         self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
 
-    def begin(self, save: SaveId, files: dict[str, int]) -> None:
-        """Ask for a slot; the answer comes from `slot`, which this thread must call, and may be waited for later."""
+    def begin(self, save: SaveId, files: dict[str, int], closed: Sequence[int] = ()) -> None:
+        """Ask for a slot; the answer comes from `slot`, which this thread must call, and may be waited for later.
+
+        ``closed`` is a rank of another node that has closed, as of `Departures.found`.
+        """
         with contextlib.ExitStack() as on_failure:
             on_failure.enter_context(self._turn)
-            self._channel.send(m.BeginSave(save.history, save.step, files))
+            self._channel.send(m.BeginSave(save.history, save.step, files, list(closed)))
             on_failure.pop_all()
 
     def slot(self) -> m.Granted | m.Skipped:
@@ -152,10 +156,10 @@ class Link:
         self.news += [SaveId(*pair) for pair in status.persisted]
         return status
 
-    def close(self) -> None:
-        """Take leave: later saves do not wait for this writer."""
+    def close(self, goodbye: m.Goodbye | None = None) -> None:
+        """Take leave: nobody waits for this writer any more."""
         try:
-            self._ask(m.Goodbye(), m.Done)
+            self._ask(goodbye or m.Goodbye(), m.Done)
         except FastckptError:
             pass  # nobody waits any more
         self._channel.close()

@@ -41,6 +41,7 @@ class Peers:
         self._complain = complain
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._asked: set[Key] = set()
+        self._last: tuple[SaveId, str] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-peers")
 
     def wait_for(
@@ -51,6 +52,10 @@ class Peers:
         self._tasks[key] = asyncio.create_task(self._wait(key, pending, then))
         if asked:
             self._asked.add(key)
+
+    def give_up_after(self, last: SaveId, why: str) -> None:
+        """Wait for no checkpoint that is newer than this one: the other nodes have none."""
+        self._last = last, why
 
     @property
     def all(self) -> Iterable[Key]:
@@ -64,10 +69,10 @@ class Peers:
 
     async def drain(self, seconds: float) -> None:
         """Wait for the other nodes, for the last time; what they have not written by then is told."""
-        current = {id: task for (id, _), task in self._tasks.items() if not self._overtaken(id)}
+        current = {id: task for (id, _), task in self._tasks.items() if not self._is_in_vain(id)}
         if current:
             await asyncio.wait(current.values(), timeout=min(seconds, LAST_DEADLINE))
-        for id in [id for id, task in current.items() if not task.done() and not self._overtaken(id)]:
+        for id in [id for id, task in current.items() if not task.done() and not self._is_in_vain(id)]:
             self._complain(f"{id} lacks the parts of other nodes, which may still come", id.step)
         for task in self._tasks.values():
             task.cancel()
@@ -81,7 +86,7 @@ class Peers:
     async def _wait(self, key: Key, pending: Pending, then: Callable[[Manifest], Awaitable[None]]) -> None:
         end, pause, trouble = time.monotonic() + DEADLINE, PAUSE, ""
         try:
-            while not self._overtaken(pending.id):
+            while not self._is_in_vain(pending.id):
                 await asyncio.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_PAUSE)
                 manifest, trouble = await self._try(pending.complete, trouble)
@@ -93,11 +98,17 @@ class Peers:
                     text = f"{pending.id} lacks the parts of nodes {missing} after {DEADLINE:.0f} s. {why}"
                     self._complain(text, pending.id.step)
                     return
+            if self._last is not None and pending.id > self._last[0]:
+                self._complain(f"{pending.id} will not be whole: {self._last[1]}", pending.id.step)
+                return
             metrics.event("persist_overtaken", step=pending.id.step)
             logger.info("%s is overtaken: the parts of other nodes did not come", pending.id)
         finally:
             del self._tasks[key]
             self._asked.discard(key)
+
+    def _is_in_vain(self, id: SaveId) -> bool:
+        return self._overtaken(id) or (self._last is not None and id > self._last[0])
 
     async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:
         """What it gave, or None and why; it is said once."""

@@ -150,6 +150,10 @@ class Persister:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
 
+    def give_up_after(self, last: SaveId, why: str) -> None:
+        """Wait for the parts of no checkpoint that is newer than this one: other nodes will not write them."""
+        self._peers.give_up_after(last, why)
+
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
         end = time.monotonic() + seconds

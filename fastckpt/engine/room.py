@@ -83,6 +83,10 @@ class Room:
         finally:
             self._under_way = None
 
+    def note(self, sizes: Sizes, writer: int) -> None:
+        """Take note of images that are a writer's, though it never asked for them: it has lent them."""
+        self._asked |= dict.fromkeys(sizes, writer)
+
     def prepare(self, sizes: Sizes, writer: int) -> None:
         """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall at once."""
         self._asked |= dict.fromkeys(sizes, writer)

@@ -6,7 +6,8 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ WRITERS_TIMEOUT = 30.0
 """Seconds that writers have to finish when the saver is to end."""
 CLOSE_TIMEOUT = 60.0
 """Seconds, beside those of the flush, to give memory back."""
+COPY_PAUSE = 0.005
+"""Seconds between two looks at whether copies have ended."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
 
@@ -76,12 +79,25 @@ class Saver:
 
         self._call(flush()).result(START_TIMEOUT)
 
+    def let_copies_end(self, dead: Collection[int]) -> None:
+        """Wait until what ranks are copying is whole, for up to `WRITERS_TIMEOUT`; local ranks that are dead copy not.
+
+        Call when a worker has ended by an exception, before the others are killed: the save before it may be under way.
+        """
+
+        async def wait() -> None:
+            end = time.monotonic() + WRITERS_TIMEOUT
+            while any(keeper.is_copying(dead) for keeper in self._keepers.values()) and time.monotonic() < end:
+                await asyncio.sleep(COPY_PAUSE)
+
+        self._call(wait()).result(WRITERS_TIMEOUT + START_TIMEOUT)
+
     @property
     def deserted(self) -> bool:
         """Whether all writers of all checkpoint directories have taken leave."""
 
         async def ask() -> bool:
-            return all(not keeper.writers.expected for keeper in self._keepers.values())
+            return all(keeper.writers.deserted for keeper in self._keepers.values())
 
         return self._call(ask()).result(START_TIMEOUT)
 
@@ -255,7 +271,7 @@ class _Connection:
             case m.Loaded() | m.Decided():
                 told(self._hello, message)
             case m.Goodbye():
-                keeper.writers.leave(self._rank)
+                keeper.leave(self._rank, message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastckpt import metrics
+from fastckpt.format.completeness import lacks, missing_files
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.policy.slots import SlotView
@@ -52,11 +53,19 @@ class Slot:
         self.pins.clear()
         self.wanted.clear()
         self.verified, self._recovered = False, time.perf_counter()
-        damage = slots.damage(self.path, slots.read(self.path).files) if self.committed else ""
+        damage = self._damage() if self.committed else ""
         if damage:
             self.lose(damage)
         if damage or not self.committed:
             self.clear()
+
+    def _damage(self) -> str:
+        """Why what is committed cannot be resumed, as far as sizes and names tell; empty for nothing."""
+        records = slots.read(self.path)
+        details, world_size = records.details, records.details.get("world_size", 1)
+        of_one_node = details.get("nodes", 1) == 1  # else others have the rest
+        missing = missing_files(records.files, world_size, details) if of_one_node else []
+        return lacks(missing, world_size) if missing else slots.damage(self.path, records.files)
 
     def attest(self, save: SaveId, digests: dict[str, str], since: float, *, of_first: bool = True) -> None:
         """Write digests of images beside them, if they are those of the save that is whole here.

@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastckpt import metrics
+from fastckpt.engine.departures import Departures
 from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.outcome import Outcome
@@ -21,7 +24,7 @@ from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError,
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan
 from fastckpt.ipc.messages import Granted, Skipped
-from fastckpt.memory import slots
+from fastckpt.memory import loans, slots
 from fastckpt.memory.fill import Filler
 from fastckpt.memory.image import Image
 from fastckpt.memory.mapped import MappedImages
@@ -40,8 +43,18 @@ class Snapshotter:
     All but `save`'s rest, which ``overlap`` runs, is for when that is over: see `Overlap.wait`.
     """
 
-    def __init__(self, link: Link, threads: int, lanes: Lanes, overlap: Overlap, *, weights_only: bool) -> None:
+    def __init__(
+        self,
+        link: Link,
+        threads: int,
+        lanes: Lanes,
+        overlap: Overlap,
+        departures: Departures,
+        *,
+        weights_only: bool,
+    ) -> None:
         self._link = link
+        self._departures = departures
         self._lanes = lanes
         self._overlap = overlap
         self._plans = Plans(weights_only=weights_only)
@@ -147,6 +160,26 @@ class Snapshotter:
         slots.commit(slot, self._link.place.local_rank, done)
         self._last, self._outgrown = (slot, done), False
 
+    def lend(self, save: SaveId | None, states: Mapping[str, Any]) -> dict[str, int]:
+        """Leave files in the arena that later saves of the others take as this writer's part; their sizes in bytes.
+
+        Args:
+            save: The last that was begun: if its files are in memory, these are lent.
+            states: Else these are, as files of ``torch.save``: the state as of that save.
+
+        Raises:
+            OSError: Memory is full.
+        """
+        sizes = {}
+        for name, state in states.items():
+            path = loans.place_of(self._link.arena, name)
+            slot, done = self._last or (None, None)
+            is_saved = slot and done and done.id == save and name in done.files
+            if not (is_saved and loans.copy_into(path, slot / name, done.files[name])):  # type: ignore[operator, union-attr]
+                torch.save(state, path)
+            sizes[name] = path.stat().st_size
+        return sizes
+
     def add_details(self, details: dict[str, Any]) -> None:
         """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
         if self._last is None:
@@ -159,7 +192,7 @@ class Snapshotter:
         self, save: SaveId, states: Mapping[str, Any]
     ) -> tuple[dict[str, Plan], dict[str, int], Granted | Skipped]:
         """Let the saver choose a slot while we plan; then ask for room in it, unless it has what we need."""
-        self._link.begin(save, {})
+        self._link.begin(save, {}, self._departures.found(save.history))
         try:
             plans = self._plan(states)
         finally:

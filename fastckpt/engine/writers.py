@@ -1,6 +1,8 @@
 """The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from fastckpt.errors import FastckptError
 from fastckpt.format.ids import LARGEST, SaveId
@@ -9,40 +11,79 @@ NEVER = SaveId(LARGEST, LARGEST)
 """What a writer that has left begins next."""
 
 
+@dataclass(frozen=True)
+class Loan:
+    """What a writer that has closed lends to later saves: its files and their sizes (bytes), and its details."""
+
+    files: Mapping[str, int]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A writer that is here no more.
+
+    Attributes:
+        how: In words.
+        last: The newest save that it has begun; None for none.
+        loan: What it lends to all from that one on; None for nothing.
+    """
+
+    how: str
+    last: SaveId | None
+    loan: Loan | None = None
+
+    def lends_to(self, save: SaveId) -> bool:
+        """Whether a save may take its part from what it lends."""
+        return self.loan is not None and (self.last is None or save >= self.last)
+
+
 class Writers:
-    """One generation after the other of ``count`` local ranks.
+    """One generation after the other of ``count`` local ranks. All of them take part in each save, or none does.
 
     Attributes:
         newest_history: The newest history that was opened, found at the start, or saved in.
+        elsewhere: A rank of another node that has closed and lends nothing, and its last save; None for none.
     """
 
     def __init__(self, count: int) -> None:
         self.newest_history = 0
+        self.elsewhere: tuple[int, SaveId] | None = None
         self._count = count
+        self._ranks: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
         self._present: dict[int, int] = {}
+        self._gone: dict[int, Departure] = {}
         self._histories: list[int] = []
         self._rounds: dict[int, int] = {}
 
-    def join(self, rank: int, pid: int) -> int:
-        """A rank is here; the history that it writes. Raises FastckptError while it has another checkpointer open."""
+    def join(self, rank: int, pid: int, of_job: int) -> int:
+        """A rank is here, ``of_job`` among all nodes; the history that it writes.
+
+        Raises FastckptError while it has another checkpointer open.
+        """
         if self._present.get(rank) == pid:
             raise FastckptError(
                 f"process {pid} has a checkpointer for this directory open already; close that one first, or use it"
             )
         self._present[rank] = pid
+        self._ranks[rank] = of_job
         self._latest.pop(rank, None)
+        self._gone.pop(rank, None)
         return self.next_history(rank)
 
-    def leave(self, rank: int) -> None:
-        """A rank takes leave: saves do not wait for it any more. (They do for one that died.)"""
-        self._latest[rank] = NEVER
+    def leave(self, rank: int, loan: Loan | None = None) -> None:
+        """A rank takes leave."""
         self._present.pop(rank, None)
+        self._gone[rank] = Departure("has closed", self._latest.get(rank), loan)
 
-    def lose(self, rank: int, pid: int) -> None:
-        """A rank hung up or died."""
-        if self._present.get(rank) == pid:
-            del self._present[rank]
+    def lose(self, rank: int, pid: int) -> bool:
+        """A rank hung up or died without taking leave; False if it was gone before."""
+        if self._present.get(rank) != pid:
+            return False
+        del self._present[rank]
+        self._gone[rank] = Departure("has ended without closing its checkpointer", self._latest.get(rank))
+        return True
 
     def next_history(self, rank: int) -> int:
         """Open a history for a rank: when it joins, and when it resumes again; the n-th is the same for all ranks."""
@@ -54,6 +95,7 @@ class Writers:
 
     def begin(self, rank: int, save: SaveId) -> bool:
         """A rank begins a save; whether it has begun that one before."""
+        self._gone.pop(rank, None)  # another process of that rank was lost, not this one
         again = self._latest.get(rank) == save
         self._latest[rank] = max(save, self._latest.get(rank, save))
         self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
@@ -61,17 +103,48 @@ class Writers:
 
     @property
     def latest(self) -> Mapping[int, SaveId]:
-        """The newest id that each rank has begun."""
-        return self._latest
+        """The newest id that each rank has begun; `NEVER` for one that is gone."""
+        return self._latest | dict.fromkeys(self._gone, NEVER)
 
     @property
-    def expected(self) -> frozenset[int]:
-        """The ranks that must write their part: all but those that have left, the late ones too."""
-        return frozenset(rank for rank in range(self._count) if self._latest.get(rank) != NEVER)
+    def is_new(self) -> bool:
+        """Whether nobody of this generation has come yet."""
+        return not self._histories
+
+    @property
+    def all(self) -> frozenset[int]:
+        """The ranks that must write their part of each save, or lend it."""
+        return frozenset(range(self._count))
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all have taken leave."""
+        return self._gone.keys() >= self.all and not self._present
+
+    def lenders(self, save: SaveId) -> Iterator[tuple[int, Loan]]:
+        """Who is gone, and lends its part to a save."""
+        for rank, departure in sorted(self._gone.items()):
+            if departure.loan is not None and departure.lends_to(save):
+                yield rank, departure.loan
+
+    def obstacle(self, save: SaveId) -> str:
+        """Why a save can never be whole, since a rank is gone that lends it nothing; empty if it may be."""
+        for rank, departure in sorted(self._gone.items()):
+            if not departure.lends_to(save):
+                return f"rank {self._ranks.get(rank, rank)} {departure.how}"
+        if self.elsewhere is not None and save > self.elsewhere[1]:
+            return f"rank {self.elsewhere[0]} has closed"
+        return ""
+
+    def is_inside(self, rank: int, save: SaveId) -> bool:
+        """Whether a rank is here, and may be copying its part of a save."""
+        return rank in self._present and self._latest.get(rank) == save
 
     def restart(self) -> None:
         """All of them are dead; others come."""
         self._latest.clear()
         self._present.clear()
+        self._gone.clear()
         self._histories.clear()
         self._rounds.clear()
+        self.elsewhere = None

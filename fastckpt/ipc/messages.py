@@ -55,11 +55,15 @@ class Reserve:
 
 @dataclass(frozen=True)
 class BeginSave:
-    """A save begins, perhaps again: make room for images of these sizes (bytes). Answer: Granted or Skipped."""
+    """A save begins, perhaps again: make room for images of these sizes (bytes). Answer: Granted or Skipped.
+
+    ``closed`` is what `Goodbye.closed` is.
+    """
 
     history: int
     step: int
     files: dict[str, int]
+    closed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,19 @@ class Decided:
 
 @dataclass(frozen=True)
 class Goodbye:
-    """The writer saves no more: later saves need not wait for it. Answer: Done."""
+    """The writer saves no more: nobody need wait for it. Answer: Done.
+
+    Attributes:
+        lends: Files that later saves of the others take as its part, and their sizes (bytes): they lie in the arena.
+            Without any, no later save can be whole.
+        details: What its done record tells of them.
+        closed: Rank, history and step of the last save of a rank on another node that has closed and lends nothing;
+            empty for none.
+    """
+
+    lends: dict[str, int] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -208,6 +224,8 @@ class Status:
         trouble: The last failure of a persist that no later one has made good; empty for none.
         since: When the newest durable checkpoint became that, in seconds of the monotonic clock; 0 if it was before
             this saver.
+        persists: Those of the waiting that are in memory whole: they end without any rank's doing.
+        filling: Saves in memory that are not whole yet, and may still come to be.
     """
 
     waiting: int
@@ -215,6 +233,8 @@ class Status:
     persisted: list[list[int]]
     trouble: str
     since: float = 0.0
+    persists: int = 0
+    filling: int = 0
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def _done(record: dict[str, Any]) -> Done | None:
 def _are_details(details: dict[str, Any]) -> bool:
     """Whether what is known of details is of the kind that their readers expect."""
     parent, path = details.get("parent"), details.get("path", "")
-    counts = [details.get(name, 1) for name in ("world_size", "num_threads", "node", "nodes")]
+    counts = [details.get(name, 1) for name in ("world_size", "rank", "num_threads", "node", "nodes")]
     texts = [path, details.get("attempt", ""), details.get("folder", "")]
     common = details.get(OF_EACH_NODE, [])
     return (

@@ -63,7 +63,8 @@ class RemoteScan:
     """What a store holds.
 
     Attributes:
-        places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last comes first.
+        places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last
+            comes first.
         damaged: URLs of places that are no whole checkpoints although they have a manifest, and why.
         quarantined: URLs of places that were set aside because they were found bad, and why.
         unfinished: Names of places without a manifest, with the name of one of their objects.

@@ -18,8 +18,8 @@ class Scan:
     """What a directory holds.
 
     Attributes:
-        places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was saved to several
-            paths, or if a crash came between its second publication and the end of its first.
+        places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was
+            saved to several paths, or if a crash came between its second publication and the end of its first.
         damaged: Places and users' files that are no whole checkpoints, and why.
         stale: Records that count no more, or never did: see `Claims`.
         quarantined: Places that were set aside because they were found bad, and why.

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from fastckpt.errors import BadCheckpoint
-from fastckpt.format.manifest import Manifest
+from fastckpt.format.completeness import RANKS
+from fastckpt.format.manifest import JSON, Manifest
 
 _DETAIL = "share"
 
@@ -42,6 +43,13 @@ class Share:
         return share_of(part) == replace(self, node=node)
 
 
+def _ranks_of(parts: Sequence[Manifest]) -> dict[str, JSON]:
+    """What the ranks of all nodes have written; empty if an earlier version has made a part."""
+    written = [each if isinstance(each := part.details.get(RANKS), dict) else None for part in parts]
+    merged = {rank: files for each in written if each for rank, files in each.items()}
+    return {RANKS: merged} if None not in written else {}
+
+
 def share_of(part: Manifest | None) -> Share | None:
     """Which part a manifest is of; None if of none."""
     match part.details.get(_DETAIL) if part else None:
@@ -66,6 +74,7 @@ def assemble(parts: Sequence[Manifest], target: str) -> Manifest:
         parts[0],
         files=tuple(entry for part in parts for entry in part.files),
         time=max(part.time for part in parts),
-        details={name: value for name, value in parts[0].details.items() if name != _DETAIL},
+        details={name: value for name, value in parts[0].details.items() if name not in (_DETAIL, RANKS)}
+        | _ranks_of(parts),
         target=target,
     )

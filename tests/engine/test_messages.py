@@ -34,6 +34,9 @@ OF_NAME = {
     "abandoned": st.lists(st.lists(numbers, min_size=2, max_size=2), max_size=3),
     "bad": st.lists(texts, max_size=3),
     "lost": st.lists(texts, max_size=3),
+    "closed": st.lists(numbers, max_size=3),
+    "lends": st.dictionaries(texts, numbers, max_size=3),
+    "details": st.dictionaries(texts, numbers | texts, max_size=3),
 }
 OF_DECIDED = {name: st.none() | numbers for name in ("memory", "storage")} | {
     name: st.none() | st.floats(allow_nan=False) for name in ("overhead", "bound")

@@ -1,0 +1,58 @@
+"""Files that a writer which has closed lends to later saves of the others: its own part, as it was at its end."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = "lent"
+"""Where they lie in an arena."""
+
+
+def place_of(arena: Path, name: str) -> Path:
+    """Where a file of this name is lent; makes the directory. Raises OSError."""
+    path = arena / FOLDER / name
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def borrow(arena: Path, slot: Path, files: Mapping[str, int]) -> None:
+    """Copy lent files of these sizes (bytes) into a slot, each whole under its name or not at all.
+
+    They are copied, not linked: the writer that comes after a restart fills its images in place.
+
+    Raises:
+        OSError: Memory is full, or what was lent is not there any more.
+    """
+    for name, size in files.items():
+        path = slot / name
+        temporary = path.with_name(f".lent-{secrets.token_hex(4)}")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(arena / FOLDER / name, temporary, follow_symlinks=False)
+            temporary.chmod(0o600)
+            if (found := temporary.lstat().st_size) != size:
+                raise OSError(f"{name} has {found} bytes; {size} were lent")
+            temporary.rename(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def forget(arena: Path) -> None:
+    """Remove all that was lent: other writers have come."""
+    shutil.rmtree(arena / FOLDER, ignore_errors=True)
+
+
+def copy_into(path: Path, source: Path, size: int) -> bool:
+    """Lend what is in a slot; False if there is no file of that size any more. Raises OSError if memory is full."""
+    try:
+        found = source.lstat()
+    except OSError:
+        return False
+    if found.st_size != size:
+        return False
+    shutil.copyfile(source, path, follow_symlinks=False)
+    os.chmod(path, 0o600)  # noqa: PTH101
+    return True
