@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack
 import torch
 
 from fastckpt.checkpointer import SaveResult, StorageType
-from fastckpt.engine.agreement import agreement, check_alike
+from fastckpt.engine.agreement import Agreement, Departed, agreement, check_alike
 from fastckpt.engine.circumstances import circumstances, device_of, size_of
 from fastckpt.engine.decisions import Decisions
 from fastckpt.engine.deletion import (
@@ -29,7 +29,7 @@ from fastckpt.engine.offers import OTHER_KIND
 from fastckpt.engine.parts import Part, Parts, further, unwrapped
 from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
-from fastckpt.engine.tempo import Adaptive, Profiler, Steady, Tempo
+from fastckpt.engine.tempo import Adaptive, Due, Profiler, Steady, Tempo
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
@@ -49,6 +49,8 @@ RETRY = 0.2
 """Seconds until the last step tries again to find a place in memory that persists or other ranks hold."""
 RANKS_PATIENCE = 60.0
 """Seconds that the last step waits for other ranks to fill or free such a place."""
+UNPROFILED = 10, 50
+"""Steps between saves to memory, and to storage, of a job whose ranks part before that was found out."""
 _NUMBERS = itertools.count()
 KEPT = 2
 """Checkpoints on storage, beside those at the ends of epochs."""
@@ -124,6 +126,7 @@ class Checkpointer:
         self._writer = self._checkpointer._writer
         self._agreed = f"frequency {next(_NUMBERS)}"
         self._tempo: Tempo | None = None
+        self._ranks: Agreement | None = None
         self._told: tuple[profile_cache.Remembered | None, str] = (None, "")
         self._life = Lifetime("", 0)
         self._step = self._durable = 0
@@ -167,12 +170,31 @@ class Checkpointer:
         if (step := index(step)) < self._step:
             raise StepError(f"step {step} comes after step {self._step}; count on from resume(), through all epochs")
         self._step = step
-        due = self._tempo.turn(step)
+        due = self._due(step)
         self._decisions.tell(self._tempo.decision)
         epoch = self._ended_epoch()
         if not (due.snapshot or epoch):
             return None
         return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
+
+    def _due(self, step: int) -> Due:
+        """What is due after this step; a rank that closed leaves the others the intervals that were chosen by then."""
+        assert self._tempo is not None
+        try:
+            return self._tempo.turn(step)
+        except Departed as error:
+            decision = self._tempo.decision
+            memory, storage = (decision.intervals.memory, decision.intervals.storage) if decision else UNPROFILED
+            logger.warning(
+                "%s, and no longer agrees on how often to save: from step %d on every %d steps, to storage every %d",
+                error,
+                step,
+                memory,
+                storage,
+            )
+            self._tempo.close()
+            self._tempo = Steady(memory, storage, step - 1)
+            return self._tempo.turn(step)
 
     def close(self) -> None:
         """Save the last step, if it was not, and have it persisted; then end saving."""
@@ -193,6 +215,8 @@ class Checkpointer:
     def _end(self) -> None:
         self._durable = self._step
         self._forget()
+        if self._ranks is not None:
+            self._ranks.leave()
         self._checkpointer.close()
 
     def _forget(self) -> None:
@@ -217,7 +241,8 @@ class Checkpointer:
                 patience = min(patience, RANKS_PATIENCE)
             waits = status is not None and bool(status.persists or (is_first and status.filling))
             if not (waits or may_try_again) or time.monotonic() > start + patience:
-                logger.error("the last step, %d, was not saved: %s", self._step, result.reason)
+                level = logging.ERROR if is_first else logging.INFO  # what another rank lends goes into later saves
+                logger.log(level, "the last step, %d, was not saved: %s", self._step, result.reason)
                 return
             may_try_again = waits
             time.sleep(RETRY)
@@ -259,7 +284,7 @@ class Checkpointer:
         place = self._writer.place
         length = profiling.length(length_hint(self._data, 0) or None)
         wishes = {"every": str(self._every), "overhead": str(self._overhead), "keep_epochs": str(self._keeps_epochs)}
-        ranks = agreement(place.world_size, self._agreed)
+        ranks = self._ranks = agreement(place.world_size, self._agreed)
         said = ranks.gather([wishes | self._parts.shared, launch_of(place), length, size_of(self._model)])
         wished, (launch, *_), lengths, bytes_of_ranks = zip(*said, strict=True)
         check_alike(wished)

@@ -1,7 +1,9 @@
 """Lets all ranks see what each of them says: JSON over the store that formed the process group."""
 
+import contextlib
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -18,7 +20,14 @@ A rank that dies or gives up is no reason to wait: who launched it ends the othe
 """
 
 
+GLANCE = timedelta(seconds=2)
+"""After so long it is seen whether a rank that has said nothing has left."""
+
 Answers = Callable[[], list[Any]]
+
+
+class Departed(FastckptError):
+    """A rank has left an agreement, and says nothing any more."""
 
 
 class Agreement(Protocol):
@@ -39,6 +48,10 @@ class Agreement(Protocol):
         """Another one of the same ranks, that may be used while answers of this one are outstanding."""
         ...
 
+    def leave(self) -> None:
+        """Say nothing any more, here and in those beside it: who waits for this rank gets `Departed`."""
+        ...
+
 
 class Alone:
     """The agreement of a job of one."""
@@ -56,6 +69,9 @@ class Alone:
         """The same, which keeps nothing."""
         return self
 
+    def leave(self) -> None:
+        """Nobody waits."""
+
 
 class StoreAgreement:
     """An agreement over the store of the default process group; no tensors, no pickles.
@@ -65,19 +81,21 @@ class StoreAgreement:
 
     _rounds: ClassVar[defaultdict[str, Iterator[int]]] = defaultdict(itertools.count)
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, of: str = "") -> None:
+        """Make one, beside the one ``of`` a name, if that is given: who leaves that leaves this."""
+        self._name, self._of = name, of or name
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", store)
+        self._departures = dist.distributed_c10d.PrefixStore(f"fastckpt/{self._of}/left", store)
 
     def say(self, value: Any) -> Answers:
-        """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come."""
+        """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come, or Departed."""
         world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._rounds[self._name])
         keys = [f"{number}/{each}" for each in range(world)]
         self._store.set(keys[rank], json.dumps(value))
 
         def answers() -> list[Any]:
-            self._store.wait(keys, TIMEOUT)
+            self._wait(keys)
             said = [json.loads(self._store.get(key)) for key in keys]
             if number:  # whoever spoke in this round has heard the one before
                 self._store.delete_key(f"{number - 1}/{rank}")
@@ -85,13 +103,31 @@ class StoreAgreement:
 
         return answers
 
+    def _wait(self, keys: list[str]) -> None:
+        end = time.monotonic() + TIMEOUT.total_seconds()
+        while True:
+            try:
+                self._store.wait(keys, GLANCE)
+                return
+            except RuntimeError as error:  # each kind of store has its own for this
+                if "timeout" not in str(error).lower() or time.monotonic() > end:
+                    raise
+            gone = [rank for rank in range(len(keys)) if self._departures.check([str(rank)])]
+            if lacking := [rank for rank in gone if not self._store.check([keys[rank]])]:
+                raise Departed(f"rank {lacking[0]} has closed")
+
     def gather(self, value: Any) -> list[Any]:
-        """What every rank says; raises torch's DistStoreError if a rank does not come."""
+        """What every rank says; raises torch's DistStoreError if a rank does not come, or Departed."""
         return self.say(value)()
 
     def beside(self, name: str) -> Agreement:
         """The agreement of this name within this one's."""
-        return StoreAgreement(f"{self._name}/{name}")
+        return StoreAgreement(f"{self._name}/{name}", self._of)
+
+    def leave(self) -> None:
+        """Say so in the store, unless that is gone, as the others are then."""
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            self._departures.set(str(dist.get_rank()), "")
 
 
 def agreement(world_size: int, name: str = "resume") -> Agreement:

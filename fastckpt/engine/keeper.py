@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection
 
 from fastckpt import metrics
@@ -51,7 +50,7 @@ class Keeper:
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
-        self._lost_to: Counter[str] = Counter()
+        self._lost_to: dict[str, list[SaveId]] = {}
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -125,9 +124,12 @@ class Keeper:
 
     def _lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone."""
-        if not self._lost_to[why]:
+        newest = self.newest()
+        if newest is not None and newest.id is not None and save <= newest.id:
+            return  # of a rank that is late
+        if why not in self._lost_to:
             logger.warning("saves are skipped from step %d on: %s", save.step, why)
-        self._lost_to[why] += 1
+        self._lost_to.setdefault(why, []).append(save)
 
     def _hear_of_other_nodes(self, closed: list[int]) -> None:
         if len(closed) == 3 and self.writers.elsewhere is None:
@@ -275,10 +277,11 @@ class Keeper:
         drained = await self.levels.finish(self._settings.flush_timeout)
         self._end(wait=drained)
         newest = self.newest()
-        for why, count in self._lost_to.items():
-            ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
-            kept = max(ids, default=None)
-            logger.error("%d saves were skipped, as %s: the newest checkpoint is %s", count, why, kept or "none")
+        ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
+        for why, lost in self._lost_to.items():
+            kept, count = max(ids, default=None), len(lost)
+            saves = "1 save was" if count == 1 else f"{count} saves were"
+            logger.error("%s skipped, as %s: the newest checkpoint is %s", saves, why, kept or "none")
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fastckpt.engine.agreement import StoreAgreement
+from fastckpt.engine.agreement import Departed, StoreAgreement
 
 WORLD = 2
 Job = Callable[[int], Any]
@@ -67,3 +67,22 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
         return max(keys[10:]) - min(keys[10:])
 
     assert in_ranks(tmp_path, job) == [0, 0]
+
+
+def test_who_waits_for_a_rank_that_has_left_is_told_and_all_hear_what_it_had_said(tmp_path: Path) -> None:
+    def job(rank: int) -> list[Any]:
+        ranks = StoreAgreement("pace")
+        persists = ranks.beside("persists")
+        answers = persists.say(rank)
+        if rank == 1:
+            ranks.leave()
+            return [*answers()]
+        heard = [*answers()]
+        for each in (ranks, persists):
+            try:
+                each.gather(rank)
+            except Departed as error:
+                heard.append(str(error))
+        return heard
+
+    assert in_ranks(tmp_path, job) == [[0, 1, "rank 1 has closed", "rank 1 has closed"], [0, 1]]
