@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Collection
 
 from fastckpt import metrics
@@ -50,7 +51,7 @@ class Keeper:
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
-        self._lost_to: dict[str, list[SaveId]] = {}
+        self._skipped_for: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -78,7 +79,7 @@ class Keeper:
     def join(self, hello: Hello, pid: int) -> int:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         if self.writers.is_new:
-            self._lost_to.clear()  # others have come in place of those that were gone
+            self._skipped_for.clear()  # others have come in place of those that were gone
         history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
             self.levels.join(hello)
@@ -127,9 +128,9 @@ class Keeper:
         newest = self.newest()
         if newest is not None and newest.id is not None and save <= newest.id:
             return  # of a rank that is late
-        if why not in self._lost_to:
+        if not self._skipped_for[why]:
             logger.warning("saves are skipped from step %d on: %s", save.step, why)
-        self._lost_to.setdefault(why, []).append(save)
+        self._skipped_for[why] += 1
 
     def _hear_of_other_nodes(self, closed: list[int]) -> None:
         if len(closed) == 3 and self.writers.elsewhere is None:
@@ -278,8 +279,8 @@ class Keeper:
         self._end(wait=drained)
         newest = self.newest()
         ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
-        for why, lost in self._lost_to.items():
-            kept, count = max(ids, default=None), len(lost)
+        kept = max(ids, default=None)
+        for why, count in self._skipped_for.items():
             saves = "1 save was" if count == 1 else f"{count} saves were"
             logger.error("%s skipped, as %s: the newest checkpoint is %s", saves, why, kept or "none")
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
