@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from fastckpt import metrics
 from fastckpt.config import Settings
@@ -106,11 +107,13 @@ class Keeper:
         for slot in self.slots if self.arena.is_there() else ():
             if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
                 continue
+            slot.read_part(gone)  # it may have finished a part that it could not report any more
             try:
-                self._lend(slot, slot.id, gone)
+                if gone not in slot.done:
+                    self._lend(slot, slot.id, gone)
             except OSError as error:
                 logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
-            self._read(slot)
+            self._take(slot, partial(slot.read_part, gone))
             if not slot.committed and slot.wanted and (why := self.writers.obstacle(slot.id)):
                 slot.wanted.clear()
                 self._lose(slot.id, why)
@@ -122,6 +125,7 @@ class Keeper:
                 self._room.note(dict(loan.files), rank)
                 loans.borrow(self.arena.path, slot.path, loan.files)
                 slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
+                slot.read_part(rank)
 
     def _lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone."""
@@ -224,20 +228,24 @@ class Keeper:
         logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
 
     def _read(self, *slots: Slot) -> None:
-        for slot in slots:  # what lies in an arena that was removed since may be another job's
-            slot.read() if self.arena.is_there() else slot.forget()
-            for target in slot.take_wanted():
-                self.persister.submit(slot, target)
+        for slot in slots:
+            self._take(slot, slot.read)
 
-    def committed(self, message: Committed) -> None:
+    def _take(self, slot: Slot, read: Callable[[], None]) -> None:
+        # What lies in an arena that was removed since may be another job's.
+        read() if self.arena.is_there() else slot.forget()
+        for target in slot.take_wanted():
+            self.persister.submit(slot, target)
+
+    def committed(self, writer: int, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
         save = SaveId(message.history, message.step)
         slot = next((slot for slot in self.slots if slot.id == save), None)
         if slot is None:
             return
-        if message.persist:
+        if message.persist and message.path not in slot.wanted:  # all writers of a save ask for the same
             slot.wanted.append(message.path)
-        self._read(slot)
+        self._take(slot, partial(slot.read_part, writer))
         if slot.committed:
             self.digester.look()
             self.persister.tally.save(save, slot.size)

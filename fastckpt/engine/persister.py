@@ -19,7 +19,6 @@ from fastckpt.engine.tally import Tally
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import Manifest
-from fastckpt.memory import slots
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.source import BadSource
@@ -136,7 +135,7 @@ class Persister:
 
     def _submit(self, slot: Slot, target: str, *, flush: bool) -> None:
         assert slot.id is not None
-        job = _Job(slot, slot.id, target or slots.read(slot.path).details.get("path", ""), flush)
+        job = _Job(slot, slot.id, target or slot.target, flush)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
         if (job.id, job.target) in known:
             return
@@ -253,7 +252,7 @@ class Persister:
             return
         if job.id != newest.id:
             logger.warning("%s is given up for %s", job.id, newest.id)
-            job.target = slots.read(newest.path).details.get("path", "")
+            job.target = newest.target
         job.slot, job.id = newest, newest.id
         job.pin()
 

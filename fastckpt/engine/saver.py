@@ -259,7 +259,7 @@ class _Connection:
     def _note(self, keeper: Keeper, message: m.Message) -> None:
         match message:
             case m.Committed():
-                keeper.committed(message)
+                keeper.committed(self._rank, message)
             case m.Reserve():
                 keeper.prepare(self._rank, message.files)
             case m.Release():

@@ -20,6 +20,7 @@ class Slot:
 
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
+        target: Where its writers want its model's file, once it is whole; empty for the default.
         wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
@@ -32,6 +33,7 @@ class Slot:
     done: set[int] = field(default_factory=set)
     committed: bool = False
     size: int = 0
+    target: str = ""
     wanted: list[str] = field(default_factory=list)
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
@@ -43,9 +45,22 @@ class Slot:
         records = slots.read(self.path)
         self.committed = records.committed is not None
         self.size = sum(records.files.values()) if self.committed else 0
+        self.target = records.details.get("path", "") if self.committed else ""
         self.id = records.begin.id if records.begin else None
         self.writers = records.begin.writers if records.begin else frozenset()
         self.done = {writer for writer, done in records.done.items() if done.id == self.id}
+
+    def read_part(self, writer: int) -> None:
+        """Take one writer's part of the state from its record; from all records once the last one is there.
+
+        Each writer says when its record is there: to read all of them each time would cost the square of the writers.
+        """
+        record = slots.read_done(self.path, writer)
+        if (record is not None and record.id == self.id) is (writer in self.done):
+            return
+        self.done ^= {writer}
+        if self.committed or self.writers <= self.done:
+            self.read()
 
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""

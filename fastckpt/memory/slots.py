@@ -143,6 +143,11 @@ def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
     write_record(slot / _DIGESTS, {"id": list(id), "digests": digests})
 
 
+def read_done(slot: Path, writer: int) -> Done | None:
+    """Read one writer's record, as `read` does; None if there is none."""
+    return _done(read_record(slot / f"{_DONE}{writer}"))
+
+
 def read(slot: Path) -> Records:
     """Read the records of a slot; what cannot be read, or was not written by us, counts as not there."""
     writers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
