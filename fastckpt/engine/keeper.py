@@ -162,6 +162,7 @@ class Keeper:
         loans.forget(self.arena.path)
         self.writers.restart()
         self._decisions.clear()
+        self._room.look_again()
         self.flush()
         self.digester.look()
 
@@ -205,6 +206,7 @@ class Keeper:
 
     def _choose(self, save: SaveId) -> Slot | Skip:
         self.digester.make_way()
+        self._room.look_again()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
 

@@ -10,7 +10,7 @@ from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 from fastckpt.memory.arena import Arena, too_small
 from fastckpt.memory.headroom import Headroom, headroom
-from fastckpt.memory.slots import discard, images_in
+from fastckpt.memory.slots import discard, image_size, images_in
 
 logger = logging.getLogger("fastckpt")
 
@@ -26,11 +26,16 @@ class Room:
         self._newest = newest
         self._slots = slots
         self._sizes: Sizes = {}
+        self._present: dict[Slot, Sizes] = {}
         self._asked: dict[str, int] = {}
         self._lock = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
         self._under_way: Slot | None = None
+
+    def look_again(self) -> None:
+        """Count anew what is there when that is needed next: others may have removed some of it."""
+        self._present.clear()
 
     def check(self, sizes: Sizes) -> None:
         """See that all slots, or at least two, can hold these images beside those of other writers.
@@ -45,13 +50,20 @@ class Room:
             logger.warning("shared memory holds two slots only (%s)", lacking)
             self._arena.drop(spare.path)
             self._slots.remove(spare)
+            self._present.pop(spare, None)
         self._sizes = sizes
 
     def _lacking(self, size: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
         free = headroom(self._arena.path)
-        present = sum(size for slot in self._slots for size in images_in(slot.path).values())
+        present = sum(size for slot in self._slots for size in self._images_in(slot).values())
         return free if len(self._slots) * size - present > free.free else None
+
+    def _images_in(self, slot: Slot) -> Sizes:
+        """The images of a slot: what was there when it was looked through, and what was made or removed here since."""
+        if slot not in self._present:
+            self._present[slot] = images_in(slot.path)
+        return self._present[slot]
 
     def _is_spare(self, slot: Slot) -> bool:
         return slot.id is None or (slot.committed and slot is not self._newest() and not slot.pins)
@@ -68,18 +80,21 @@ class Room:
 
     async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         loop = asyncio.get_running_loop()
-        here = images_in(slot.path)
+        here = self._images_in(slot)
         if not sizes.keys() <= here.keys():
             stale = [name for name in here if self._made_way(name, sizes, writer)]
             await loop.run_in_executor(self._pool, discard, slot.path, stale)
+            self._present[slot] = {name: size for name, size in here.items() if name not in stale}
             self._forget(sizes, writer)
         self._asked |= dict.fromkeys(sizes, writer)
         self.check(sizes)
         self._under_way = slot
         try:
             for name, size in sizes.items():
+                self._images_in(slot).pop(name, None)  # as long as it is not there for certain
                 with metrics.phase("arena.reserve", image=name):
                     await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+                self._images_in(slot)[name] = size
         finally:
             self._under_way = None
 
@@ -99,7 +114,7 @@ class Room:
 
     def _forget(self, sizes: Sizes, writer: int) -> None:
         self._sizes = {n: size for n, size in self._sizes.items() if not self._made_way(n, sizes, writer)}
-        left = {name for slot in self._slots for name in images_in(slot.path)}
+        left = {name for slot in self._slots for name in self._images_in(slot)}
         self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
 
     def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
@@ -126,4 +141,4 @@ class Room:
 
 
 def _has(slot: Slot, sizes: Sizes) -> bool:
-    return sizes.items() <= images_in(slot.path).items()
+    return all(image_size(slot.path, name) == size for name, size in sizes.items())

@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from fastckpt import metrics
 from fastckpt.format.completeness import lacks, missing_files
@@ -38,11 +40,12 @@ class Slot:
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
     lost: str = ""
+    _parts: dict[int, slots.Done] = field(default_factory=dict)
     _recovered: float = 0.0
 
-    def read(self) -> None:
-        """Take the state from the records."""
-        records = slots.read(self.path)
+    def read(self, known: Mapping[int, slots.Done] = MappingProxyType({})) -> None:
+        """Take the state from the records, of which those that are ``known`` have just been read."""
+        records = slots.read(self.path, known)
         self.committed = records.committed is not None
         self.size = sum(records.files.values()) if self.committed else 0
         self.target = records.details.get("path", "") if self.committed else ""
@@ -51,16 +54,20 @@ class Slot:
         self.done = {writer for writer, done in records.done.items() if done.id == self.id}
 
     def read_part(self, writer: int) -> None:
-        """Take one writer's part of the state from its record; from all records once the last one is there.
+        """Take one writer's part of the state from its record; with the last one, see that all are there.
 
-        Each writer says when its record is there: to read all of them each time would cost the square of the writers.
+        Each writer reports its record: to read all of them each time would cost the square of the writers.
         """
-        record = slots.read_done(self.path, writer)
-        if (record is not None and record.id == self.id) is (writer in self.done):
+        part = slots.read_done(self.path, writer)
+        is_done = part is not None and part.id == self.id
+        if is_done is (writer in self.done):
             return
         self.done ^= {writer}
+        if is_done and part is not None:
+            self._parts[writer] = part
         if self.committed or self.writers <= self.done:
-            self.read()
+            self.read(self._parts)
+            self._parts.clear()
 
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
@@ -104,6 +111,7 @@ class Slot:
         self.id, self.writers, self.done, self.committed = save, writers, set(), False
         self.verified, self.lost = False, ""
         self.wanted.clear()
+        self._parts.clear()
 
     def give_up(self, why: str) -> None:
         """Its images are not what was saved: nobody may have them."""

@@ -20,7 +20,7 @@ from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt.memory.pages import allocate
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
-from fastckpt.memory.slots import images_in
+from fastckpt.memory.slots import image_size
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
@@ -169,7 +169,7 @@ class Arena:
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
         path = slot / name
         temporary = path.with_name(f".new-{path.name}")
-        if images_in(slot).get(name) == size:
+        if image_size(slot, name) == size:
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in (path, temporary):

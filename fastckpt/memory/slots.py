@@ -3,9 +3,10 @@
 import contextlib
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fastckpt.format.ids import LARGEST, SaveId
@@ -148,12 +149,14 @@ def read_done(slot: Path, writer: int) -> Done | None:
     return _done(read_record(slot / f"{_DONE}{writer}"))
 
 
-def read(slot: Path) -> Records:
-    """Read the records of a slot; what cannot be read, or was not written by us, counts as not there."""
-    writers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
-    done = {
-        int(writer): _done(read_record(slot / f"{_DONE}{writer}")) for writer in writers if _NUMBER.fullmatch(writer)
-    }
+def read(slot: Path, known: Mapping[int, Done] = MappingProxyType({})) -> Records:
+    """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
+
+    Done records that are ``known`` are only seen to be there still.
+    """
+    names = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    writers = [int(name) for name in names if _NUMBER.fullmatch(name)]
+    done = {writer: known.get(writer) or read_done(slot, writer) for writer in writers}
     begun = _begin(read_record(slot / _BEGIN))
     return Records(
         begun, {writer: record for writer, record in done.items() if record}, _digested(read_record(slot / _DIGESTS))
@@ -164,17 +167,31 @@ def images_in(slot: Path) -> dict[str, int]:
     """Names and sizes in bytes of the images of a slot: the regular files in it but for our records."""
     found = {}
     for name in names_in(slot):
-        try:
-            status = (slot / name).lstat()
-        except OSError:
-            continue  # it was just removed
         if name.startswith(".") and name != METADATA:
             continue
-        if stat.S_ISREG(status.st_mode):
-            found[name] = status.st_size
-        elif stat.S_ISDIR(status.st_mode):
+        if (size := image_size(slot, name)) is not None:
+            found[name] = size
+        elif _is_directory(slot / name):
             found |= {f"{name}/{inner}": size for inner, size in images_in(slot / name).items()}
     return found
+
+
+def image_size(slot: Path, name: str) -> int | None:
+    """Bytes of the image of that name; None if there is none: a link, or what lies behind one, is none."""
+    *above, _ = Path(name).parents
+    try:
+        status = (slot / name).lstat()
+    except OSError:
+        return None
+    is_image = stat.S_ISREG(status.st_mode) and all(_is_directory(slot / directory) for directory in above)
+    return status.st_size if is_image else None
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def discard(slot: Path, names: Iterable[str]) -> None:

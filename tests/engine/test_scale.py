@@ -72,7 +72,7 @@ def node(directory: Path, world: int) -> Iterator[Node]:
 
 @pytest.fixture
 def looks(monkeypatch) -> Counter[str]:
-    """How often the process reads a record, lists a directory, or looks at a file."""
+    """How often the process reads a record, or looks at a file."""
     found: Counter[str] = Counter()
 
     def counted(kind: str, owner: object, name: str) -> None:
@@ -85,8 +85,7 @@ def looks(monkeypatch) -> Counter[str]:
         monkeypatch.setattr(owner, name, look)
 
     counted("records", records, "read_small")
-    counted("names", os, "lstat")
-    counted("names", os, "stat")
+    counted("files", os, "stat")
     return found
 
 
@@ -98,6 +97,36 @@ def looks_of(directory: Path, world: int, looks: Counter[str], *, persist: bool)
         ranks.save(5, persist=persist)
         until(lambda: not ranks.links[0].status().waiting, "the persist")
         return looks.copy()
+
+
+def test_the_first_save_looks_for_the_images_of_each_rank_a_few_times(tmp_path: Path, looks: Counter[str]):
+    """The ranks ask for room one after the other, and that of all slots is counted for each."""
+    found = []
+    for world in (FEW, MANY):
+        with node(tmp_path / str(world), world) as ranks:
+            looks.clear()
+            ranks.save(1, room=True)
+            until(lambda: not ranks.keeper._room._ahead, "room in all slots")
+            found.append(looks["files"])
+    few, many = found
+    assert few >= FEW
+    assert many <= few * MANY / FEW
+
+
+def test_images_are_looked_for_where_a_rank_asks_for_them(tmp_path: Path, looks: Counter[str]):
+    few, many = (looks_of(tmp_path, world, looks, persist=False)["files"] for world in (FEW, MANY))
+    assert few >= FEW
+    assert many <= few * MANY / FEW
+
+
+def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
+    """All of a slot, after all slots had theirs: what is known of them is no reason not to look."""
+    with node(tmp_path, 2) as ranks:
+        oldest, *_ = [ranks.save(step, room=True) for step in (1, 2, 3)]
+        for image in slots.images_in(oldest):
+            (oldest / image).unlink()
+        assert ranks.save(4, room=True) == oldest
+        assert slots.images_in(oldest) == ranks.sizes[0] | ranks.sizes[1]
 
 
 @pytest.mark.parametrize("persist", [False, True])
