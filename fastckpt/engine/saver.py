@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from fastckpt import metrics
 from fastckpt.config import Settings
@@ -218,11 +218,9 @@ class _Connection:
 
     async def _answer_anyway(self, message: m.Message) -> m.Message:
         """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
-        work = asyncio.create_task(self._answer(message))
-        await asyncio.wait([work])
-        error = work.exception()
-        if error is None:
-            return work.result()
+        with _Failure() as failure:
+            return await self._answer(message)
+        error = failure.error
         if not isinstance(error, FastckptError | OSError):
             logger.error("%s could not be answered", type(message).__name__, exc_info=error)
         return m.Failed(type(error).__name__, str(error))
@@ -274,6 +272,19 @@ class _Connection:
                 keeper.leave(self._rank, message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
+
+
+class _Failure:
+    """Keeps the error that ended its with block; nobody else hears of it."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
 
 
 def _last_beat(lines: list[Telemetry]) -> int:

@@ -7,7 +7,7 @@ what counts as committed is read from the records in the slots.
 import json
 import types
 import typing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Union, get_args, get_origin
 
 from fastckpt.errors import ProtocolError
@@ -275,11 +275,12 @@ Message = Union[  # noqa: UP007
 UNANSWERED = Committed | Loaded | Decided
 _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _HINTS = {kind: typing.get_type_hints(kind) for kind in get_args(Message)}
+_REQUIRED = {kind: {f.name for f in fields(kind) if f.default_factory is f.default} for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
     """A message as JSON."""
-    data = json.dumps({"message": type(message).__name__, "content": asdict(message)}).encode()
+    data = json.dumps({"message": type(message).__name__, "content": vars(message)}).encode()
     if len(data) > MAX_SIZE:
         raise ProtocolError(f"a message of {len(data)} bytes is longer than {MAX_SIZE}")
     return data
@@ -296,8 +297,7 @@ def decode(data: bytes) -> Message:
     kind, content = _KINDS.get(whole["message"]), whole.get("content")
     if kind is None or not isinstance(content, dict):
         raise ProtocolError(f"unknown message: {data[:80]!r}")
-    required = {f.name for f in fields(kind) if f.default_factory is f.default}
-    if not required <= content.keys() <= _HINTS[kind].keys():
+    if not _REQUIRED[kind] <= content.keys() <= _HINTS[kind].keys():
         raise ProtocolError(f"{kind.__name__} with fields {sorted(content)}; it has {sorted(_HINTS[kind])}")
     for name, value in content.items():
         if not _fits(value, _HINTS[kind][name]):
@@ -306,13 +306,14 @@ def decode(data: bytes) -> Message:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
+    if type(hint) is type:
+        return type(value) is hint and not (type(value) is int and value < 0)
     if hint is Any:
         return True
+    origin = get_origin(hint)
     if origin is list:
         return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    return type(value) is hint and not (hint is int and value < 0)
+    assert origin in (Union, types.UnionType), hint
+    return any(_fits(value, option) for option in get_args(hint))
