@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,6 +41,37 @@ class Window:
         return not _libc.madvise(self.address, self.length, MADV_COLLAPSE)
 
 
+class Mapping:
+    """A whole file in memory, for reading and writing, its pages faulted in; forked children do not have it.
+
+    Else workers of a data loader would keep the memory of a file that was replaced, until they end. In a forked child
+    its addresses lead nowhere, or to something else: there it is never unmapped, as Python's mmap would be.
+    """
+
+    def __init__(self, descriptor: int, length: int) -> None:
+        """Map the file's first ``length`` bytes; raises OSError if that fails."""
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        self.address = _map(None, length, protection, mmap.MAP_SHARED | mmap.MAP_POPULATE, descriptor, 0)
+        _keep_from_children(self.address, length)
+        self._end = weakref.finalize(self, _unmap, self.address, length, os.getpid())
+        self._end.atexit = False  # threads may use it until the very end
+        self.view = memoryview((ctypes.c_char * length).from_address(self.address)).cast("B")
+
+    def close(self) -> None:
+        """Unmap, when nobody uses it."""
+        self.view.release()
+        self._end()
+
+
+def _unmap(address: int, length: int, owner: int) -> None:
+    if os.getpid() == owner:
+        _libc.munmap(address, length)
+
+
+def _keep_from_children(address: int, length: int) -> None:
+    _libc.madvise(address, length, mmap.MADV_DONTFORK)  # what refuses it has been mapped all the same
+
+
 def is_in_memory(descriptor: int) -> bool:
     """Whether a file lies on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
     status = ctypes.create_string_buffer(256)
@@ -57,7 +89,9 @@ def window(descriptor: int, offset: int, length: int) -> Iterator[Window]:
     base = _map(None, room, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     try:
         address = base + (offset - base) % HUGE
-        yield Window(_map(address, length, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, descriptor, offset), length)
+        _map(address, length, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, descriptor, offset)
+        _keep_from_children(base, room)
+        yield Window(address, length)
     finally:
         _libc.munmap(base, room)
 

@@ -1,7 +1,5 @@
 """One mapped file of a slot, filled in place."""
 
-import ctypes
-import mmap
 import os
 import stat
 from pathlib import Path
@@ -11,6 +9,7 @@ import torch
 from fastckpt.format.plan import Plan
 from fastckpt.format.skeleton import Skeleton
 from fastckpt.format.structure import Number
+from fastckpt.mapping import Mapping
 from fastckpt.memory.fill import Copy
 from fastckpt.memory.pins import pin, unpin
 
@@ -31,12 +30,11 @@ class Image:
                 raise OSError(f"{path} is no image ({stat.filemode(status.st_mode)}, {status.st_size} bytes)")
             self.size = status.st_size
             self._inode = (status.st_dev, status.st_ino)
-            self._map = mmap.mmap(fd, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._mapping = Mapping(fd, self.size)
         finally:
             os.close(fd)
         self.path = path
-        self._anchor = ctypes.c_char.from_buffer(self._map)
-        self.address = ctypes.addressof(self._anchor)
+        self.address = self._mapping.address
         self._asked: torch.device | None = None
         self._pinned = False
         self._skeleton: Skeleton | None = None
@@ -70,7 +68,7 @@ class Image:
     def _write_skeleton(self, skeleton: Skeleton) -> None:
         self._skeleton = None
         for offset, data in (*skeleton.segments, skeleton.padding(self.size)):
-            self._map[offset : offset + len(data)] = data
+            self._mapping.view[offset : offset + len(data)] = data
         self._numbers = []
         self._targets = [self.address + gap.offset for gap in skeleton.gaps]
         self._sizes = [gap.size for gap in skeleton.gaps]
@@ -86,12 +84,11 @@ class Image:
         places = plan.skeleton.places
         for i in changed:
             offset, kind = places[i]
-            kind.pack_into(self._map, offset, new[i])
+            kind.pack_into(self._mapping.view, offset, new[i])
         self._numbers = new
 
     def close(self) -> None:
         """Unmap."""
         if self._asked is not None and self._pinned:
             unpin(self.address, self._asked)
-        del self._anchor
-        self._map.close()
+        self._mapping.close()
