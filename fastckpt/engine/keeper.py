@@ -53,6 +53,7 @@ class Keeper:
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
         self._skipped_for: Counter[str] = Counter()
+        self._ended = False
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
@@ -63,7 +64,7 @@ class Keeper:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
         ours = self.arena.claim_for(await loop.run_in_executor(None, self.persister.storage.identity))
         if not (alone and ours):
-            self.arena.renew()
+            await asyncio.to_thread(self.arena.renew)
         loans.forget(self.arena.path)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
@@ -122,7 +123,7 @@ class Keeper:
         """Have writers that are gone, or one of them, take part in a save with what they lend."""
         for rank, loan in self.writers.lenders(save):
             if to_lend in (None, rank):
-                self._room.note(dict(loan.files), rank)
+                self._room.note(slot, dict(loan.files), rank)
                 loans.borrow(self.arena.path, slot.path, loan.files)
                 slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
                 slot.read_part(rank)
@@ -214,7 +215,7 @@ class Keeper:
         try:
             if not self.arena.is_there():
                 self._restore()
-            slot.begin(save, self.writers.all)
+            self._room.clear_away(slot, slot.begin(save, self.writers.all))
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:
             self._read(slot)
@@ -222,6 +223,8 @@ class Keeper:
         return slot
 
     def _restore(self) -> None:
+        if self._ended:
+            raise ArenaInUse("the job ends, and its memory is given back")
         for slot in self.slots:
             slot.forget()
         self.arena.restore()
@@ -252,9 +255,9 @@ class Keeper:
             self.digester.look()
             self.persister.tally.save(save, slot.size)
 
-    def prepare(self, writer: int, files: dict[str, int]) -> None:
+    async def prepare(self, writer: int, files: dict[str, int]) -> None:
         """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
-        self._room.prepare(files, writer)
+        await self._room.prepare(files, writer)
 
     def give_up(self, message: Bad) -> None:
         """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
@@ -286,7 +289,8 @@ class Keeper:
         self._read(*self.slots)  # a writer may have died before it told of its last save
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
-        self._end(wait=drained)
+        await self._end(wait=drained)
+        self._ended = True
         newest = self.newest()
         ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
         kept = max(ids, default=None)
@@ -303,16 +307,16 @@ class Keeper:
                 newest.id, why, newest.path,
             )  # fmt: skip
         else:
-            self.arena.remove()
+            await asyncio.to_thread(self.arena.remove)
         return drained
 
-    def abandon(self) -> None:
+    async def abandon(self) -> None:
         """Leave the memory as it was found: `open` has failed."""
-        self._end(wait=True)
-        self.arena.release() if self.arena.adopted else self.arena.remove()
+        await self._end(wait=True)
+        await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
 
-    def _end(self, *, wait: bool) -> None:
-        self.readers.close()
+    async def _end(self, *, wait: bool) -> None:
+        await asyncio.to_thread(self.readers.close)
         self.digester.close()
         self.levels.close(wait=wait)
         self._room.close()

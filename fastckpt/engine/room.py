@@ -27,8 +27,10 @@ class Room:
         self._slots = slots
         self._sizes: Sizes = {}
         self._present: dict[Slot, Sizes] = {}
+        self._stale: dict[Slot, set[str]] = {}
         self._asked: dict[str, int] = {}
         self._lock = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
         self._under_way: Slot | None = None
@@ -37,20 +39,29 @@ class Room:
         """Count anew what is there when that is needed next: others may have removed some of it."""
         self._present.clear()
 
-    def check(self, sizes: Sizes) -> None:
+    def clear_away(self, slot: Slot, names: set[str]) -> None:
+        """Have images of a slot that was begun removed before any writer is given it."""
+        if names:
+            self._stale.setdefault(slot, set()).update(names)
+
+    async def check(self, sizes: Sizes) -> None:
         """See that all slots, or at least two, can hold these images beside those of other writers.
 
         Gives up a slot that is not needed if there is no room for three. Raises ArenaTooSmall.
         """
-        sizes = self._sizes | sizes
+        async with self._checking:
+            await self._check(self._sizes | sizes)
+
+    async def _check(self, sizes: Sizes) -> None:
         while (lacking := self._lacking(sum(sizes.values()))) is not None:
             spare = next((slot for slot in reversed(self._slots) if self._is_spare(slot)), None)
             if len(self._slots) <= 2 or spare is None:
                 raise ArenaTooSmall(too_small(self._arena.path, sum(sizes.values()), len(self._slots), str(lacking)))
             logger.warning("shared memory holds two slots only (%s)", lacking)
-            self._arena.drop(spare.path)
-            self._slots.remove(spare)
+            self._slots.remove(spare)  # first: no save may take it
             self._present.pop(spare, None)
+            self._stale.pop(spare, None)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._arena.drop, spare.path)
         self._sizes = sizes
 
     def _lacking(self, size: int) -> Headroom | None:
@@ -73,39 +84,50 @@ class Room:
 
         Where some of them are called as none before, those that it does not ask for any more make room.
         """
-        if _has(slot, sizes) and slot is not self._under_way:
+        if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
         async with self._lock:
             await self._reserve(slot, sizes, writer)
 
     async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
-        loop = asyncio.get_running_loop()
-        here = self._images_in(slot)
-        if not sizes.keys() <= here.keys():
-            stale = [name for name in here if self._made_way(name, sizes, writer)]
-            await loop.run_in_executor(self._pool, discard, slot.path, stale)
-            self._present[slot] = {name: size for name, size in here.items() if name not in stale}
-            self._forget(sizes, writer)
-        self._asked |= dict.fromkeys(sizes, writer)
-        self.check(sizes)
         self._under_way = slot
         try:
-            for name, size in sizes.items():
-                self._images_in(slot).pop(name, None)  # as long as it is not there for certain
-                with metrics.phase("arena.reserve", image=name):
-                    await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
-                self._images_in(slot)[name] = size
+            await self._make_way(slot, sizes, writer)
+            self._asked |= dict.fromkeys(sizes, writer)
+            await self.check(sizes)
+            if slot in self._slots:  # else there is no room for as many
+                await self._make(slot, sizes)
         finally:
             self._under_way = None
 
-    def note(self, sizes: Sizes, writer: int) -> None:
-        """Take note of images that are a writer's, though it never asked for them: it has lent them."""
+    def note(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+        """Take note of images that a slot gets of a writer that never asked for them: it has lent them."""
         self._asked |= dict.fromkeys(sizes, writer)
+        self._present.get(slot, {}).update(sizes)
 
-    def prepare(self, sizes: Sizes, writer: int) -> None:
-        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall at once."""
+    async def _make(self, slot: Slot, sizes: Sizes) -> None:
+        loop = asyncio.get_running_loop()
+        for name, size in sizes.items():
+            self._images_in(slot).pop(name, None)  # as long as it is not there for certain
+            with metrics.phase("arena.reserve", image=name):
+                await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+            self._images_in(slot)[name] = size
+
+    async def _make_way(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+        here, stale = self._images_in(slot), self._stale.pop(slot, set())
+        is_new = not sizes.keys() <= here.keys()
+        if is_new:
+            stale |= {name for name in here if self._made_way(name, sizes, writer)}
+        if stale:
+            await asyncio.get_running_loop().run_in_executor(self._pool, discard, slot.path, stale)
+            self._present[slot] = {name: size for name, size in here.items() if name not in stale}
+        if is_new:
+            self._forget(sizes, writer)
+
+    async def prepare(self, sizes: Sizes, writer: int) -> None:
+        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall as soon as known."""
         self._asked |= dict.fromkeys(sizes, writer)
-        self.check(sizes)
+        await self.check(sizes)
         self.reserve_ahead(sizes, writer)
 
     def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
@@ -128,7 +150,8 @@ class Room:
         try:
             for slot in list(self._slots):
                 async with self._lock:
-                    if slot.id is None and not _has(slot, sizes):  # no save has it meanwhile
+                    # No save has it meanwhile, and it was not given up.
+                    if slot in self._slots and slot.id is None and not _has(slot, sizes):
                         await self._reserve(slot, sizes, writer)
         except (ArenaTooSmall, OSError) as error:
             logger.warning("a slot could not be made ready ahead of its save: %s", error)

@@ -180,8 +180,8 @@ class Saver:
                 await loop.run_in_executor(None, sweep, Path(self._settings.shm_dir))
                 # Not here: for the arena of an owner that has just died one may have to wait.
                 keeper = await loop.run_in_executor(None, Keeper, hello, self._settings, self._copier)
-                with contextlib.ExitStack() as on_failure:
-                    on_failure.callback(keeper.abandon)
+                async with contextlib.AsyncExitStack() as on_failure:
+                    on_failure.push_async_callback(keeper.abandon)
                     await keeper.open()
                     on_failure.pop_all()
                 self._keepers[key] = keeper
@@ -243,6 +243,9 @@ class _Connection:
         match message:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
+            case m.Reserve():
+                await keeper.prepare(self._rank, message.files)
+                return m.Done()
             case m.Pin():
                 verified = [] if keeper.writers.latest else keeper.readers.verified()
                 held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
@@ -258,8 +261,6 @@ class _Connection:
         match message:
             case m.Committed():
                 keeper.committed(self._rank, message)
-            case m.Reserve():
-                keeper.prepare(self._rank, message.files)
             case m.Release():
                 keeper.readers.release(self._pid)
             case m.Bad():

@@ -105,13 +105,14 @@ class Slot:
             except OSError as error:
                 logger.warning("%s in memory has no digests: %s", save, error)
 
-    def begin(self, save: SaveId, writers: frozenset[int]) -> None:
-        """Start a new save in this slot."""
-        slots.begin(self.path, slots.Begin(save, writers))
+    def begin(self, save: SaveId, writers: frozenset[int]) -> set[str]:
+        """Start a new save in this slot; returns images that nobody needs any more."""
+        left = slots.begin(self.path, slots.Begin(save, writers))
         self.id, self.writers, self.done, self.committed = save, writers, set(), False
         self.verified, self.lost = False, ""
         self.wanted.clear()
         self._parts.clear()
+        return left
 
     def give_up(self, why: str) -> None:
         """Its images are not what was saved: nobody may have them."""

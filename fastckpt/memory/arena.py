@@ -28,6 +28,7 @@ GLANCE = 0.1
 """Seconds for which somebody who only looks at an arena may have its lock."""
 OWNER, IDENTITY = "owner", "identity"
 _SLOT = "slot-"
+_GONE = "removed-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 
 
@@ -110,9 +111,11 @@ class Arena:
         self._lock = lock
 
     def drop(self, slot: Path) -> None:
-        """Give up a slot; what it holds is lost."""
-        shutil.rmtree(slot)
+        """Give up a slot, at once; what it holds is lost. Blocks while its memory is given back, about 0.2 s/GiB."""
+        gone = slot.with_name(f"{_GONE}{slot.name}")
+        slot.rename(gone)  # else somebody might find half of what was committed there
         self.slots.remove(slot)
+        shutil.rmtree(gone)
 
     def claim_for(self, identity: str) -> bool:
         """Mark the arena as one of the checkpoint directory of this identity; whether it was that before.
@@ -262,10 +265,10 @@ def _number(slot: Path) -> int:
 
 
 def _remove_strays(arena: Path) -> None:
-    """Make way for slots where something else has the name of one."""
+    """Make way for slots where something else has the name of one; end the removal of those that were given up."""
     for name in names_in(arena):
         path = arena / name
-        if name.startswith(_SLOT) and not _is_directory(path):
+        if name.startswith(_GONE) or (name.startswith(_SLOT) and not _is_directory(path)):
             remove_any(path)
 
 

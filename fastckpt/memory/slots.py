@@ -93,16 +93,15 @@ class Records:
         return merged
 
 
-def begin(slot: Path, record: Begin) -> None:
+def begin(slot: Path, record: Begin) -> set[str]:
     """Make the slot one of this save: what it held stops to count before its images change.
 
-    Images of writers that are no more, as after a restart with fewer, make room.
+    Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
     """
     left = _images_of_others(slot, record.writers)
     _forget(slot)
-    for name in left:
-        remove_any(slot / name)
     write_record(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
+    return left
 
 
 def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:

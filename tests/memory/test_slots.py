@@ -62,7 +62,9 @@ def test_images_of_writers_that_are_no_more_make_room(slot: Path):
     slots.begin(slot, Begin(OLD, BOTH))
     slots.commit(slot, 0, Done(OLD, {"model.pt": 0, "rank_0.pt": 0}))
     slots.commit(slot, 1, Done(OLD, {"model.pt": 0, "rank_1.pt": 0}))
-    slots.begin(slot, Begin(NEW, frozenset({0})))
+    left = slots.begin(slot, Begin(NEW, frozenset({0})))
+    assert left == {"rank_1.pt"}
+    slots.discard(slot, left)
     assert {path.name for path in slot.iterdir()} == {".begin", "model.pt", "rank_0.pt"}
 
 
