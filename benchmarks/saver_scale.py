@@ -86,7 +86,7 @@ def write(rank: int, world: int, folder: Path, address: str, go: int, done: int)
     place = Place(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
     link = Link(wishes(str(folder), None, "never"), place, address)
     files = {f"rank_{rank}.pt": IMAGE}
-    details = {"world_size": world, "num_threads": 1, "path": "", "parent": None}
+    details = {"world_size": world, "rank": rank, "num_threads": 1, "path": "", "parent": None}
     slots_seen: set[str] = set()
     os.write(done, b"s")
     for step in range(1, 1 << 30):

@@ -51,7 +51,7 @@ class Node:
     def commit(self, step: int, slot: Path, rank: int, *, persist: bool = False, tell: bool = True) -> None:
         link = self.links[rank]
         save = SaveId(link.history, step)
-        slots.commit(slot, rank, slots.Done(save, self.sizes[rank], {"world_size": len(self.links)}))
+        slots.commit(slot, rank, slots.Done(save, self.sizes[rank], {"world_size": len(self.links), "rank": rank}))
         if tell:
             link.committed(save, persist=persist)
             link.status()  # answered after that
