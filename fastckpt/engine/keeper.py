@@ -151,6 +151,19 @@ class Keeper:
             for slot in self.slots
         )
 
+    def look(self) -> None:
+        """Read all records: a writer may have died before it told of its last save, or its message be on its way."""
+        self._read(*self.slots)
+
+    def awaits(self, writers: Collection[int]) -> bool:
+        """Whether a save lacks the parts of some of these writers alone, and they have not gone on without it."""
+        latest = self.writers.latest
+        lacking = [(slot.id, slot.writers - slot.done) for slot in self.slots if slot.id and not slot.committed]
+        return any(
+            all(writer in writers and latest.get(writer, save) <= save for writer in missing)
+            for save, missing in lacking
+        )
+
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
         self._read(*self.slots)
@@ -286,7 +299,7 @@ class Keeper:
 
         Returns whether all persists have come to an end.
         """
-        self._read(*self.slots)  # a writer may have died before it told of its last save
+        self.look()
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
         await self._end(wait=drained)

@@ -33,6 +33,8 @@ CLOSE_TIMEOUT = 60.0
 """Seconds, beside those of the flush, to give memory back."""
 COPY_PAUSE = 0.005
 """Seconds between two looks at whether copies have ended."""
+GLANCE = 0.05
+"""Seconds after which a process that has failed looks again whether they have."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
 
@@ -112,14 +114,15 @@ class Saver:
             found[directory] = max(found.get(directory, []), keeper.progress.read(), key=_last_beat)
         return found
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
 
-        Before that, writers in other processes have a moment to finish.
+        Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
+        the others may be waiting for, only as long as a save may still become whole by them.
         """
         if self._loop.is_closed():
             return
-        self._call(self._close()).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
+        self._call(self._close(failed=failed)).result(self._settings.flush_timeout + WRITERS_TIMEOUT + CLOSE_TIMEOUT)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -133,10 +136,8 @@ class Saver:
     async def _listen(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
-    async def _close(self) -> None:
-        writers = [task for task, connection in self._connections.items() if connection.is_writer_elsewhere]
-        if writers:
-            await asyncio.wait(writers, timeout=WRITERS_TIMEOUT)
+    async def _close(self, *, failed: bool) -> None:
+        await self._let_finish(failed=failed)
         self._server.close()
         # At once, so that a storage that does not answer keeps none of the time from the others.
         ends = await asyncio.gather(*(keeper.close() for keeper in self._keepers.values()), return_exceptions=True)
@@ -146,6 +147,16 @@ class Saver:
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _let_finish(self, *, failed: bool) -> None:
+        end = time.monotonic() + WRITERS_TIMEOUT
+        for keeper in self._keepers.values() if failed else ():
+            keeper.look()
+        while (left := end - time.monotonic()) > 0:
+            writers = {task: c for task, c in self._connections.items() if c.is_writer_elsewhere}
+            if not writers or (failed and not any(c.may_finish(writers.values()) for c in writers.values())):
+                return
+            await asyncio.wait(writers, timeout=min(left, GLANCE) if failed else left)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -201,6 +212,11 @@ class _Connection:
     def is_writer_elsewhere(self) -> bool:
         """Whether it has said hello, and is no part of this process."""
         return self._keeper is not None and self._pid != os.getpid()
+
+    def may_finish(self, others: Collection["_Connection"]) -> bool:
+        """Whether a save may still become whole by writers of these connections."""
+        keeper = self._keeper
+        return keeper is not None and keeper.awaits({other._rank for other in others if other._keeper is keeper})
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         death = _watch(self._pid, reader)

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import sys
 import threading
 
 from fastckpt.config import Place, Settings
@@ -45,7 +46,7 @@ def stop_own_saver() -> None:
     global _own
     if _own is not None and _owner == os.getpid():  # a forked child has none of its threads
         saver, _own = _own, None
-        saver.close()
+        saver.close(failed=getattr(sys, "last_value", None) is not None)  # by an exception that nobody caught
 
 
 def _start(settings: Settings, address: str) -> None:
