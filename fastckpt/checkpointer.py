@@ -26,6 +26,7 @@ from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
 from fastckpt.engine.result import SaveResult, StorageType
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
+from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
@@ -190,15 +191,17 @@ class Writer:
         After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
         details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
 
-        Raises ConfigError, in all ranks, if they do not ask for the same.
+        Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
         if self._last is not None:
             self.link.next_history()
             self._last = self._held = None
         asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
-        said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked])
-        histories, (launch, *_), (self._attempt, *_), wishes = zip(*said, strict=True)
+        seen = mark_seen(self.directory, self.place)
+        said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked, seen])
+        histories, (launch, *_), (self._attempt, *_), wishes, marks = zip(*said, strict=True)
         check_alike(wishes)
+        check_shared(ranks, self.directory, self.place, marks)
         self.link.history = max(histories)
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self.loads += 1

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 from fastckpt.config import Place
 from fastckpt.engine.link import Link
 from fastckpt.engine.staging import make_staging, remove_staging, staging_path
-from fastckpt.errors import BadCheckpoint, PersistError
+from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import file_named
+from fastckpt.format.manifest import Manifest, file_named
 from fastckpt.memory import slots
 from fastckpt.policy.resume import Candidate
 from fastckpt.storage.commit import ours
+from fastckpt.storage.share import Unfinished
 from fastckpt.storage.store import Kept, Store, is_url, normalised, open_store
 from fastckpt.storage.stored import Stored, digest, read_manifest
 
@@ -97,6 +98,7 @@ class Offers:
         quarantined: What was found bad by an earlier resume, and why.
         other: Whole checkpoints of another kind.
         partial: What memory holds that is not enough for this rank, and why.
+        unfinished: What several nodes were writing, newer than all that counts on storage; after `settle`.
     """
 
     def __init__(self, link: Link, location: str, needs: Needs, *, digests: bool) -> None:
@@ -104,6 +106,8 @@ class Offers:
         self.quarantined: list[tuple[Path | str, str]] = []
         self.other: list[Path | str] = []
         self.partial: list[str] = []
+        self.unfinished: list[Unfinished] = []
+        self._gathering: list[Store] = []
         self.directory = location
         self._levels = {"storage": location} | ({"remote": link.wishes.remote} if link.wishes.remote else {})
         self._link = link
@@ -120,6 +124,8 @@ class Offers:
 
     def find(self) -> dict[Candidate, Offer]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
+        for found_before in (self.damaged, self.quarantined, self.other, self.partial, self._gathering):
+            found_before.clear()
         here, stored = self._in_memory(), self._on_storage()
         found = (
             stored
@@ -134,6 +140,25 @@ class Offers:
         lacking = here.keys() - found.keys() - {candidate._replace(tier="memory") for candidate in found}
         self.partial += [f"{SaveId(*each.id)} in {each.where} (has not all of it)" for each in sorted(lacking)]
         return found
+
+    def settle(self) -> bool:
+        """Publish what `find` saw that nodes have written whole and nobody has published; whether there was any.
+
+        The first rank calls it, when the agents of all nodes are there: none of an earlier launch writes any more.
+        """
+        self.unfinished.clear()
+        published = False
+        for storage in self._gathering:
+            try:
+                settled = storage.settle()
+            except FastckptError as error:
+                logger.warning("what nodes have written in parts is not published: %s", error)
+                continue
+            self.unfinished += [each for each in settled if isinstance(each, Unfinished)]
+            for manifest in (each for each in settled if isinstance(each, Manifest)):
+                published = True
+                logger.warning("%s was on storage in parts, all of them; it is published now", manifest.id)
+        return published
 
     def near(self) -> tuple[dict[Candidate, Offer], tuple[int, ...]]:
         """Those of them in memory, and history and step of the newest durable checkpoint, if there is one."""
@@ -251,6 +276,9 @@ class Offers:
         self.quarantined += scan.quarantined
         for stored in scan.places:
             self._names[stored.id].add(str(stored.place).rpartition("/")[2])
+        newest = max((stored.id for stored in scan.whole), default=None)
+        if any(newest is None or id > newest for id in scan.gathered):
+            self._gathering.append(storage)
         return {stored.id: Durable(storage, stored) for stored in scan.distinct}
 
     def _open(self, storage: Store) -> Store:

@@ -109,6 +109,7 @@ class Resume:
             resumed, tried = (resumed, []) if resumed else self._newest(load, agreement, wanted)
         finally:
             self._link.release()
+        self._tell_of_unfinished(resumed)
         self._report(resumed)
         if resumed is None and tried:
             raise NoLoadableCheckpoint(
@@ -202,6 +203,15 @@ class Resume:
         self._link.release()
         said = agreement.gather(objection)
         return _Attempt(state, {rank: [why] for rank, why in enumerate(said) if why})
+
+    def _tell_of_unfinished(self, resumed: Resumed | None) -> None:
+        """Say what nodes were writing that is newer than what all go on from; the first rank knows of it."""
+        save = resumed.id if resumed else None
+        for each in self._offers.unfinished:
+            if save is None or each.id > save:
+                instead = f"{save} is resumed" if save else "no older one is there"
+                logger.warning("%s on storage is not resumed: %s; %s", each.id, each.why, instead)
+                self._met.append(f"{each.id} on storage: {each.why}")
 
     def _report(self, resumed: Resumed | None) -> None:
         """Let the saver know, for the end of the job; one rank of each node does."""

@@ -48,8 +48,8 @@ def near(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted) -> Su
     return Survey(found, has, [report["node"] for report in reports], [])
 
 
-def everywhere(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted) -> Survey:
-    """What there is, in memory and on storage.
+def everywhere(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted, *, settle: bool = True) -> Survey:
+    """What there is, in memory and on storage; what nodes have written there whole is first published, if need be.
 
     Raises NoLoadableCheckpoint if some rank cannot look for it, unless memory holds what is as new.
     """
@@ -64,8 +64,11 @@ def everywhere(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted)
     if link.place.local_rank == 0:
         bad += held_elsewhere(link.arena, offers.directory)
     bad += [f"{path} {OTHER_KIND}" for path in offers.other]
+    published = settle and link.place.rank == 0 and offers.settle()
     said = {"has": _of(found, wanted), "node": link.place.group_rank, "bad": bad, "error": error}
-    reports = agreement.gather(said)
+    reports = agreement.gather(said | {"published": published})
+    if any(report["published"] for report in reports):
+        return everywhere(offers, link, agreement, wanted, settle=False)  # now all can see it
     if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
         text = f"{offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
         in_memory = near(offers, link, agreement, wanted)

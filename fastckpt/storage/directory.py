@@ -11,13 +11,13 @@ from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import parts, removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
-from fastckpt.storage.identity import identity
+from fastckpt.storage.identity import identity, mark
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.parts import Contribution, Parts
 from fastckpt.storage.publish import Publication, Request
 from fastckpt.storage.quarantine import quarantine
 from fastckpt.storage.scan import Reader, Scan
-from fastckpt.storage.share import Share
+from fastckpt.storage.share import Share, Unfinished
 from fastckpt.storage.source import Source
 from fastckpt.storage.stored import Stored, check_size
 
@@ -124,6 +124,14 @@ class CheckpointDirectory:
         with explained("look for parts", self.path):
             return [id for id, _ in self._layout.parts()]
 
+    def settle(self) -> list[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts. Where there are no locks, the first node calls it.
+        """
+        with explained("publish what nodes have written", self.path):
+            return list(parts.settle(self._layout, self.scan()))
+
     def scan(self) -> Scan:
         """All checkpoints, and what is damaged, in one reading."""
         with explained("read checkpoints", self.path):
@@ -163,6 +171,11 @@ class CheckpointDirectory:
         """
         with explained("read the mark", self.path):
             return identity(self.path)
+
+    def mark(self) -> str:
+        """The mark that is there; empty for none."""
+        with explained("read the mark", self.path):
+            return mark(self.path)
 
     def close(self) -> None:
         """Do nothing: nothing is held between two calls."""

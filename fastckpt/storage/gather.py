@@ -11,7 +11,7 @@ from fastckpt.storage.copier import Copier
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
-from fastckpt.storage.share import Share, assemble, name_of
+from fastckpt.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.storage.trouble import Explained, Logged
 from fastckpt.storage.uploading import check_complete, upload_images
 
@@ -67,6 +67,15 @@ class Gathering:
                 if is_shared(place) and id and id < self.id:
                     self._objects.remove_all(place)
 
+    def settle(self, finish: Callable[[Manifest, str], None]) -> Manifest | Unfinished:
+        """The manifest, which is written if all parts are there, or what is missing."""
+        if missing := self.missing():
+            return Unfinished(self.id, lacking(self._share, missing))
+        manifest, here = self.complete()
+        if manifest and here:
+            finish(manifest, self.place)
+        return manifest or Unfinished(self.id, "its parts have changed just now")
+
     def _sizes(self) -> Mapping[str, int]:
         sizes = self._objects.sizes(self.place)
         if WHY in sizes:
@@ -80,11 +89,24 @@ class Gathering:
         return part if all(sizes.get(entry.name) == entry.size for entry in part.files) else None
 
     def _read(self, name: str, sizes: Mapping[str, int]) -> Manifest | None:
-        text = self._objects.read(f"{self.place}/{name}", min(sizes[name], MAX_TEXT + 1))
-        try:
-            return Manifest.from_json(text or b"")
-        except BadCheckpoint:
-            return None
+        return _manifest(self._objects.read(f"{self.place}/{name}", min(sizes[name], MAX_TEXT + 1)))
+
+
+def share_in(objects: Objects, place: str) -> Share | None:
+    """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
+    for name, size in objects.sizes(place).items():
+        if name.startswith("part-") and name.endswith(".json"):
+            share = share_of(_manifest(objects.read(f"{place}/{name}", min(size, MAX_TEXT + 1))))
+            if share and place.endswith(share.key):
+                return share
+    return None
+
+
+def _manifest(text: bytes | None) -> Manifest | None:
+    try:
+        return Manifest.from_json(text or b"")
+    except BadCheckpoint:
+        return None
 
 
 class RemoteContribution:

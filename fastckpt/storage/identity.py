@@ -15,11 +15,16 @@ def identity(directory: Path) -> str:
     Returns "" for one that has no mark and cannot be written to. Raises OSError if its mark cannot be read:
     memory of a directory that does not answer for a moment must not pass for that of another one.
     """
-    mark = directory / _NAME
+    path = directory / _NAME
     with contextlib.suppress(OSError):  # it has one, or cannot be written to
-        mark.parent.mkdir(mode=0o700, exist_ok=True)
-        write_text(mark, secrets.token_hex(16))
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_text(path, secrets.token_hex(16))
+    return mark(directory)
+
+
+def mark(directory: Path) -> str:
+    """The mark that is in a directory, empty for none; raises OSError if it cannot be read."""
     try:
-        return mark.read_bytes().decode(errors="replace")
+        return (directory / _NAME).read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return ""

@@ -1,12 +1,14 @@
 """Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import MODEL, NAME, FileEntry, Manifest
 from fastckpt.storage.claims import DRAFT
@@ -17,8 +19,10 @@ from fastckpt.storage.layout import FILES, Layout
 from fastckpt.storage.publish import Request, announce, draft_for, write_images
 from fastckpt.storage.removal import drop
 from fastckpt.storage.scan import Scan
-from fastckpt.storage.share import Share, assemble, name_of, share_of
+from fastckpt.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.storage.stored import check_size, read_manifest
+
+logger = logging.getLogger("fastckpt")
 
 ABANDONED = 3600.0
 """Seconds without a change after which a sweep takes what was gathered for abandoned."""
@@ -176,16 +180,49 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
     Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless; so what else
     there is stays until a publication makes it useless.
     """
-    newest = max((stored.id for stored in scan.whole), default=None)
+    newer = dict(_newer(layout, scan))
     for id, place in layout.parts():
-        if newest is None or id > newest:
-            shares = [share for path in place.glob("part-*.json") if (share := share_of(_read(path)))]
-            if any(Parts(layout, id, share).publish() for share in shares if place.name.endswith(share.key)):
-                yield place
-                continue
-        if (newest is not None and id <= newest) or _idle(layout, place) > ABANDONED:
+        share = _share_in(place) if place in newer else None
+        parts = Parts(layout, id, share) if share else None
+        if parts and parts.publish():
+            yield place
+        elif place not in newer or _idle(layout, place) > ABANDONED:
+            if share and parts:
+                logger.warning("%s was never whole, and is removed: %s", id, lacking(share, parts.missing()))
             drop(layout, place)
             yield place
+
+
+def settle(layout: Layout, scan: Scan) -> Iterator[Manifest | Unfinished]:
+    """Publish what is complete and newer than all that counts; what of this is one checkpoint now, and what is not.
+
+    Where there are no locks, the first node alone calls this.
+    """
+    for place, id in _newer(layout, scan):
+        if share := _share_in(place):
+            parts = Parts(layout, id, replace(share, node=0))
+            try:
+                missing = parts.missing()
+                manifest = None if missing else _publish_within(layout, parts)
+                yield manifest or Unfinished(id, lacking(share, missing))
+            except (OSError, FastckptError) as error:
+                yield Unfinished(id, f"it cannot be published: {error}")
+
+
+def _publish_within(layout: Layout, parts: Parts) -> Manifest | None:
+    with layout.writing():
+        return parts.publish()
+
+
+def _newer(layout: Layout, scan: Scan) -> Iterator[tuple[Path, SaveId]]:
+    newest = max((stored.id for stored in scan.whole), default=None)
+    return ((place, id) for id, place in layout.parts() if newest is None or id > newest)
+
+
+def _share_in(place: Path) -> Share | None:
+    """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
+    shares = (share_of(_read(path)) for path in place.glob("part-*.json"))
+    return next((share for share in shares if share and place.name.endswith(share.key)), None)
 
 
 def _read(path: Path) -> Manifest | None:

@@ -10,25 +10,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
 from fastckpt.storage.catalog import (
     Catalog,
     RemoteCheckpoint,
     RemoteScan,
+    id_of,
     is_ours,
     is_place,
+    is_shared,
     new_place,
 )
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.download import download
-from fastckpt.storage.gather import Gathering, RemoteContribution
+from fastckpt.storage.gather import Gathering, RemoteContribution, share_in
 from fastckpt.storage.layout import PRIVATE, TRACKER
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
-from fastckpt.storage.share import Share
+from fastckpt.storage.share import Share, Unfinished
 from fastckpt.storage.source import Source
 from fastckpt.storage.trouble import Explained, Logged
 from fastckpt.storage.uploading import check_complete, upload_images
@@ -153,6 +155,25 @@ class RemoteStore:
         """Checkpoints of which some nodes have made their part, but not all."""
         return self.scan().gathered
 
+    def settle(self) -> list[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts.
+        """
+        with Explained("publish what nodes have written", self.path):
+            scan = self._catalog.scan()
+            newest = max((stored.id for stored in scan.places), default=None)
+            places = {place: id for place, _ in scan.unfinished if is_shared(place) and (id := id_of(place))}
+            newer = {place: id for place, id in places.items() if newest is None or id > newest}
+            return [each for place, id in newer.items() if (each := self._settle(place, id))]
+
+    def _settle(self, place: str, id: SaveId) -> Manifest | Unfinished | None:
+        try:
+            share = share_in(self._objects, place)
+            return Gathering(self._objects, self._catalog, id, share).settle(self._finish) if share else None
+        except FastckptError as error:
+            return Unfinished(id, f"it cannot be published: {error}")
+
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
         with Explained("read checkpoints", self.path):
@@ -259,6 +280,11 @@ class RemoteStore:
                 self._objects.put(_IDENTITY, secrets.token_hex(16).encode())
                 mark = self._objects.read(_IDENTITY, 64) or b""  # of several who mark it, the last has marked it
             return mark.decode(errors="replace")
+
+    def mark(self) -> str:
+        """The mark that is there, empty for none; raises PersistError if the store does not answer."""
+        with Explained("read the mark", self.path):
+            return (self._objects.read(_IDENTITY, 64) or b"").decode(errors="replace")
 
     def close(self) -> None:
         """End the threads and the connections."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.completeness import missing_of
+from fastckpt.format.ids import SaveId
 from fastckpt.storage.claims import Claims
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.quarantine import quarantined
@@ -23,12 +24,14 @@ class Scan:
         damaged: Places and users' files that are no whole checkpoints, and why.
         stale: Records that count no more, or never did: see `Claims`.
         quarantined: Places that were set aside because they were found bad, and why.
+        gathered: Checkpoints of which some nodes have made their part, but not all; or nobody has published them.
     """
 
     places: list[Stored]
     damaged: list[tuple[Path, str]]
     stale: list[Stored]
     quarantined: list[tuple[Path, str]] = field(default_factory=list)
+    gathered: list[SaveId] = field(default_factory=list)
 
     @property
     def whole(self) -> list[Stored]:
@@ -80,7 +83,8 @@ class Reader:
         places = [stored for stored in found if not stored.target] + verdict.owners
         # Stable: of two places of an id, the one that did not make way comes first.
         places.sort(key=lambda stored: stored.id, reverse=True)
-        return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout))
+        gathered = [id for id, _ in self._layout.parts()]
+        return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout), gathered)
 
     def place_of(self, bad: Stored | Path) -> Path | None:
         """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""

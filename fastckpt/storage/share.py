@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, replace
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.completeness import RANKS
+from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 
+LISTED = 8
+"""How many nodes a message names."""
 _DETAIL = "share"
 
 
@@ -48,6 +51,25 @@ def _ranks_of(parts: Sequence[Manifest]) -> dict[str, JSON]:
     written = [each if isinstance(each := part.details.get(RANKS), dict) else None for part in parts]
     merged = {rank: files for each in written if each for rank, files in each.items()}
     return {RANKS: merged} if None not in written else {}
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A checkpoint that several nodes were writing, and that does not count.
+
+    Attributes:
+        id: What was saved.
+        why: What it lacks, or why it cannot be published.
+    """
+
+    id: SaveId
+    why: str
+
+
+def lacking(share: Share, missing: Sequence[int]) -> str:
+    """In words, that the parts of some nodes are not there."""
+    listed = ", ".join(map(str, missing[:LISTED])) + (", ..." if len(missing) > LISTED else "")
+    return f"it lacks the parts of {len(missing)} of {share.nodes} nodes: {listed}"
 
 
 def share_of(part: Manifest | None) -> Share | None:

@@ -11,7 +11,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.share import Share
+from fastckpt.storage.share import Share, Unfinished
 from fastckpt.storage.source import Source
 
 _SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
@@ -60,6 +60,10 @@ class Found(Protocol):
     @property
     def quarantined(self) -> Sequence[tuple[Any, str]]:
         """Paths or URLs of what was set aside because it was found bad, and why."""
+
+    @property
+    def gathered(self) -> Sequence[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all; or nobody has published them."""
 
 
 class Pending(Protocol):
@@ -117,6 +121,12 @@ class Store(Protocol):
     def gathered(self) -> Sequence[SaveId]:
         """Checkpoints of which some nodes have made their part, but not all."""
 
+    def settle(self) -> Sequence[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts. The first rank of a job calls it.
+        """
+
     def scan(self) -> Found:
         """All checkpoints, and what is damaged, in one reading."""
 
@@ -146,6 +156,9 @@ class Store(Protocol):
 
     def identity(self) -> str:
         """What this place was marked with when it was first used; it is gone when the place is."""
+
+    def mark(self) -> str:
+        """The mark that is there, as any process can see it; empty for none."""
 
     def close(self) -> None:
         """Let go of threads and connections."""

@@ -12,7 +12,11 @@ from tests.faults.jobs import HERE, Job
 
 
 class Nodes:
-    """One agent for each node, all in one folder. What the ranks did is told by `job`."""
+    """One agent for each node, all in one folder. What the ranks did is told by `job`.
+
+    Attributes:
+        disks: Of nodes that do not share the checkpoint directory, the directory that is mounted in its place.
+    """
 
     def __init__(self, folder: Path, count: int = 2, ranks: int = 1) -> None:
         """Nodes of so many ranks each."""
@@ -22,6 +26,7 @@ class Nodes:
         for node, agent in enumerate(self.agents):
             agent.output, agent.faults = folder / f"output-{node}", self.job.faults
         self._ranks = ranks
+        self.disks: dict[int, Path] = {}
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -44,6 +49,8 @@ class Nodes:
             )
             host = ("--rdzv-conf", f"is_host={int(node == 0)}")
             launcher = (str(HERE / "launch.py"), str(self.job.folder), *shape, *meeting, *host)
+            if disk := self.disks.get(node):
+                launcher = (str(HERE / "own_disk.py"), str(disk), str(self.job.checkpoint_dir), *launcher)
             environment: dict[str, Any] = {"FASTCKPT_SHM_DIR": str(shm), "FAULTS_LAUNCH": "1", **options}
             self.agents[node].start(*script, launcher=launcher, **environment)
 
