@@ -209,7 +209,7 @@ class Resume:
         save = resumed.id if resumed else None
         for each in self._offers.unfinished:
             if save is None or each.id > save:
-                instead = f"{save} is resumed" if save else "no older one is there"
+                instead = f"{save} is resumed" if save else "nothing older is there"
                 logger.warning("%s on storage is not resumed: %s; %s", each.id, each.why, instead)
                 self._met.append(f"{each.id} on storage: {each.why}")
 

@@ -20,6 +20,7 @@ from fastckpt.engine.saver import Saver
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
+from fastckpt.storage import layout, parts
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import digest
 from tests.ddp.conftest import Ranks, Rounds, state, until
@@ -244,6 +245,60 @@ def test_the_first_node_retires_old_checkpoints(nodes: Nodes):
         nodes.wait(0, 1)
     until(lambda: len([*nodes.directory.glob("checkpoint-*")]) == 1, "retention")
     assert [stored.id.step for stored in CheckpointDirectory(nodes.directory).checkpoints()] == [3]
+
+
+def lose_memory(nodes: Nodes) -> None:
+    nodes.end()
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        shutil.rmtree(arena)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_parts_that_are_not_all_there_are_told_of(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
+    if not is_first:
+        nodes.save(1, 0, 1)
+        nodes.wait(0, 1)
+    nodes.save_alone(2, 0)
+    lose_memory(nodes)
+    nodes.start_nodes()
+    assert nodes.load() == [{}, {}] if is_first else [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    instead = "nothing older is there" if is_first else "step 1 of history 1 is resumed"
+    text = f"step 2 of history 1 on storage is not resumed: it lacks the parts of 1 of 2 nodes: 1; {instead}"
+    assert said.text.count(text) == 1
+    nodes.save(3, 0, 1)
+    nodes.wait(0, 1)
+    relaunch(nodes)
+    nodes.load()
+    assert said.text.count("is not resumed") == 1  # what is newer made it useless
+
+
+def test_parts_that_are_long_untouched_are_removed_and_told_of(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    nodes.save_alone(2, 1)
+    lose_memory(nodes)
+    monkeypatch.setattr(parts, "ABANDONED", -1.0)
+    nodes.start_nodes()
+    assert nodes.load() == [{}, {}] and not _is_ahead(nodes.directory)
+    text = "step 2 of history 1 was never whole, and is removed: it lacks the parts of 1 of 2 nodes: 0"
+    assert said.text.count(text) == 1
+
+
+def test_without_locks_all_parts_are_published_at_load(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Only the first node may publish there, and it is gone before the second one has written its part."""
+    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
+    nodes.save_alone(1, 0)
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    nodes.save_alone(1, 1)
+    lose_memory(nodes)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    nodes.start_nodes()
+    assert nodes.resume() == [(1, "storage")] * 2
+    assert "step 1 of history 1 was on storage in parts, all of them; it is published now" in said.text
+    assert not _is_ahead(nodes.directory)
 
 
 @pytest.fixture

@@ -32,4 +32,3 @@ def test_each_node_has_a_disk_of_its_own(nodes: Nodes, program: str) -> None:
     assert all(nodes.job.losses(rank) == {} for rank in (0, 1)), text
     marks = [(path / ".fastckpt/identity").read_text() for path in (nodes.job.checkpoint_dir, nodes.disks[1])]
     assert len(set(marks)) == 2
-

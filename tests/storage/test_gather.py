@@ -89,6 +89,27 @@ def test_leftover_parts_go_with_the_next_publication(store, tmp_path):  # noqa: 
     assert last.complete() and store.gathered() == [] and ids(store) == [NEW]
 
 
+def test_what_is_complete_is_published_by_whoever_comes(store, tmp_path):  # noqa: F811
+    """All nodes were killed when they had written their parts."""
+    for node in (0, 1):
+        contribute(store, tmp_path, OLD, Share(node, 2)).complete()
+    assert store.settle() == []
+    contribute(store, tmp_path, NEW, Share(0, 2, target="copies/model.pt"))
+    assert [(each.id, each.why) for each in store.settle()] == [(NEW, "it lacks the parts of 1 of 2 nodes: 1")]
+    assert ids(store) == [OLD] and store.scan().gathered == [NEW]
+    contribute(store, tmp_path, NEW, Share(1, 2, target="copies/model.pt"))
+    [manifest] = store.settle()
+    assert (manifest.id, manifest.target) == (NEW, "copies/model.pt") and ids(store) == [NEW]
+    assert store.settle() == [] and store.scan().gathered == []
+
+
+def test_parts_that_do_not_go_together_are_told_of(store, tmp_path):  # noqa: F811
+    contribute(store, tmp_path, NEW, Share(0, 2))
+    store.contribute(NEW, images_of_node(tmp_path / "odd", NEW, 1), Share(1, 2), world_size=5)
+    [unfinished] = store.settle()
+    assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
+
+
 def test_what_was_set_aside_is_not_published_again(store, tmp_path):  # noqa: F811
     for node in (0, 1):
         last = contribute(store, tmp_path, NEW, Share(node, 2))

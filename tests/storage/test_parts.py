@@ -163,6 +163,30 @@ def test_a_sweep_publishes_what_is_complete(directory, target):
     assert_clean(directory)
 
 
+def test_what_is_complete_is_published_by_whoever_comes(directory, target):
+    publish(directory, OLD, target)
+    assert directory.settle() == []
+    contribute(directory, NEW, Share(0, 2, target=target))
+    assert [(each.id, each.why) for each in directory.settle()] == [(NEW, "it lacks the parts of 1 of 2 nodes: 1")]
+    contribute(directory, NEW, Share(1, 2, target=target))
+    assert assert_sound(directory) == [OLD] and directory.scan().gathered == [NEW]
+    assert [manifest.id for manifest in directory.settle()] == [NEW]
+    assert assert_sound(directory)[0] == NEW and directory.settle() == []
+    assert_clean(directory)
+
+
+def test_parts_that_do_not_go_together_are_told_of(directory):
+    contribute(directory, NEW, Share(0, 2))
+    directory.contribute(NEW, {"rank_1.pt": Path(__file__)}, Share(1, 2), world_size=5)
+    [unfinished] = directory.settle()
+    assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
+
+
+def test_what_nobody_had_written_whole_is_nothing_to_tell_of(directory):
+    (directory.path / ".fastckpt/parts-1-7-0123456789ab/files").mkdir(parents=True)
+    assert directory.settle() == []
+
+
 def test_without_locks_the_first_node_publishes(directory, monkeypatch):
     def refuse(*arguments):
         raise OSError(errno.ENOLCK, "no locks here")
