@@ -11,8 +11,8 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import LATEST, Manifest, is_plain
 from fastckpt.storage.durable import move, remove, write_text
 from fastckpt.storage.layout import Layout
+from fastckpt.storage.places import clear_remains, drop, relocate
 from fastckpt.storage.quarantine import fault, quarantine
-from fastckpt.storage.removal import drop
 from fastckpt.storage.stored import read_manifest
 
 logger = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ def ours(place: Path) -> Manifest | None:
 
 def _make_way(layout: Layout, home: Path) -> Path | None:
     """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
+    clear_remains(layout, home)
     if not os.path.lexists(home):
         return None
     if why := fault(layout, home):
@@ -115,9 +116,9 @@ def _make_way(layout: Layout, home: Path) -> Path | None:
         return None
     if not home.is_symlink() and ours(home):
         retired = layout.draft("retired")
-        move(home, retired)
+        relocate(layout, home, retired)
         return retired
     aside = home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
-    move(home, aside)
+    relocate(layout, home, aside)
     logger.warning("%s is no checkpoint of ours; it is now %s, to make way for one", home, aside)
     return None

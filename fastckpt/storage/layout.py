@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import METADATA, MODEL, Manifest, directory_named, file_named
+from fastckpt.format.manifest import METADATA, MODEL, NAME, Manifest, directory_named, file_named
 from fastckpt.storage.durable import make_directories
 from fastckpt.storage.stored import has_manifest, read_manifest
 
@@ -20,6 +20,8 @@ PRIVATE = ".fastckpt"
 PAGE = 4096
 FILES = "files"
 """What is to become a checkpoint's directory, in one of parts."""
+REMAINS = "remains"
+"""Name of a text in a private path: the place, below the root, of whose manifest this took the only one."""
 TRACKER = "latest_checkpointed_iteration.txt"
 SWEEP_DEADLINE = 60.0
 """Seconds that a writer waits for the sweep of another process to end."""
@@ -71,6 +73,21 @@ class Layout:
         """The directories in which nodes gather what each has of a checkpoint, and of which one."""
         matches = [(_PARTS.fullmatch(place.name), place) for place in self.drafts("parts")]
         return [(SaveId(int(match[1]), int(match[2])), place) for match, place in matches if match]
+
+    def taken_apart(self) -> list[Path]:
+        """Private paths that may have the manifest of a place that could not be renamed."""
+        return self.drafts("dropped") + self.drafts("deleted")
+
+    def remains(self, record: Path) -> Path | None:
+        """The place whose manifest was moved to a private path, if there are remains of it: they do not count."""
+        try:
+            name = (record / REMAINS).read_text("utf-8", "surrogateescape")
+        except (OSError, ValueError):
+            return None
+        place = self.root / name
+        is_place = place.parent in (self.root, self.private) and place not in (self.root, self.private)
+        is_there = is_place and place.is_dir() and not place.is_symlink()
+        return place if is_there and not os.path.lexists(place / NAME) else None
 
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""

@@ -16,8 +16,8 @@ from fastckpt.storage.commit import Commit, ours
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained, remove, sync_directory, sync_tree, write_text
 from fastckpt.storage.layout import FILES, Layout
+from fastckpt.storage.places import drop
 from fastckpt.storage.publish import Request, announce, draft_for, write_images
-from fastckpt.storage.removal import drop
 from fastckpt.storage.scan import Scan
 from fastckpt.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.storage.stored import check_size, read_manifest

@@ -18,7 +18,7 @@ from fastckpt.storage.copier import Copier, Copy
 from fastckpt.storage.direct import digest_file
 from fastckpt.storage.durable import make_directories, sync_directory, sync_tree, write_text
 from fastckpt.storage.layout import Layout
-from fastckpt.storage.removal import drop, remove_with_draft
+from fastckpt.storage.places import drop, remove_with_draft
 from fastckpt.storage.source import Source
 
 logger = logging.getLogger(__name__)

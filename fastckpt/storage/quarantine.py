@@ -7,8 +7,9 @@ from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.manifest import NAME, Manifest
-from fastckpt.storage.durable import move, sync_directory, write_text
+from fastckpt.storage.durable import sync_directory, write_text
 from fastckpt.storage.layout import Layout
+from fastckpt.storage.places import relocate
 from fastckpt.storage.stored import Stored, read_manifest
 
 KIND = "quarantine"
@@ -36,7 +37,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
         write_text(place / WHY, _text(layout, place, manifest, why))
         sync_directory(place)
     aside = layout.draft(f"{KIND}-{name}")
-    move(place, aside)
+    relocate(layout, place, aside)
     return aside
 
 

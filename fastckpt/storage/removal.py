@@ -7,16 +7,19 @@ from pathlib import Path
 from fastckpt.errors import BadCheckpoint
 from fastckpt.storage.claims import Claims, draft_of
 from fastckpt.storage.durable import move, remove, sync_directory
-from fastckpt.storage.layout import FILES, Layout
+from fastckpt.storage.layout import Layout
+from fastckpt.storage.places import (
+    drop,
+    is_unmovable,
+    put_back,
+    relocate,
+    remove_remains,
+    remove_with_draft,
+    sync_remains,
+    take_apart,
+)
 from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored, read_manifest
-
-
-def drop(layout: Layout, place: Path) -> None:
-    """Remove a place, but no file that a user named; first it ceases to count, durably."""
-    dropped = layout.draft("dropped")
-    move(place, dropped)
-    remove_with_draft(dropped)
 
 
 def delete(layout: Layout, stored: Stored) -> None:
@@ -24,23 +27,41 @@ def delete(layout: Layout, stored: Stored) -> None:
 
     What another process publishes to its place meanwhile stays.
     """
-    aside, deleted = layout.draft("retired"), layout.draft("deleted")
     try:
-        stored.place.rename(aside)  # where it counts still, whichever it is
+        deleted = _take_away(layout, stored)
     except FileNotFoundError:
         return  # another process has deleted it
-    if read_manifest(aside) != stored.manifest:
-        if not os.path.lexists(stored.place):
-            move(aside, stored.place)
+    if deleted is None:
         return
-    move(aside, deleted)
     if stored.place.parent != layout.private:
         sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
     if stored.target:
         # It is this checkpoint's own by the reader's rule, else this were not whole.
         stored.target.unlink(missing_ok=True)
         sync_directory(stored.target.parent)
-    remove(deleted)
+    if remove_remains(layout, deleted):
+        remove(deleted)
+
+
+def _take_away(layout: Layout, stored: Stored) -> Path | None:
+    """Have a checkpoint count no more; returns where its manifest is, None if another one is in its place."""
+    aside, deleted = layout.draft("retired"), layout.draft("deleted")
+    try:
+        stored.place.rename(aside)  # where it counts still, whichever it is
+    except OSError as error:
+        if not is_unmovable(stored.place, error):
+            raise
+        deleted = take_apart(layout, stored.place, "deleted")
+        if read_manifest(deleted) == stored.manifest:
+            return deleted
+        put_back(deleted, stored.place)
+        return None
+    if read_manifest(aside) == stored.manifest:
+        move(aside, deleted)
+        return deleted
+    if not os.path.lexists(stored.place):
+        move(aside, stored.place)
+    return None
 
 
 def sweep(layout: Layout, reader: Reader) -> list[Path]:
@@ -48,6 +69,8 @@ def sweep(layout: Layout, reader: Reader) -> list[Path]:
     scan = reader.scan()
     _sync_names(layout, scan)
     done = [*_finish_deletions(layout, reader)]
+    for place in layout.drafts("dropped"):
+        remove_remains(layout, place)  # what made way has to find its place free
     for stored in scan.stale:
         drop(layout, stored.place)
         done.append(stored.place)
@@ -56,8 +79,9 @@ def sweep(layout: Layout, reader: Reader) -> list[Path]:
         done.append(draft)
     done += _settle_retired(layout, reader)
     for place in layout.drafts("tmp") + layout.drafts("dropped"):
-        remove_with_draft(place)
-        done.append(place)
+        if layout.remains(place) is None:
+            remove_with_draft(place)
+            done.append(place)
     return done
 
 
@@ -66,6 +90,8 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
     # The private one first: what made way went there.
     for directory in dict.fromkeys([layout.private, layout.root, *(stored.path.parent for stored in scan.places)]):
         sync_directory(directory)
+    for record in layout.taken_apart():
+        sync_remains(layout, record)
 
 
 def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
@@ -77,8 +103,9 @@ def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
             if stored.target.exists():
                 continue  # it must not be forgotten before it is gone
             sync_directory(stored.target.parent)
-        remove(place)
-        yield place
+        if remove_remains(layout, place):
+            remove(place)
+            yield place
 
 
 def _owns_target(stored: Stored, scan: Scan) -> bool:
@@ -95,7 +122,7 @@ def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
             drop(layout, stored.place)
             yield stored.place
         elif not os.path.lexists(home):
-            move(stored.place, home)
+            relocate(layout, stored.place, home)
             whole.add(home)
             yield home
 
@@ -105,14 +132,3 @@ def _read(reader: Reader, place: Path) -> Stored | None:
         return reader.read(place)
     except BadCheckpoint:
         return None
-
-
-def remove_with_draft(place: Path) -> None:
-    """Remove a place that counts no more, or not yet, and the user's file that was being written for it."""
-    draft = draft_of(place) or draft_of(place / FILES)
-    if draft:
-        remove(draft)
-        sync_directory(draft.parent)
-        if draft.exists():
-            return  # only the place tells of it
-    remove(place)

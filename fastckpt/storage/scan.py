@@ -74,7 +74,7 @@ class Reader:
                 if stored:
                     stored.check_sizes()
                     found.append(stored)
-                elif self._layout.looks_like_ours(place):
+                elif self._layout.looks_like_ours(place) and not self._is_being_removed(place):
                     damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
             except BadCheckpoint as error:
                 if place.exists():  # else another process removed it just now
@@ -85,6 +85,10 @@ class Reader:
         places.sort(key=lambda stored: stored.id, reverse=True)
         gathered = [id for id, _ in self._layout.parts()]
         return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout), gathered)
+
+    def _is_being_removed(self, place: Path) -> bool:
+        """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""
+        return any(self._layout.remains(record) == place for record in self._layout.taken_apart())
 
     def place_of(self, bad: Stored | Path) -> Path | None:
         """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""

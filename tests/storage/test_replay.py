@@ -6,6 +6,7 @@ is too much, a part of it is chosen, the same in every run; the campaign leaves 
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,21 +20,35 @@ from fastckpt.storage.share import Share
 from tests.storage.checkpoints import images, images_of_node, publish
 from tests.storage.deeds import Deed, purposes, record
 from tests.storage.disk import restore
-from tests.storage.scenes import NEW, OLD, OLDEST, SCENES
+from tests.storage.layers import lower_layer
+from tests.storage.scenes import (
+    NEW,
+    OLD,
+    OLDEST,
+    SCENES,
+    again,
+    another_history,
+    directory_overwritten,
+    strangers_directory,
+    target_again,
+    target_overwritten,
+)
 
 LIMIT = 6
 """Disks that are tried after one operation, beside those of a journal that keeps order, if there are more."""
 
 
-def publishing(scene: Callable[[CheckpointDirectory], tuple[SaveId, str]]) -> Callable[..., Deed]:
-    """A publication to what is there in a scene."""
+def publishing(
+    scene: Callable[[CheckpointDirectory], tuple[SaveId, str]], *, lower: bool = False
+) -> Callable[..., Deed]:
+    """A publication to what is there in a scene, perhaps in a lower layer."""
 
     def make(path: Path, kill_after: int | None = None) -> Deed:
         directory = CheckpointDirectory(path / "root/dir")
         publish(directory, OLDEST)
         id, target = scene(directory)
         _forget_sources(path)
-        return _publish(path, id, target, kill_after)
+        return _publish(path, id, target, kill_after, lower=lower)
 
     return make
 
@@ -47,14 +62,19 @@ def first_with_target(path: Path) -> Deed:
     return _publish(path, OLD, str(path / "root/user/user/ckpt.pt"))
 
 
-def deleting(target: str) -> Callable[[Path], Deed]:
+def deleting(target: str, *, lower: bool = False) -> Callable[[Path], Deed]:
     def make(path: Path) -> Deed:
         directory = CheckpointDirectory(path / "root/dir")
         publish(directory, OLDEST)
         publish(directory, OLD, target and f"{path}/root/{target}")
         publish(directory, SaveId(1, 8))
         _forget_sources(path)
-        return record(path / "root", lambda directory: directory.delete(OLD))
+
+        def act(directory: CheckpointDirectory) -> None:
+            with lower_layer(directory.path) if lower else nullcontext():
+                directory.delete(OLD)
+
+        return record(path / "root", act)
 
     return make
 
@@ -98,11 +118,12 @@ def by_nodes_in_turn(target: str) -> Callable[[Path], Deed]:
     return make
 
 
-def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None) -> Deed:
+def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None, *, lower: bool = False) -> Deed:
     source = images(path / "source", id)
 
     def act(directory: CheckpointDirectory) -> None:
-        directory.publish(id, source, target=target)
+        with lower_layer(directory.path) if lower else nullcontext():
+            directory.publish(id, source, target=target)
 
     return record(path / "root", act, kill_after=kill_after)
 
@@ -112,10 +133,13 @@ def _forget_sources(path: Path) -> None:
         shutil.rmtree(source)
 
 
+LOWER = [another_history, again, strangers_directory, target_overwritten, target_again, directory_overwritten]
+"""Scenes in which a directory makes way."""
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
     "nodes_with_target": by_nodes("user/ckpt.pt"),
     "nodes_with_directory": by_nodes("dir/best/"),
+    **{f"lower_{scene.__name__}": publishing(scene, lower=True) for scene in LOWER},
 }
 DEEDS = MAKERS | {
     "first": first,
@@ -125,6 +149,9 @@ DEEDS = MAKERS | {
     "delete": deleting(""),
     "delete_with_target": deleting("user/ckpt.pt"),
     "delete_directory": deleting("dir/best/"),
+    "delete_lower": deleting("", lower=True),
+    "delete_lower_with_target": deleting("user/ckpt.pt", lower=True),
+    "delete_lower_directory": deleting("dir/best/", lower=True),
 }
 
 
@@ -226,8 +253,9 @@ def test_a_writer_dies_before_a_sync_and_then_power_is_lost_in_the_sweep(fast_pa
         check(record(path / "root", CheckpointDirectory.sweep, after=killed), LIMIT)
 
 
+@pytest.mark.parametrize("lower", [False, True])
 @pytest.mark.parametrize("target", ["", "user/ckpt.pt"])
-def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target):
+def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target, lower):
     """It is where it was, or aside with the reason: what exists and is bad must not look like nothing."""
     root = fast_path / "root"
     directory = CheckpointDirectory(root / "dir")
@@ -236,7 +264,12 @@ def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target):
     [stored] = [stored for stored in directory.checkpoints() if stored.id == OLD]
     stored.path_of("rank_0.pt").write_bytes(b"short")
     [(bad, _)] = directory.damaged()
-    deed = record(root, lambda directory: directory.quarantine(bad, "short"), sound=False)
+
+    def act(directory: CheckpointDirectory) -> None:
+        with lower_layer(root) if lower else nullcontext():
+            directory.quarantine(bad, "short")
+
+    deed = record(root, act, sound=False)
     for tree, over in deed.crashes(LIMIT):
         restore(tree, root)
         for _ in range(2):
