@@ -33,8 +33,6 @@ def delete(layout: Layout, stored: Stored) -> None:
         return  # another process has deleted it
     if deleted is None:
         return
-    if stored.place.parent != layout.private:
-        sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
     if stored.target:
         # It is this checkpoint's own by the reader's rule, else this were not whole.
         stored.target.unlink(missing_ok=True)
@@ -58,6 +56,8 @@ def _take_away(layout: Layout, stored: Stored) -> Path | None:
         return None
     if read_manifest(aside) == stored.manifest:
         move(aside, deleted)
+        if stored.place.parent != layout.private:
+            sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
         return deleted
     if not os.path.lexists(stored.place):
         move(aside, stored.place)

@@ -60,9 +60,10 @@ def act(request: dict) -> None:
             directory.quarantine(bad, "it is bad")
 
 
-for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        act(json.loads(line))
-        os._exit(0)
-    print(os.waitpid(child, 0)[1], flush=True)
+if __name__ == "__main__":
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            act(json.loads(line))
+            os._exit(0)
+        print(os.waitpid(child, 0)[1], flush=True)

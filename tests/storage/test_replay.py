@@ -212,6 +212,20 @@ NEEDED = {
     "dir: checkpoint-N -> retired-*": "delete",
     ".fastckpt: retired-* -> deleted-*": "delete_with_target",
     "user: - ckpt.pt": "delete_with_target",
+    "tmp-*: + rank_N.pt": "lower_another_history",
+    "tmp-*: + theirs": "lower_strangers_directory",
+    "dir: tmp-* -> checkpoint-N.aside-*": "lower_strangers_directory",
+    "dropped-*/remains": "lower_another_history",
+    "dropped-*: + remains": "lower_another_history",
+    ".fastckpt: + dropped-*": "lower_another_history",
+    "checkpoint-N: manifest.json -> manifest.json": "lower_another_history",
+    "checkpoint-N-N: manifest.json -> manifest.json": "lower_target_overwritten",
+    ".fastckpt: - checkpoint-N-N": "lower_target_again",
+    "deleted-*/remains": "delete_lower",
+    "deleted-*: + remains": "delete_lower",
+    ".fastckpt: + deleted-*": "delete_lower",
+    "deleted-*: manifest.json -> manifest.json": "delete_lower_with_target",
+    "dir: - checkpoint-N": "delete_lower",
 }
 """Each sync, by its file or by its directory and the change that it makes durable: a deed that fails without it."""
 
@@ -238,6 +252,9 @@ def test_every_sync_is_known(fast_path):
         "dir: .fastckpt-* -> ckpt.pt",  # the tracker's sync comes before anything is removed
         ".fastckpt: checkpoint-N -> retired-*",  # its old name's absence is durable when the new one's presence is
         "parts-N-N-*/part-N.json",  # lets another machine read it
+        "tmp-*/theirs",  # its bytes are nothing to compare with
+        ".fastckpt: tmp-* -> retired-*",  # the next sync is that of the same directory, before the old one is touched
+        "dropped-*: manifest.json -> manifest.json",  # it is needed no more; of what is deleted it names the target
         ".fastckpt: - dropped-*",  # a record stays where it is, and its directory is synced for another's sake
     }
 
