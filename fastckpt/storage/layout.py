@@ -87,7 +87,8 @@ class Layout:
         place = self.root / name
         is_place = place.parent in (self.root, self.private) and place not in (self.root, self.private)
         is_there = is_place and place.is_dir() and not place.is_symlink()
-        return place if is_there and not os.path.lexists(place / NAME) else None
+        is_apart = os.path.lexists(record / NAME) and not os.path.lexists(place / NAME)
+        return place if is_there and is_apart else None
 
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""

@@ -41,6 +41,9 @@ def drop(layout: Layout, place: Path) -> None:
     except OSError as error:
         if not is_unmovable(place, error):
             raise
+        if not os.path.lexists(place / NAME):
+            remove_with_draft(place)  # it never counted
+            return
         dropped = take_apart(layout, place, "dropped")
     if remove_remains(layout, dropped):
         remove_with_draft(dropped)
@@ -57,10 +60,9 @@ def take_apart(layout: Layout, place: Path, kind: str) -> Path:
     write_text(record / REMAINS, str(place.relative_to(layout.root)))
     sync_directory(record)
     sync_directory(layout.private)
-    if os.path.lexists(place / NAME):
-        (place / NAME).rename(record / NAME)
-        for directory in (record, place):  # first where it is now: it must not be lost
-            sync_directory(directory)
+    (place / NAME).rename(record / NAME)
+    for directory in (record, place):  # first where it is now: it must not be lost
+        sync_directory(directory)
     return record
 
 
