@@ -178,7 +178,7 @@ class DdpCheckpointer(WithWriter):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths.
+            ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
         start = time.perf_counter()
         writer = self._writer

@@ -194,7 +194,7 @@ class FolderCheckpointer(WithWriter):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
-            ConfigError: Ranks give unlike paths.
+            ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
         self.let_go()
         writer = self._writer

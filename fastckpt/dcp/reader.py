@@ -99,6 +99,7 @@ class SharedMemoryReader(MappedReader):
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
             BadCheckpoint: The one that was asked for cannot be loaded.
+            ConfigError: Nodes do not share the checkpoint directory.
         """
         self._let_go()
         writer, self._since = self._writer, time.perf_counter()

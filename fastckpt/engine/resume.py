@@ -210,7 +210,8 @@ class Resume:
         for each in self._offers.unfinished:
             if save is None or each.id > save:
                 instead = f"{save} is resumed" if save else "nothing older is there"
-                logger.warning("%s on storage is not resumed: %s; %s", each.id, each.why, instead)
+                hint = "If that is not so, they wrote elsewhere: see that all nodes share the directory."
+                logger.warning("%s on storage is not resumed: %s; %s. %s", each.id, each.why, instead, hint)
                 self._met.append(f"{each.id} on storage: {each.why}")
 
     def _report(self, resumed: Resumed | None) -> None:
