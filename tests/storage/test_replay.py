@@ -26,9 +26,7 @@ from tests.storage.scenes import (
     OLD,
     OLDEST,
     SCENES,
-    again,
     another_history,
-    directory_overwritten,
     strangers_directory,
     target_again,
     target_overwritten,
@@ -133,7 +131,7 @@ def _forget_sources(path: Path) -> None:
         shutil.rmtree(source)
 
 
-LOWER = [another_history, again, strangers_directory, target_overwritten, target_again, directory_overwritten]
+LOWER = [another_history, strangers_directory, target_overwritten, target_again]
 """Scenes in which a directory makes way."""
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
