@@ -131,13 +131,13 @@ def _forget_sources(path: Path) -> None:
         shutil.rmtree(source)
 
 
-LOWER = [another_history, strangers_directory, target_overwritten, target_again]
-"""Scenes in which a directory makes way."""
+LOWER = [strangers_directory, target_overwritten, target_again]
+"""Scenes in which a directory makes way, beside the one that is tried with a death and a sweep, too."""
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
     "nodes_with_target": by_nodes("user/ckpt.pt"),
     "nodes_with_directory": by_nodes("dir/best/"),
-    **{f"lower_{scene.__name__}": publishing(scene, lower=True) for scene in LOWER},
+    "lower_another_history": publishing(another_history, lower=True),
 }
 DEEDS = MAKERS | {
     "first": first,
@@ -147,6 +147,7 @@ DEEDS = MAKERS | {
     "delete": deleting(""),
     "delete_with_target": deleting("user/ckpt.pt"),
     "delete_directory": deleting("dir/best/"),
+    **{f"lower_{scene.__name__}": publishing(scene, lower=True) for scene in LOWER},
     "delete_lower": deleting("", lower=True),
     "delete_lower_with_target": deleting("user/ckpt.pt", lower=True),
     "delete_lower_directory": deleting("dir/best/", lower=True),
