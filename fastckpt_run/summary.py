@@ -8,6 +8,7 @@ from pathlib import Path
 from fastckpt import metrics
 from fastckpt.engine.tally import Tally
 from fastckpt.errors import NotDurable
+from fastckpt.sizes import decimal
 from fastckpt.tools.events import parsed
 from fastckpt.tools.goodput import USEFUL
 from fastckpt.tools.report import Report
@@ -83,7 +84,7 @@ def require_durable(tallies: Iterable[Tally]) -> None:
 
 def _lines(tally: Tally) -> Iterator[str]:
     if tally.persisted:
-        size = f"{tally.size / 1e9:.3g} GB in {tally.seconds:.1f} s"
+        size = f"{decimal(tally.size)} in {tally.seconds:.1f} s"
         yield f"  persisted    {words.count(tally.persisted, 'checkpoint')}, {size}"
     if tally.durable:
         yield f"  durable      {tally.durable}"

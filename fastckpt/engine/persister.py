@@ -20,6 +20,7 @@ from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import Manifest
 from fastckpt.policy.retention import KeepAll, Policy
+from fastckpt.sizes import decimal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.source import BadSource
 from fastckpt.storage.store import Store, open_store
@@ -211,7 +212,7 @@ class Persister:
         self.after()
         self.tally.made_durable(job.id, size := manifest.size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
-        logger.info("persisted %s: %.2f GB in %.2f s", job.id, size / 1e9, seconds)
+        logger.info("persisted %s: %s in %.2f s", job.id, decimal(size), seconds)
         if self._first and self.policy != KeepAll():
             await self._retire()
 

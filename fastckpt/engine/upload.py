@@ -14,6 +14,7 @@ from fastckpt.engine.deletion import retire
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.retention import KeepAll, Policy
+from fastckpt.sizes import decimal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.source import Source
 from fastckpt.storage.store import Kept, Store, open_store
@@ -180,7 +181,7 @@ class Upload:
         self.newest = newest.id
         size, seconds = newest.manifest.size, time.perf_counter() - start
         metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
-        logger.info("uploaded %s: %.2f GB in %.2f s", newest.id, size / 1e9, seconds)
+        logger.info("uploaded %s: %s in %.2f s", newest.id, decimal(size), seconds)
         retire(self._remote, self.policy, lambda: None)
 
     def _publish(self, stored: Kept) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastckpt.errors import PersistError
+from fastckpt.sizes import binary
 
 REMEDIES = {
     errno.ENOSPC: "Free space there, keep fewer checkpoints (KeepLatestStepStrategy), or choose another directory",
@@ -93,7 +94,7 @@ def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[
 
 def _needed(sources: Iterable[Path]) -> str:
     try:
-        return _size(sum(source.stat().st_size for source in sources))
+        return binary(sum(source.stat().st_size for source in sources))
     except OSError as error:
         return f"an unknown size ({error})"
 
@@ -103,8 +104,4 @@ def _free(place: Path) -> str:
         stat = os.statvfs(next(p for p in (place, *place.parents) if p.exists()))
     except OSError as error:
         return f"an unknown size ({error})"
-    return _size(stat.f_bavail * stat.f_frsize)
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.2f} MiB"
+    return binary(stat.f_bavail * stat.f_frsize)

@@ -110,14 +110,6 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def size(count: int) -> str:
-    """Bytes, for people."""
-    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6), ("kB", 3)):
-        if count >= 10**power:
-            return f"{count / 10**power:.1f} {unit}"
-    return f"{count} B"
-
-
 def age(seconds: float | None) -> str:
     """How long ago, for people."""
     if seconds is None:

@@ -6,8 +6,9 @@ import click
 
 from fastckpt.config import Settings
 from fastckpt.format.manifest import MODEL
+from fastckpt.sizes import decimal
 from fastckpt.tools.source import find
-from fastckpt_run.cli.answer import Answer, Screen, answering, size
+from fastckpt_run.cli.answer import Answer, Screen, answering
 
 
 @click.command()
@@ -35,6 +36,6 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
     document = {"source": str(file.path), "out": str(out), "format": kind, "only": only, "size": written}
 
     def show(screen: Screen) -> None:
-        screen.line(f"{file.path} -> {out} ({kind}, {size(written)})")
+        screen.line(f"{file.path} -> {out} ({kind}, {decimal(written)})")
 
     return Answer(document, show)

@@ -6,8 +6,9 @@ from typing import Any
 import click
 
 from fastckpt.config import Settings
+from fastckpt.sizes import decimal
 from fastckpt.tools.inventory import Inventory, Item, take
-from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, known, size
+from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, known
 
 
 @click.command()
@@ -57,6 +58,6 @@ def in_words(job: dict[str, Any]) -> str:
 def _row(item: Item) -> list[str]:
     past = None if item.time is None else max(0.0, time.time() - item.time)
     return [
-        known(item.step), known(item.history), item.tier, size(item.size), age(past), known(item.world), item.state,
+        known(item.step), known(item.history), item.tier, decimal(item.size), age(past), known(item.world), item.state,
         str(item.path),
     ]  # fmt: skip

@@ -6,9 +6,10 @@ import click
 
 from fastckpt.config import Settings
 from fastckpt.policy.retention import KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
+from fastckpt.sizes import decimal
 from fastckpt.tools.inventory import take
 from fastckpt.tools.prune import delete, divide, keep_best
-from fastckpt_run.cli.answer import Answer, Screen, answering, describe, known, size
+from fastckpt_run.cli.answer import Answer, Screen, answering, describe, known
 from fastckpt_run.cli.ls import in_words, jobs
 
 
@@ -53,9 +54,11 @@ def prune(
         rows = sorted(
             [(item, verb) for item in others] + [(item, "keep") for item in kept], key=lambda r: r[0].age_order
         )
-        cells = [[known(item.step), known(item.history), size(item.size), what, str(item.path)] for item, what in rows]
+        cells = [
+            [known(item.step), known(item.history), decimal(item.size), what, str(item.path)] for item, what in rows
+        ]
         screen.table([">STEP", ">HISTORY", ">SIZE", "WHAT", "PATH"], cells)
-        freed = size(sum(item.size for item in others))
+        freed = decimal(sum(item.size for item in others))
         screen.line(f"{len(others)} deleted, {freed} freed" if yes else f"{freed} to free; --yes deletes")
         for job in document["jobs"]:
             screen.line(in_words(job))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastckpt_run.cli.answer import Answer, Screen, answering, size
+from fastckpt.sizes import decimal
+from fastckpt_run.cli.answer import Answer, Screen, answering
 
 if TYPE_CHECKING:
     from fastckpt.tools.frequency import Decided
@@ -163,8 +164,8 @@ def facts(found: "Report") -> list[str]:
     said = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
         + (f", {words.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time" if useful else ""),
-        f"saves: {counts.saves:,} of {size(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
-        f"persists: {counts.persisted:,} of {size(counts.persisted_bytes)} in all{rate}; "
+        f"saves: {counts.saves:,} of {decimal(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
+        f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]
     if found.decisions:

@@ -9,7 +9,8 @@ from fastckpt.config import Settings
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.memory.census import Entry, State, census
 from fastckpt.memory.census import clean as remove
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known, size
+from fastckpt.sizes import decimal
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known
 
 
 @click.group()
@@ -89,7 +90,7 @@ def _table(screen: Screen, entries: list[Entry], outcomes: dict[Path, str]) -> N
     columns = ["STATE", ">SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
     rows = [
         [
-            str(entry.state), size(entry.size), known(entry.newest) if entry.newest else "nothing",
+            str(entry.state), decimal(entry.size), known(entry.newest) if entry.newest else "nothing",
             f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?", entry.directory or "?", str(entry.path),
         ]
         for entry in entries

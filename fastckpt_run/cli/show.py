@@ -5,12 +5,13 @@ from typing import Any
 import click
 
 from fastckpt.config import Settings
+from fastckpt.sizes import decimal
 from fastckpt.storage.reading import open_file
 from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.source import find
 from fastckpt.tools.tree import Entry, Group, Tree, read_tree, stored_bytes
-from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number, size
+from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number
 
 LONGEST = 60
 """Characters of a value that are shown to people."""
@@ -50,9 +51,8 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
         for i, (name, tree) in enumerate(trees.items()):
             if i:
                 screen.line("")
-            screen.line(
-                f"{files[name].path}: {size(files[name].size)}, {_count(tree)} tensors of {size(stored_bytes(tree))}"
-            )
+            tensors = f"{_count(tree)} tensors of {decimal(stored_bytes(tree))}"
+            screen.line(f"{files[name].path}: {decimal(files[name].size)}, {tensors}")
             rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
             screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
 
@@ -99,7 +99,7 @@ def _row(entry: Entry, tree: Tree) -> list[str]:
     )
     match entry.value:
         case Tensor() as tensor:
-            return [indented, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", size(tensor.size), ""]
+            return [indented, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", decimal(tensor.size), ""]
         case Group() as group:
             return [indented, f"{group.kind} of {group.count}", "", "", ""]
     text = repr(entry.value)

@@ -195,14 +195,6 @@ def test_a_bad_newest_one_is_a_finding_with_output(fastckpt: Fastckpt, three: Pa
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (2 * 10**9, "2.0 GB"), (10**14, "100.0 TB")],
-)
-def test_sizes(count: int, text: str):
-    assert answer.size(count) == text
-
-
-@pytest.mark.parametrize(
     ("seconds", "text"),
     [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
 )

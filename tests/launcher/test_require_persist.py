@@ -99,7 +99,7 @@ class TestReport:
         done = jobs.run(*QUICK[:2], "--fast-events=events", SAVE, "--saves=3", "--disk=9", "--numbers=250000")
         lines = done.stderr.splitlines()
         assert lines[0] == f"fastckpt-run: checkpoints in {jobs.folder}/checkpoints"
-        assert lines[1].startswith("  persisted    2 checkpoints, 0.00209 GB in ")
+        assert lines[1].startswith("  persisted    2 checkpoints, 2.1 MB in ")
         assert lines[2] == "  durable      step 2 of history 1"
         assert lines[3].endswith(" s, of which") and lines[4].startswith("  useful steps ") and "2 steps" in lines[4]
         (event,) = [e for e in map(json.loads, read(jobs.folder / "events").splitlines()) if e["event"] == "report"]
