@@ -10,6 +10,9 @@ from fastckpt.errors import ConfigError
 
 AGENT_VARIABLE = "FASTCKPT_AGENT"
 """Tells workers the address of the agent that launched them."""
+SHM = "/dev/shm"
+LARGE_FILES = "/var/tmp"
+"""Where large temporary files belong if TMPDIR does not say: on many systems /tmp is a tmpfs."""
 
 
 def variable(setting: str) -> str:
@@ -22,7 +25,8 @@ class Settings:
     """What a user can set for a job, by ``--fast-*`` options or ``FASTCKPT_*`` variables.
 
     Attributes:
-        shm_dir: Directory on a tmpfs under which arenas are made.
+        shm_dir: Directory, on a tmpfs or a disk, under which arenas are made.
+        memory: Whether that is shared memory; if not, it is $TMPDIR, or /var/tmp, unless shm_dir names another disk.
         slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
         flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
         require_persist: Whether a job fails, with exit code 75, if its newest checkpoint is not durable at its end.
@@ -38,7 +42,8 @@ class Settings:
         events: File to which agent and workers append one JSON object per event; empty for none.
     """
 
-    shm_dir: str = "/dev/shm"
+    shm_dir: str = SHM
+    memory: bool = True
     slots: int = 3
     flush: bool = True
     require_persist: bool = False
@@ -67,6 +72,16 @@ class Settings:
         if self.hang_timeout not in ("auto", "off") and not _is_positive(self.hang_timeout):
             raise ConfigError(f"hang_timeout is {self.hang_timeout!r}; give a number of seconds, auto or off")
 
+    @property
+    def arenas(self) -> str:
+        """The directory under which arenas are made."""
+        return self.shm_dir if self.memory or self.shm_dir != SHM else _temporary()
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Directories under which other launches may have made theirs."""
+        return [place for place in (SHM, _temporary()) if place != self.arenas]
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Read ``FASTCKPT_*``; raises ConfigError naming the variable that cannot be read."""
@@ -79,6 +94,10 @@ class Settings:
         """The variables from which `from_environment` reads these settings again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def _temporary() -> str:
+    return os.environ.get("TMPDIR") or LARGE_FILES
 
 
 def _is_positive(text: str) -> bool:

@@ -11,6 +11,7 @@ from fastckpt.config import Settings
 from fastckpt.engine.digester import Digester
 from fastckpt.engine.levels import Levels
 from fastckpt.engine.persister import PIN
+from fastckpt.engine.place import left_elsewhere, place
 from fastckpt.engine.progress import Progress
 from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
@@ -39,10 +40,10 @@ class Keeper:
 
     def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
         """Make or adopt the arena; raises ArenaInUse."""
-        self._settings = settings
+        self._settings, self._directory = settings, hello.directory
         self.levels = Levels(hello, self.newest, copier)
         self.persister = self.levels.persister
-        path = arena_path(settings.shm_dir, hello.directory, hello.group_rank)
+        path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
@@ -73,6 +74,9 @@ class Keeper:
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
         self.writers.newest_history = await self.levels.open(in_memory)
         self.digester.look()
+        known = max((save for save in (in_memory, self.levels.newest) if save), default=None)
+        where = self.arena.path, self._directory
+        self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""

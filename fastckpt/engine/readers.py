@@ -12,13 +12,18 @@ logger = logging.getLogger("fastckpt")
 
 
 class Readers:
-    """Who reads the slots of a node, and what they downloaded to read it."""
+    """Who reads the slots of a node, and what they downloaded to read it.
+
+    Attributes:
+        elsewhere: Checkpoints that an earlier launch left in a place in which this one does not look, in words.
+    """
 
     def __init__(self, slots: list[Slot], staging: Path, persister: Persister, *, flush: bool) -> None:
         """Remove what the readers of a dead job left in ``staging``."""
         self._persister, self._flush = persister, flush
         self._slots = slots
         self._staging = staging
+        self.elsewhere: list[str] = []
         remove_staging(staging)
 
     def pin(self, pid: int) -> list[str]:
@@ -60,8 +65,8 @@ class Readers:
             self._persister.submit(newest)
 
     def lost(self) -> list[str]:
-        """What was found bad in memory where nothing has been saved since, and why."""
-        return [slot.lost for slot in self._slots if slot.lost]
+        """What was found bad in memory where nothing has been saved since, and why; what is where nobody looks."""
+        return [slot.lost for slot in self._slots if slot.lost] + self.elsewhere
 
     def close(self) -> None:
         """Nobody reads any more."""

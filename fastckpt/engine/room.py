@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from fastckpt import metrics
 from fastckpt.engine.slot import Slot
@@ -53,22 +54,26 @@ class Room:
             await self._check(self._sizes | sizes)
 
     async def _check(self, sizes: Sizes) -> None:
+        short = ""
         while (lacking := self._lacking(sum(sizes.values()))) is not None:
             spare = next((slot for slot in reversed(self._slots) if self._is_spare(slot)), None)
             if len(self._slots) <= 2 or spare is None:
-                raise ArenaTooSmall(too_small(self._arena.path, sum(sizes.values()), len(self._slots), str(lacking)))
-            logger.warning("shared memory holds two slots only (%s)", lacking)
+                raise ArenaTooSmall(too_small(sum(sizes.values()), len(self._slots), lacking))
+            short = f"{lacking.medium} holds two slots only ({lacking})"
             self._slots.remove(spare)  # first: no save may take it
             self._present.pop(spare, None)
             self._stale.pop(spare, None)
             await asyncio.get_running_loop().run_in_executor(self._pool, self._arena.drop, spare.path)
+        if short:
+            logger.warning("%s", short)
         self._sizes = sizes
 
     def _lacking(self, size: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
-        free = headroom(self._arena.path)
+        found = headroom(self._arena.path.parent)
         present = sum(size for slot in self._slots for size in self._images_in(slot).values())
-        return free if len(self._slots) * size - present > free.free else None
+        found = replace(found, free=found.free + present)
+        return found if len(self._slots) * size > found.free else None
 
     def _images_in(self, slot: Slot) -> Sizes:
         """The images of a slot: what was there when it was looked through, and what was made or removed here since."""

@@ -188,7 +188,7 @@ class Saver:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(None, sweep, Path(self._settings.shm_dir))
+                await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
                 keeper = await loop.run_in_executor(None, Keeper, hello, self._settings, self._copier)
                 async with contextlib.AsyncExitStack() as on_failure:

@@ -15,12 +15,13 @@ from typing import Any, Self
 
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory import presence
-from fastckpt.memory.headroom import headroom
+from fastckpt.memory.headroom import RESERVE, Headroom, headroom
 from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt.memory.pages import allocate
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
 from fastckpt.memory.slots import image_size
+from fastckpt.sizes import binary
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
@@ -74,9 +75,9 @@ class Arena:
             if not slots_of(path):
                 shutil.rmtree(path, ignore_errors=True)
             close_lock(lock)
+            found = headroom(path.parent)
             raise ArenaTooSmall(
-                f"nothing can be written under {path.parent}: {error}; {headroom(path.parent)}. Free some of it, "
-                f"enlarge it (docker: --shm-size), or choose another tmpfs with --fast-shm-dir."
+                f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}."
             ) from error
         _remove_strays(path)
         arena = cls(path, checkpoint_dir, lock)
@@ -182,7 +183,7 @@ class Arena:
             allocate(fd, size)
         except OSError as error:
             temporary.unlink()
-            raise ArenaTooSmall(too_small(self.path, size, 1, str(headroom(self.path)))) from error
+            raise ArenaTooSmall(too_small(size, 1, headroom(self.path.parent))) from error
         finally:
             os.close(fd)
         temporary.rename(path)
@@ -198,11 +199,19 @@ class Arena:
         close_lock(self._lock)
 
 
-def too_small(path: Path, size: int, slots: int, free: str) -> str:
-    """The text of an ArenaTooSmall: what is needed, what there is, and what to do."""
+def too_small(size: int, slots: int, found: Headroom) -> str:
+    """The text of an ArenaTooSmall: what is needed, what there is, and what to do.
+
+    Args:
+        size: Bytes of a checkpoint.
+        slots: How many there must be room for.
+        found: The limit that leaves no room, what the slots have already counted as free.
+    """
+    need = slots * size
+    fewer = " Or use --fast-slots 2." if slots > 2 else ""
     return (
-        f"shared memory cannot hold {slots} x {size / 2**30:.2f} GiB under {path.parent}: {free}. Enlarge it (docker: "
-        f"--shm-size; a memory limit: raise it), choose another tmpfs with --fast-shm-dir, or use --fast-slots 2."
+        f"{found.medium} cannot hold {slots} x {binary(size)}, {binary(need)} in all: {found}. "
+        f"{found.remedies(need - found.free)}.{fewer}"
     )
 
 

@@ -1,5 +1,6 @@
-"""How much shared memory can be taken before something fails or is killed."""
+"""How much memory, or disk, arenas can take before something fails or is killed."""
 
+import enum
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,9 +8,22 @@ from pathlib import Path
 
 import psutil
 
+from fastckpt.mapping import is_in_memory
+from fastckpt.sizes import binary
+
 CGROUPS = Path("/sys/fs/cgroup")
 RESERVE = 64 << 20
 """Bytes left to all others, or a twentieth of the limit if that is less."""
+ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
+
+
+class Limit(enum.Enum):
+    """What sets the limit."""
+
+    TMPFS = enum.auto()
+    DISK = enum.auto()
+    HOST = enum.auto()
+    CGROUP = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -19,28 +33,71 @@ class Headroom:
     free: int
     total: int
     limit: str
+    kind: Limit
 
     def __str__(self) -> str:
-        return f"{self.limit} has {self.free / 2**30:.2f} GiB free"
+        return f"{self.limit} has {binary(self.free)} free of {binary(self.total)}"
+
+    @property
+    def medium(self) -> str:
+        """What it is a limit on."""
+        return "the disk" if self.kind is Limit.DISK else "shared memory"
+
+    def remedies(self, lacking: int) -> str:
+        """What a user can do so that ``lacking`` bytes more can be taken."""
+        raised = {
+            Limit.TMPFS: f"Enlarge it ({_as_large_as(self.total + lacking, self.limit)})",
+            Limit.DISK: "Free some of it",
+            Limit.HOST: "End what takes it",
+            Limit.CGROUP: "Raise it (docker: --memory; Kubernetes: resources.limits.memory)",
+        }[self.kind]
+        if self.kind is Limit.DISK:
+            return f"{raised}, or name a directory on a larger disk with --fast-shm-dir"
+        return f"{raised}, name another tmpfs with --fast-shm-dir, or {ON_DISK}"
 
 
-def headroom(shm_dir: Path) -> Headroom:
-    """The tightest of the tmpfs under ``shm_dir``, the host's memory and every cgroup above this process.
+def _as_large_as(size: int, mount: str) -> str:
+    """How to have a tmpfs in a container that has so many bytes beside the reserve, in a round number."""
+    size += min(RESERVE, size // 16)
+    mebibytes = 1 << (-(-size >> 20) - 1).bit_length()
+    small = mebibytes < 1024
+    docker, kubernetes = (
+        (f"{mebibytes}m", f"{mebibytes}Mi") if small else (f"{mebibytes >> 10}g", f"{mebibytes >> 10}Gi")
+    )
+    return (
+        f"docker: --shm-size={docker}; Kubernetes: emptyDir: {{medium: Memory, sizeLimit: {kubernetes}}} "
+        f"mounted at {mount}"
+    )
 
-    Above the limit of a cgroup an allocation on a tmpfs does not fail: the caller is killed.
+
+def headroom(directory: Path) -> Headroom:
+    """The tightest limit on what can be written under ``directory``.
+
+    On a tmpfs that is the tightest of the tmpfs, the host's memory and every cgroup above this process: above the
+    limit of a cgroup an allocation does not fail, the caller is killed. Pages of files on a disk are written back
+    before that happens: there the disk alone is the limit.
     """
+    status = os.statvfs(directory)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    if not lies_in_memory(directory):
+        return _less_reserve(Headroom(free, total, f"the disk under {directory}", Limit.DISK))
     memory = psutil.virtual_memory()
-    host = Headroom(memory.available, memory.total, "the host's memory")
-    return min((_less_reserve(found) for found in (_tmpfs(shm_dir), host, *_cgroups())), key=lambda h: h.free)
+    host = Headroom(memory.available, memory.total, "the host's memory", Limit.HOST)
+    tmpfs = Headroom(free, total, str(directory), Limit.TMPFS)
+    return min((_less_reserve(found) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
+
+
+def lies_in_memory(directory: Path) -> bool:
+    """Whether files that are made in a directory lie on a tmpfs; raises OSError if it is none."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return is_in_memory(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _less_reserve(found: Headroom) -> Headroom:
     return replace(found, free=max(0, found.free - min(RESERVE, found.total // 20)))
-
-
-def _tmpfs(shm_dir: Path) -> Headroom:
-    status = os.statvfs(shm_dir)
-    return Headroom(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize, str(shm_dir))
 
 
 def _cgroups() -> Iterator[Headroom]:
@@ -64,7 +121,9 @@ def _ancestors(root: Path, path: str, limit_name: str, usage_name: str) -> Itera
             continue  # not this version of cgroups, or not visible in this container
         if limit != "max":
             cached = _reclaimable(directory / "memory.stat")
-            yield Headroom(int(limit) - int(usage) + cached, int(limit), f"the memory limit of cgroup {directory}")
+            yield Headroom(
+                int(limit) - int(usage) + cached, int(limit), f"the memory limit of cgroup {directory}", Limit.CGROUP
+            )
 
 
 def _reclaimable(statistics: Path) -> int:

@@ -9,7 +9,7 @@ import torch
 from fastckpt.format.plan import Plan
 from fastckpt.format.skeleton import Skeleton
 from fastckpt.format.structure import Number
-from fastckpt.mapping import Mapping
+from fastckpt.mapping import Mapping, is_in_memory
 from fastckpt.memory.fill import Copy
 from fastckpt.memory.pins import pin, unpin
 
@@ -30,6 +30,7 @@ class Image:
                 raise OSError(f"{path} is no image ({stat.filemode(status.st_mode)}, {status.st_size} bytes)")
             self.size = status.st_size
             self._inode = (status.st_dev, status.st_ino)
+            self._in_memory = is_in_memory(fd)
             self._mapping = Mapping(fd, self.size)
         finally:
             os.close(fd)
@@ -51,9 +52,12 @@ class Image:
         return (status.st_dev, status.st_ino) == self._inode
 
     def pin(self, device: torch.device) -> None:
-        """Have the device write to the mapping by itself, if it can; once, for that takes long."""
+        """Have the device write to the mapping by itself, if it can; once, for that takes long.
+
+        Never of a file on a disk: the kernel would not see what to write back.
+        """
         if self._asked is None:
-            self._asked, self._pinned = device, pin(self.address, self.size, device)
+            self._asked, self._pinned = device, self._in_memory and pin(self.address, self.size, device)
 
     def install(self, plan: Plan) -> list[Copy]:
         """Write all of a plan but the bytes of its storages; returns the copies that are left to do.

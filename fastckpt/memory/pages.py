@@ -3,7 +3,7 @@
 import os
 import time
 
-from fastckpt.mapping import HUGE, window
+from fastckpt.mapping import HUGE, is_in_memory, window
 
 BUDGET = 0.5
 """Seconds of the processor per 10**9 bytes that asking for large pages may take: where memory is fragmented, the kernel
@@ -12,13 +12,14 @@ PIECE = 32 * 2**20
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Give an empty file of a tmpfs this size, and all the memory for it; raises OSError if there is not enough.
+    """Give an empty file this size, and all the memory or disk for it; raises OSError if there is not enough.
 
-    With large pages every later mapping of the file costs next to nothing, and what reads it through one, such as
-    a persist, takes half of the processor's time.
+    With large pages, which a tmpfs has, every later mapping of the file costs next to nothing, and what reads it
+    through one, such as a persist, takes half of the processor's time.
     """
     os.ftruncate(descriptor, size)
-    _ask_for_large_pages(descriptor, size // HUGE * HUGE)
+    if is_in_memory(descriptor):
+        _ask_for_large_pages(descriptor, size // HUGE * HUGE)
     os.posix_fallocate(descriptor, 0, size)
 
 

@@ -27,7 +27,7 @@ def diff(a: str, b: str, names: tuple[str, ...]) -> Answer:
     """
     from fastckpt.tools.diff import diff_files
 
-    shm_dir = Settings.from_environment().shm_dir
+    shm_dir = Settings.from_environment().arenas
     left, right = find(a, shm_dir), find(b, shm_dir)
     pairs, only_a, only_b = _pairs(left, right, names)
     differences = {name: diff_files(left.files[in_a], right.files[in_b]) for name, (in_a, in_b) in pairs.items()}

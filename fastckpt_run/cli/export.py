@@ -27,7 +27,7 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
     """
     from fastckpt.tools.export import Order, export_file
 
-    source = find(checkpoint, Settings.from_environment().shm_dir)
+    source = find(checkpoint, Settings.from_environment().arenas)
     name = name or (next(iter(source.files)) if len(source.files) == 1 else MODEL)
     file = source.file(name)
     kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")

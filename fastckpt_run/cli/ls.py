@@ -17,7 +17,7 @@ from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, kn
 @answering
 def ls(directory: str, remote: str) -> Answer:
     """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""
-    inventory = take(directory, Settings.from_environment().shm_dir, remote)
+    inventory = take(directory, Settings.from_environment().arenas, remote)
     document: dict[str, Any] = {
         "directory": inventory.location,
         "jobs": jobs(inventory),

@@ -35,7 +35,7 @@ def prune(
     running job: each deletion tells its sweeps to keep off, and is whole or not at all.
     """
     policies = _policies(keep_last, keep_every, keep_minutes, keep_best)
-    inventory = take(directory, Settings.from_environment().shm_dir)
+    inventory = take(directory, Settings.from_environment().arenas)
     kept, others = divide(inventory, policies)
     if yes:
         delete(inventory, others)

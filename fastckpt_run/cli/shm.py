@@ -52,7 +52,7 @@ def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> Answer:
 
 
 def _census() -> list[Entry]:
-    shm_dir = Settings.from_environment().shm_dir
+    shm_dir = Settings.from_environment().arenas
     try:
         return census(Path(shm_dir))
     except OSError as error:

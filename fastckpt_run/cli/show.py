@@ -28,7 +28,7 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
     Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
     files, or one of them.
     """
-    source = find(checkpoint, Settings.from_environment().shm_dir)
+    source = find(checkpoint, Settings.from_environment().arenas)
     files = {name: source.file(name) for name in names or source.files}
     trees = {name: _read(file) for name, file in files.items()}
     source.check_unchanged()

@@ -25,7 +25,7 @@ def verify(checkpoint: str, everything: bool) -> Answer:
     address = parse(checkpoint)
     if everything and address.explicit:
         raise ConfigError(f"--all checks all checkpoints of a directory, but {checkpoint} names one")
-    inventory = take(address.location, Settings.from_environment().shm_dir)
+    inventory = take(address.location, Settings.from_environment().arenas)
     findings = verify_all(inventory, select(inventory, address, everything=everything), tracker=not address.explicit)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("good", "bad", "unknown")}
     document = {"directory": inventory.location, **counts, "findings": [_to_json(finding) for finding in findings]}

@@ -22,7 +22,7 @@ def which(directory: str, remote: str, verifies: bool) -> Answer:
     The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
     can be loaded.
     """
-    inventory = take(directory, Settings.from_environment().shm_dir, remote)
+    inventory = take(directory, Settings.from_environment().arenas, remote)
     decision = decide(inventory, verifies=verifies)
     document: dict[str, Any] = {
         "directory": inventory.location,

@@ -16,7 +16,7 @@ from fastckpt import ddp as ddp_module
 from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.engine.saver import Saver
-from tests.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
+from tests.memory.conftest import small_disk, small_tmpfs  # noqa: F401 (fixtures)
 
 
 class Rounds:

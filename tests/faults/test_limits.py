@@ -26,23 +26,29 @@ def group():
     path.rmdir()
 
 
-def start_in(group: Path, job, *script: str):
+def start_in(group: Path, job, *script: str, **environment: str):
     join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
     shape = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "0")
     launcher = ("-c", f"import os, sys; os.execvp('sh', ['sh', '-c', {join!r}, 'sh', sys.executable] + sys.argv[1:])")
-    return job.start(*script, launcher=(*launcher, str(HERE / "launch.py"), str(job.folder), *shape))
+    return job.start(*script, launcher=(*launcher, str(HERE / "launch.py"), str(job.folder), *shape), **environment)
 
 
 def test_a_memory_limit_that_the_arena_does_not_fit_in(group, new_job, uninterrupted):
     job = start_in(group, new_job(), "--ballast", "400")
     assert job.wait() == 1
-    assert "ArenaTooSmall: shared memory cannot hold 2 x 0.39 GiB" in job.text()
-    assert f"the memory limit of cgroup {group} has" in job.text() and "a memory limit: raise it" in job.text()
+    assert "ArenaTooSmall: shared memory cannot hold 2 x 400.1 MiB" in job.text()
+    assert f"the memory limit of cgroup {group} has" in job.text() and "Raise it (docker: --memory;" in job.text()
     fits = start_in(group, new_job("fits"), "--ballast", "20", "--disk", "20")
     assert fits.wait() == 0, fits.text()
     assert_as_if_nothing_had_happened(fits, uninterrupted())
     outgrown = start_in(group, new_job("outgrown"), "--ballast", "20", "400", "--grow-at", "40")
     assert outgrown.wait() == 0, outgrown.text()
     assert outgrown.stored()[0] < 40
-    assert any("cannot hold 2 x 0.39 GiB" in line.get("reason", "") for line in outgrown.log(0))
+    assert any("cannot hold 2 x 400.1 MiB" in line.get("reason", "") for line in outgrown.log(0))
+    disk = {"FASTCKPT_MEMORY": "off", "FASTCKPT_SHM_DIR": "/dev/shm"}
+    without = start_in(group, new_job("disk"), "--ballast", "400", "--steps", "8", "--disk", "4", "--wait", **disk)
+    assert without.wait() == 0, without.text()
+    assert without.stored() == [8, 4] and not without.skips()
+    losses = uninterrupted().losses(0)
+    assert without.losses(0) == {step: losses[step] for step in range(1, 9)}
     assert "oom_kill 0" in (group / "memory.oom_control").read_text().splitlines()

@@ -44,9 +44,9 @@ def reasons_of_memory(job: Job) -> dict[int, str]:
 def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job):
     job = new_job().start("--ballast", "40", restarts=0)
     assert job.wait() == 1
-    assert f"ArenaTooSmall: shared memory cannot hold 2 x 0.04 GiB under {tmpfs}: {tmpfs}" in job.text()
-    assert "0.06 GiB free" in job.text()
-    assert "docker: --shm-size" in job.text() and "--fast-shm-dir" in job.text()
+    assert "ArenaTooSmall: shared memory cannot hold 2 x 40.1 MiB, 80.2 MiB in all: " in job.text()
+    assert re.search(rf": {tmpfs} has 60\.\d MiB free of 64\.0 MiB\. Enlarge it \(docker: --shm-size=128m", job.text())
+    assert "--fast-shm-dir" in job.text() and "two slots only" not in job.text()
     with filled(tmpfs):
         job = new_job("full").start(restarts=0)
         assert job.wait() == 1
@@ -59,7 +59,7 @@ def test_a_state_that_outgrows_memory_is_skipped_and_training_goes_on(tmpfs, new
     assert_as_if_nothing_had_happened(job, uninterrupted())
     told = reasons_of_memory(job)
     assert set(told) <= set(range(40, 61, 2)) <= set(reasons(job))
-    assert any(re.search("cannot hold [23] x 0.04 GiB", reason) for reason in told.values()), reasons(job)
+    assert any(re.search(r"cannot hold [23] x 40\.1 MiB", reason) for reason in told.values()), reasons(job)
     assert all("cannot hold" in reason or "waits for local rank 0" in reason for reason in told.values())
     assert 0 < job.stored()[0] < 40
 

@@ -33,6 +33,8 @@ def test_each_setting_has_an_option() -> None:
     flags = [flag for option in command().params for flag in (*option.opts, *option.secondary_opts)]
     assert flags == [
         "--fast-shm-dir",
+        "--fast-memory",
+        "--fast-no-memory",
         "--fast-slots",
         "--fast-flush",
         "--fast-no-flush",
@@ -60,6 +62,21 @@ def test_an_option_goes_before_its_variable_before_the_default(monkeypatch: pyte
     monkeypatch.setenv("FASTCKPT_FLUSH", "no")
     assert settings() == Settings(slots=2, flush=False)
     assert settings("--fast-slots=3", "--fast-flush") == Settings(slots=3)
+
+
+def test_without_memory_arenas_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert settings().arenas == settings("--fast-memory").arenas == "/dev/shm"
+    assert settings("--fast-no-memory").arenas == "/scratch"
+    assert settings("--fast-no-memory", "--fast-shm-dir=/large").arenas == "/large"
+    assert settings("--fast-no-memory").elsewhere == ["/dev/shm"] and settings().elsewhere == ["/scratch"]
+    monkeypatch.setenv("FASTCKPT_MEMORY", "off")
+    monkeypatch.delenv("TMPDIR")
+    assert settings().arenas == "/var/tmp"
+    assert settings("--fast-memory").arenas == "/dev/shm"
+    monkeypatch.setenv("FASTCKPT_MEMORY", "little")
+    with pytest.raises(ConfigError, match="FASTCKPT_MEMORY is 'little'; give yes or no"):
+        settings()
 
 
 def test_the_last_of_several_counts() -> None:

@@ -56,6 +56,7 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-shm-dir", "/mnt/a b"], {"shm_dir": "/mnt/a b"}),
     (["--fast-shm-dir=-"], {"shm_dir": "-"}),
     (["--fast-no-flush"], {"flush": False}),
+    (["--fast-no-memory"], {"memory": False}),
     (["--fast-flush"], {"flush": True}),
     (["--fast-flush-timeout", "1.5"], {"flush_timeout": 1.5}),
     (["--fast-persist-mbps", "250"], {"persist_mbps": 250.0}),

@@ -1,4 +1,4 @@
-"""A tmpfs of a few megabytes, mounted for one test."""
+"""A tmpfs or a disk of a few megabytes, mounted for one test."""
 
 import subprocess
 import time
@@ -29,6 +29,30 @@ def small_tmpfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
         left = [file.name for file in path.iterdir()]
         _unmount(path)
         assert not left, f"left in shared memory: {left}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a disk of so many MiB; skips where that is not permitted."""
+    mounted: list[Path] = []
+
+    def mount(mebibytes: int) -> Path:
+        path, image = tmp_path / f"disk-{len(mounted)}", tmp_path / f"disk-{len(mounted)}.img"
+        path.mkdir()
+        with image.open("wb") as file:
+            file.truncate(mebibytes << 20)
+        for command in (["mkfs.ext4", "-q", "-m", "0", str(image)], ["mount", "-o", "loop", str(image), str(path)]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        left = [file.name for file in path.iterdir() if file.name != "lost+found"]
+        _unmount(path)
+        assert not left, f"left on the disk: {left}"
 
 
 def _unmount(path: Path) -> None:

@@ -264,7 +264,7 @@ def test_memory_that_runs_out_is_told_and_nothing_is_left(small_tmpfs):
     shm = small_tmpfs(64)
     arena = Arena.open(arena_path(str(shm), "/checkpoints", 0), "/checkpoints")
     arena.make_slots(2)
-    with pytest.raises(ArenaTooSmall, match=r"0\.10 GiB .*--shm-size.*--fast-shm-dir"):
+    with pytest.raises(ArenaTooSmall, match=r"100\.0 MiB.*--shm-size.*--fast-shm-dir"):
         arena.reserve(arena.slots[0], "model.pt", 100 << 20)
     assert list(arena.slots[0].iterdir()) == []
     arena.reserve(arena.slots[0], "model.pt", 50 << 20)

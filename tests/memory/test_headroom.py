@@ -48,7 +48,7 @@ def test_the_tmpfs(small_tmpfs, member):
     shm = small_tmpfs(200)
     assert headroom(shm).limit == str(shm)
     assert headroom(shm).free == less_reserve(200 * MIB, 200 * MIB)
-    assert str(headroom(shm)) == f"{shm} has {190 / 1024:.2f} GiB free"
+    assert str(headroom(shm)) == f"{shm} has 190.0 MiB free of 200.0 MiB"
 
 
 def test_the_memory_of_the_host(member, monkeypatch):
@@ -154,5 +154,5 @@ def test_under_a_real_limit_it_is_an_error_and_no_kill(tmp_path: Path):
     assert done.returncode == 0, (done.returncode, done.stderr, done.stdout)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["20 saved"] * 3
-    assert all("0.15 GiB" in line and f"memory limit of cgroup {limited}" in line for line in lines[3:]), lines
+    assert all("150.0 MiB" in line and f"memory limit of cgroup {limited}" in line for line in lines[3:]), lines
     assert len(lines) == 6

@@ -87,7 +87,7 @@ def save(id: SaveId, target: str = "") -> tuple[Deed, Callable[[CheckpointDirect
 
     def deed(directory: CheckpointDirectory) -> None:
         named = target and f"{directory.path.parent}/{target}"
-        directory.publish(id, SOURCES[id], target=named, world_size=2)
+        directory.publish(id, SOURCES[id], target=named)
 
     def check(directory: CheckpointDirectory, killed: bool) -> None:
         found = assert_sound(CheckpointDirectory(directory.path))

@@ -1,0 +1,63 @@
+"""Where a launch has its arenas, and what launches that had theirs in another place left there."""
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from fastckpt.config import Settings
+from fastckpt.errors import ConfigError
+from fastckpt.format.ids import SaveId
+from fastckpt.memory.census import Entry, State, census
+from fastckpt.memory.headroom import lies_in_memory
+
+logger = logging.getLogger("fastckpt")
+
+
+def place(settings: Settings) -> Path:
+    """The directory under which arenas are made; raises ConfigError if it is not there, or not what was asked."""
+    directory = Path(settings.arenas)
+    try:
+        in_memory = lies_in_memory(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"no checkpoints can be held under {directory}: {error.strerror}. Name a directory with --fast-shm-dir"
+        ) from error
+    if in_memory and not settings.memory:
+        raise ConfigError(
+            f"--fast-no-memory was given, but {directory} is a tmpfs, which is memory. Name a directory on a disk "
+            f"with --fast-shm-dir, or with TMPDIR"
+        )
+    return directory
+
+
+def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: SaveId | None) -> list[str]:
+    """Checkpoints newer than ``newest`` that a launch with or without --fast-no-memory has left, where this one is not.
+
+    Args:
+        settings: Those of this launch.
+        arena: Where it holds its own.
+        directory: The checkpoint directory.
+        newest: The newest that it knows of.
+    """
+    ours = [entry for entry in _census(arena.parent) if entry.path == arena]
+    found = [
+        f"{entry.newest} in {entry.path} (left by a launch {'without' if settings.memory else 'with'} shared memory, "
+        f"and not resumed by this one: launch once with {_option(settings)} to resume it, or remove it)"
+        for other in settings.elsewhere
+        for entry in _census(Path(other))
+        if entry.path.name == arena.name and entry.directory == directory and entry.state is State.LEFT_BEHIND
+        if ours and entry.identity == ours[0].identity and entry.newest and (newest is None or entry.newest > newest)
+    ]
+    for text in found:
+        logger.warning("%s", text)
+    return found
+
+
+def _option(settings: Settings) -> str:
+    return "--fast-no-memory" if settings.memory else "--fast-memory"
+
+
+def _census(directory: Path) -> list[Entry]:
+    with suppress(OSError):
+        return census(directory)
+    return []
