@@ -10,8 +10,9 @@ from fastckpt import metrics
 from fastckpt.engine.slot import Slot
 from fastckpt.errors import ArenaTooSmall
 from fastckpt.memory.arena import Arena, too_small
-from fastckpt.memory.headroom import Headroom, headroom
+from fastckpt.memory.headroom import ENOUGH, LEAST, Headroom, Limit, headroom
 from fastckpt.memory.slots import discard, image_size, images_in
+from fastckpt.sizes import binary
 
 logger = logging.getLogger("fastckpt")
 
@@ -35,6 +36,7 @@ class Room:
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
         self._ahead: set[asyncio.Task[None]] = set()
         self._under_way: Slot | None = None
+        self._warned = False
 
     def look_again(self) -> None:
         """Count anew what is there when that is needed next: others may have removed some of it."""
@@ -48,29 +50,43 @@ class Room:
     async def check(self, sizes: Sizes) -> None:
         """See that all slots, or at least two, can hold these images beside those of other writers.
 
-        Gives up a slot that is not needed if there is no room for three. Raises ArenaTooSmall.
+        Gives up a slot that is not needed if three leave others too little. Raises ArenaTooSmall.
         """
         async with self._checking:
             await self._check(self._sizes | sizes)
 
     async def _check(self, sizes: Sizes) -> None:
-        short = ""
-        while (lacking := self._lacking(sum(sizes.values()))) is not None:
-            spare = next((slot for slot in reversed(self._slots) if self._is_spare(slot)), None)
-            if len(self._slots) <= 2 or spare is None:
-                raise ArenaTooSmall(too_small(sum(sizes.values()), len(self._slots), lacking))
-            short = f"{lacking.medium} holds two slots only ({lacking})"
+        size, short = sum(sizes.values()), ""
+        while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
+            if spare is None:
+                raise ArenaTooSmall(too_small(size, len(self._slots), lacking))
+            short = f"{lacking.medium} holds two slots only ({lacking}, less what is left to others)"
             self._slots.remove(spare)  # first: no save may take it
             self._present.pop(spare, None)
             self._stale.pop(spare, None)
             await asyncio.get_running_loop().run_in_executor(self._pool, self._arena.drop, spare.path)
         if short:
             logger.warning("%s", short)
+        self._warn_if_crowded(size)
         self._sizes = sizes
 
-    def _lacking(self, size: int) -> Headroom | None:
+    def _spare(self) -> Slot | None:
+        """A slot that is not needed; None unless there are more than two."""
+        spares = (slot for slot in reversed(self._slots) if self._is_spare(slot))
+        return next(spares, None) if len(self._slots) > 2 else None
+
+    def _warn_if_crowded(self, size: int) -> None:
+        """Warn, once, if data loaders may find a tmpfs full: their workers die of that."""
+        found = None if self._warned else self._lacking(size, ENOUGH)
+        if found is not None and found.kind is Limit.TMPFS:
+            self._warned, taken = True, len(self._slots) * size
+            what = f"checkpoints take {binary(taken)} of {binary(found.total)} in {found.limit}"
+            remedies = found.remedies(taken - found.free)
+            logger.warning("%s: data loaders with workers, which need some of it, may fail. %s.", what, remedies)
+
+    def _lacking(self, size: int, share: int) -> Headroom | None:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
-        found = headroom(self._arena.path.parent)
+        found = headroom(self._arena.path.parent, share)
         present = sum(size for slot in self._slots for size in self._images_in(slot).values())
         found = replace(found, free=found.free + present)
         return found if len(self._slots) * size > found.free else None

@@ -13,7 +13,9 @@ from fastckpt.sizes import binary
 
 CGROUPS = Path("/sys/fs/cgroup")
 RESERVE = 64 << 20
-"""Bytes left to all others, or a twentieth of the limit if that is less."""
+"""Bytes left to all others, or a share of the limit if that is less."""
+LEAST, ENOUGH = 20, 2
+"""The share of a small limit that is left: a twentieth; or half, so that data loaders find room in docker's 64 MB."""
 ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
 
 
@@ -70,8 +72,8 @@ def _as_large_as(size: int, mount: str) -> str:
     )
 
 
-def headroom(directory: Path) -> Headroom:
-    """The tightest limit on what can be written under ``directory``.
+def headroom(directory: Path, share: int = LEAST) -> Headroom:
+    """The tightest limit on what can be written under ``directory``, so that 1/``share`` of it is left to others.
 
     On a tmpfs that is the tightest of the tmpfs, the host's memory and every cgroup above this process: above the
     limit of a cgroup an allocation does not fail, the caller is killed. Pages of files on a disk are written back
@@ -80,11 +82,11 @@ def headroom(directory: Path) -> Headroom:
     status = os.statvfs(directory)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     if not lies_in_memory(directory):
-        return _less_reserve(Headroom(free, total, f"the disk under {directory}", Limit.DISK))
+        return _less_reserve(Headroom(free, total, f"the disk under {directory}", Limit.DISK), LEAST)
     memory = psutil.virtual_memory()
     host = Headroom(memory.available, memory.total, "the host's memory", Limit.HOST)
     tmpfs = Headroom(free, total, str(directory), Limit.TMPFS)
-    return min((_less_reserve(found) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
+    return min((_less_reserve(found, share) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
 
 
 def lies_in_memory(directory: Path) -> bool:
@@ -96,8 +98,8 @@ def lies_in_memory(directory: Path) -> bool:
         os.close(descriptor)
 
 
-def _less_reserve(found: Headroom) -> Headroom:
-    return replace(found, free=max(0, found.free - min(RESERVE, found.total // 20)))
+def _less_reserve(found: Headroom, share: int) -> Headroom:
+    return replace(found, free=max(0, found.free - min(RESERVE, found.total // share)))
 
 
 def _cgroups() -> Iterator[Headroom]:

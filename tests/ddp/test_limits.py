@@ -1,5 +1,6 @@
 """States that shared memory cannot hold: an error in words before anything is touched, never a signal."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,21 @@ def test_the_shared_memory_that_docker_gives_by_default_holds_a_small_state(smal
     small_tmpfs(64)
     (one,) = ranks.start()
     assert one.save_checkpoint(1, {"weights": torch.zeros(MEBI)})
+
+
+def test_most_of_a_small_tmpfs_is_left_to_data_loaders_or_it_is_said(small_tmpfs, ranks: Ranks, said):
+    """A third slot of 16 MiB would fit into docker's 64; the workers of a loader would find no room then, and die."""
+    shm = small_tmpfs(64)
+    (one,) = ranks.start()
+    for step in range(1, 6):
+        assert one.save_checkpoint(step, state(step, 15 * MEBI))
+    assert shutil.disk_usage(shm).free > 32 << 20
+    assert "two slots only" in said.text and "data loaders" not in said.text
+    for step in range(6, 11):
+        assert one.save_checkpoint(step, state(step, 17 * MEBI))
+    assert said.text.count(f"checkpoints take 34.1 MiB of 64.0 MiB in {shm}: data loaders with workers") == 1
+    assert "fail. Enlarge it (docker: --shm-size=128m;" in said.text
+    assert one.load_checkpoint()["step"] == 10
 
 
 def test_memory_that_others_take_meanwhile_is_told(small_tmpfs, ranks: Ranks, request):
