@@ -1,6 +1,8 @@
 """Where a launch has its arenas, and what launches that had theirs in another place left there."""
 
+import errno
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +20,11 @@ def place(settings: Settings) -> Path:
     directory = Path(settings.arenas)
     try:
         in_memory = lies_in_memory(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it cannot be written to")
     except OSError as error:
         raise ConfigError(
-            f"no checkpoints can be held under {directory}: {error.strerror}. Name a directory with --fast-shm-dir"
+            f"no checkpoints can be held under {directory}: {error.strerror}. Name another with --fast-shm-dir"
         ) from error
     if in_memory and not settings.memory:
         raise ConfigError(

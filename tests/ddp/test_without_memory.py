@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastckpt.ddp import StorageType
 from fastckpt.errors import ArenaTooSmall, ConfigError, NoLoadableCheckpoint
+from fastckpt.memory.image import Image
 from tests.ddp.conftest import Ranks, state
 
 MEBI = 1 << 18
@@ -76,6 +78,26 @@ def test_what_was_asked_for_is_no_tmpfs(ranks: Ranks, monkeypatch):
     monkeypatch.setenv("FASTCKPT_SHM_DIR", "/nowhere")
     with pytest.raises(ConfigError, match="under /nowhere: No such file or directory"):
         ranks.start()
+
+
+def test_a_place_that_is_read_only(small_tmpfs, ranks: Ranks):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_tmpfs(64))], check=True)
+    with pytest.raises(ConfigError, match=r"it cannot be written to\. Name another with --fast-shm-dir"):
+        ranks.start()
+
+
+def test_devices_do_not_write_to_files_on_a_disk_by_themselves(tmp_path: Path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fastckpt.memory.image.pin", lambda address, size, device: asked.append(size) or True)
+    monkeypatch.setattr("fastckpt.memory.image.unpin", lambda address, device: asked.append(-1))
+    for folder, size in ((tmp_path, 1), (Path(os.environ["FASTCKPT_SHM_DIR"]), 2)):
+        path = folder / "image"
+        path.write_bytes(bytes(size))
+        image = Image(path)
+        image.pin(torch.device("cuda"))
+        image.close()
+        path.unlink()
+    assert asked == [2, -1]
 
 
 def test_a_launch_with_memory_does_not_start_afresh_beside_them(directory: Path, ranks: Ranks, monkeypatch):

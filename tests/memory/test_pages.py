@@ -38,6 +38,14 @@ def test_all_memory_is_there(descriptor, size):
     assert os.pread(descriptor, size + 1, 0) == bytes(size)
 
 
+def test_a_disk_gives_all_its_space_at_once(tmp_path, monkeypatch):
+    """Without large pages, which it has not; asking would write to the file for each."""
+    monkeypatch.setattr(pages, "_ask_for_large_pages", lambda *_: pytest.fail("asked"))
+    with (tmp_path / "file").open("w+b") as file:
+        allocate(file.fileno(), 3 * HUGE + 4097)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= os.fstat(file.fileno()).st_size == 3 * HUGE + 4097
+
+
 def test_it_is_in_large_pages(descriptor, monkeypatch):
     monkeypatch.setattr(pages, "BUDGET", 1e6)
     probe = os.memfd_create("probe")
