@@ -35,7 +35,7 @@ def place(settings: Settings) -> Path:
 
 
 def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: SaveId | None) -> list[str]:
-    """Checkpoints newer than ``newest`` that a launch with or without --fast-no-memory has left, where this one is not.
+    """Checkpoints newer than ``newest`` that a launch has left where it had its arena, and this one has not.
 
     Args:
         settings: Those of this launch.
@@ -43,11 +43,12 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
         directory: The checkpoint directory.
         newest: The newest that it knows of.
     """
-    ours = [entry for entry in _census(arena.parent) if entry.path == arena]
+    places = [place for place in settings.elsewhere if (Path(place) / arena.name).is_dir()]
+    ours = [entry for entry in _census(arena.parent) if entry.path == arena] if places else []
     found = [
-        f"{entry.newest} in {entry.path} (left by a launch {'without' if settings.memory else 'with'} shared memory, "
-        f"and not resumed by this one: launch once with {_option(settings)} to resume it, or remove it)"
-        for other in settings.elsewhere
+        f"{entry.newest} in {entry.path} (left by another launch, and not resumed by this one: launch once with "
+        f"--fast-memory --fast-shm-dir {other} to resume it, or remove it)"
+        for other in places
         for entry in _census(Path(other))
         if entry.path.name == arena.name and entry.directory == directory and entry.state is State.LEFT_BEHIND
         if ours and entry.identity == ours[0].identity and entry.newest and (newest is None or entry.newest > newest)
@@ -55,10 +56,6 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
     for text in found:
         logger.warning("%s", text)
     return found
-
-
-def _option(settings: Settings) -> str:
-    return "--fast-no-memory" if settings.memory else "--fast-memory"
 
 
 def _census(directory: Path) -> list[Entry]:

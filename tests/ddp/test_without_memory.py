@@ -103,7 +103,9 @@ def test_devices_do_not_write_to_files_on_a_disk_by_themselves(tmp_path: Path, m
 def test_a_launch_with_memory_does_not_start_afresh_beside_them(directory: Path, ranks: Ranks, monkeypatch):
     killed(directory)
     (one,) = ranks.start()
-    with pytest.raises(NoLoadableCheckpoint, match=r"step 7 of history 1 in .* launch once with --fast-no-memory"):
+    with pytest.raises(
+        NoLoadableCheckpoint, match=r"step 7 of history 1 in .* launch once with --fast-memory --fast-shm-dir /tmp/"
+    ):
         one.load_checkpoint()
     ranks.end()
     monkeypatch.setenv("FASTCKPT_MEMORY", "off")
@@ -117,7 +119,10 @@ def test_a_launch_with_memory_says_what_it_does_not_resume(directory: Path, rank
     killed(directory, "stored")
     (one,) = ranks.start()
     assert one.load_checkpoint()["step"] == 5
-    assert "step 7 of history 1 in" in said.text and "launch once with --fast-no-memory to resume it" in said.text
+    assert (
+        "step 7 of history 1 in" in said.text
+        and f"launch once with --fast-memory --fast-shm-dir {os.environ['TMPDIR']} to resume it" in said.text
+    )
     ranks.end()
     subprocess.run(["fastckpt", "shm", "clean", "--yes", "--force"], check=True, capture_output=True, env=_clean())
 
