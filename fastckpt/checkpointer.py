@@ -37,6 +37,7 @@ from fastckpt.memory.stacks import offer
 from fastckpt.metrics import counts, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.verify import level
+from fastckpt.storage.modes import choose, make_directory
 from fastckpt.storage.store import is_url, normalised, target_in
 
 __all__ = ["SaveResult", "StorageType", "WithWriter", "Writer"]
@@ -61,6 +62,7 @@ class Writer:
         self.verify = level(verify)
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
+        choose(self.settings.mode)
         self.directory = normalised(checkpoint_dir)
         if not is_url(self.directory):
             _make(self.directory, self.place)
@@ -318,4 +320,4 @@ def _is_failing() -> bool:
 def _make(directory: str, place: Place) -> None:
     """Make a checkpoint directory. That storage fails is no reason for restarted workers not to go on from memory."""
     with contextlib.suppress(OSError) if place.restart_count else contextlib.nullcontext():
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        make_directory(Path(directory), parents=True)

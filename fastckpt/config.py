@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -32,6 +33,7 @@ class Settings:
         require_persist: Whether a job fails, with exit code 75, if its newest checkpoint is not durable at its end.
         flush_timeout: Seconds that the end of a job may wait for its last flush.
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
+        file_mode: Mode of files on storage, in octal, such as 0640; directories get x where r is. Empty: as umask says.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
         check_overlap: Whether to look for unseen changes of what is copied behind training: slow, for tests.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
@@ -49,6 +51,7 @@ class Settings:
     require_persist: bool = False
     flush_timeout: float = 600.0
     persist_mbps: float = 0.0
+    file_mode: str = ""
     fill_threads: int = 0
     check_overlap: bool = False
     max_stalls: int = 3
@@ -65,6 +68,11 @@ class Settings:
             raise ConfigError(f"flush_timeout is {self.flush_timeout}; give seconds, 0 or more")
         if not 0 <= self.persist_mbps < math.inf:
             raise ConfigError(f"persist_mbps is {self.persist_mbps}; give MB per second, or 0 for no limit")
+        if self.file_mode and not _is_mode(self.file_mode):
+            raise ConfigError(
+                f"file_mode is {self.file_mode!r}; give an octal mode from 0600 to 0666 in which the owner reads and "
+                "writes and nobody executes, such as 0640, or nothing to follow the umask"
+            )
         if self.fill_threads < 0:
             raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
         if self.max_stalls < 0:
@@ -82,6 +90,11 @@ class Settings:
         """Directories under which other launches may have made theirs."""
         return [place for place in (SHM, _temporary()) if place != self.arenas]
 
+    @property
+    def mode(self) -> int | None:
+        """The mode of files on storage; None to follow the umask."""
+        return int(self.file_mode, 8) if self.file_mode else None
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
         """Read ``FASTCKPT_*``; raises ConfigError naming the variable that cannot be read."""
@@ -98,6 +111,10 @@ class Settings:
 
 def _temporary() -> str:
     return os.environ.get("TMPDIR") or LARGE_FILES
+
+
+def _is_mode(text: str) -> bool:
+    return re.fullmatch("(0o?)?6[0246]{2}", text) is not None
 
 
 def _is_positive(text: str) -> bool:

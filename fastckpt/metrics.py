@@ -58,7 +58,7 @@ def write_events_to(path: str) -> None:
     global _events
     if _events >= 0:
         os.close(_events)
-    _events = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600) if path else -1
+    _events = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666) if path else -1
 
 
 def listen(listener: Listener) -> None:

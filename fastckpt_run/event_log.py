@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fastckpt import metrics
+from fastckpt.storage.modes import make_directory, open_file
 from fastckpt.tools.events import FOLDER, Name, in_folder
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -98,7 +99,7 @@ class EventLog:
         """What could not be written."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path = self._path or self._new()
-        file = os.open(self._path, flags, 0o600)
+        file = open_file(self._path, flags)
         try:
             return data[os.write(file, data) :]
         finally:
@@ -106,7 +107,7 @@ class EventLog:
 
     def _new(self) -> Path:
         """The path of a new file, after those of all launches before; this host's oldest make room."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)  # in what the saver made: a directory that was removed stays so
+        make_directory(self._folder)  # in what the saver made: a directory that was removed stays so
         logs = in_folder(self._folder)
         new = Name.new(logs[-1][0].number + 1 if logs else 1, socket.gethostname())
         ours = [path for name, path in logs if name.host == new.host]

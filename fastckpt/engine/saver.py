@@ -23,6 +23,7 @@ from fastckpt.ipc.channel import bind, pack, peer, receive
 from fastckpt.memory.census import sweep
 from fastckpt.memory.telemetry import Telemetry
 from fastckpt.storage.copier import Copier
+from fastckpt.storage.modes import choose
 
 logger = logging.getLogger("fastckpt")
 
@@ -47,6 +48,7 @@ class Saver:
     """
 
     def __init__(self, settings: Settings, address: str = "") -> None:
+        choose(settings.mode)
         self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
         self._copier = Copier(settings.persist_mbps)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastckpt.errors import PersistError
 from fastckpt.sizes import binary
+from fastckpt.storage.modes import make_directory, open_file
 
 REMEDIES = {
     errno.ENOSPC: "Free space there, keep fewer checkpoints (KeepLatestStepStrategy), or choose another directory",
@@ -41,17 +42,17 @@ def sync_tree(path: Path) -> None:
         sync_directory(Path(directory))
 
 
-def make_directories(path: Path, mode: int = 0o777) -> None:
+def make_directories(path: Path) -> None:
     """Make a directory and those above it that are missing; their names are durable."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     for directory in reversed(missing):
-        directory.mkdir(mode, exist_ok=True)
+        make_directory(directory)
         sync_directory(directory.parent)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
     try:
         rest = text.encode("utf-8", "surrogateescape")
         while rest:

@@ -14,6 +14,7 @@ from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import METADATA, MODEL, NAME, Manifest, directory_named, file_named
 from fastckpt.storage.durable import make_directories
+from fastckpt.storage.modes import open_file
 from fastckpt.storage.stored import has_manifest, read_manifest
 
 PRIVATE = ".fastckpt"
@@ -158,7 +159,7 @@ class Layout:
         Where the file system has no locks, writers go on, and sweeps never find themselves alone.
         """
         make_directories(self.root)
-        make_directories(self.private, 0o700)
+        make_directories(self.private)
         with self._lock() as lock:
             deadline = time.monotonic() + SWEEP_DEADLINE
             while not _locked(lock, fcntl.LOCK_SH, otherwise=True):
@@ -194,7 +195,7 @@ class Layout:
 
     @contextlib.contextmanager
     def _lock(self, name: str = "writers") -> Iterator[int]:
-        lock = os.open(self.private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_file(self.private / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             yield lock
         finally:

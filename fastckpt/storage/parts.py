@@ -16,6 +16,7 @@ from fastckpt.storage.commit import Commit, ours
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained, remove, sync_directory, sync_tree, write_text
 from fastckpt.storage.layout import FILES, Layout
+from fastckpt.storage.modes import make_directory
 from fastckpt.storage.places import drop
 from fastckpt.storage.publish import Request, announce, draft_for, write_images
 from fastckpt.storage.scan import Scan
@@ -49,7 +50,7 @@ class Parts:
         """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
         if self._at_home() or self._part(self._share.node):
             return
-        self._files.mkdir(0o700, parents=True, exist_ok=True)
+        make_directory(self._files, parents=True)
         self._withdraw(request)  # what one who died left of it
         draft = self._draft if MODEL in request.images else None
         with ExitStack() as on_failure:

@@ -9,6 +9,7 @@ from fastckpt.storage.claims import draft_of
 from fastckpt.storage.direct import copy_file
 from fastckpt.storage.durable import move, remove, sync_directory, sync_tree, write_text
 from fastckpt.storage.layout import FILES, REMAINS, Layout
+from fastckpt.storage.modes import make_directory
 
 
 def relocate(layout: Layout, source: Path, target: Path) -> None:
@@ -56,7 +57,7 @@ def take_apart(layout: Layout, place: Path, kind: str) -> Path:
     says so.
     """
     record = layout.draft(kind)
-    record.mkdir(0o700)
+    make_directory(record)
     write_text(record / REMAINS, str(place.relative_to(layout.root)))
     sync_directory(record)
     sync_directory(layout.private)
@@ -117,7 +118,7 @@ def is_unmovable(place: Path, error: OSError) -> bool:
 
 
 def _copy_tree(source: Path, target: Path) -> None:
-    target.mkdir(0o700)
+    make_directory(target)
     for child in sorted(source.iterdir()):
         copy = target / child.name
         if child.is_symlink():

@@ -18,6 +18,7 @@ from fastckpt.storage.copier import Copier, Copy
 from fastckpt.storage.direct import digest_file
 from fastckpt.storage.durable import make_directories, sync_directory, sync_tree, write_text
 from fastckpt.storage.layout import Layout
+from fastckpt.storage.modes import make_directory
 from fastckpt.storage.places import drop, remove_with_draft
 from fastckpt.storage.source import Source
 
@@ -70,7 +71,7 @@ class Publication:
         """Write everything, then commit; on failure nothing of it is left and the old one is back."""
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._take_back)
-            self._place.mkdir(0o700)
+            make_directory(self._place)
             if self._draft:
                 announce(self._layout, self._place, self._draft)
             manifest = self._request.manifest(write_images(self._request, self._place, self._draft, self._copier))
@@ -120,7 +121,7 @@ def write_images(request: Request, place: Path, draft: Path | None, copier: Copi
         users = draft if name == MODEL else None
         path = users or place / name
         with metrics.phase("persist.write", step=request.id.step, file=name):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(path.parent, parents=True)
             size, digest = copy.file(source.path, path)
             source.compare(size, digest)
         if request.read_back:

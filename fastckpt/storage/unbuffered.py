@@ -7,6 +7,7 @@ import mmap
 import os
 from pathlib import Path
 
+from fastckpt.storage.modes import open_file
 from fastckpt.storage.writeback import WriteBehind
 
 SECTOR = max(4096, mmap.PAGESIZE)
@@ -17,12 +18,12 @@ def create(target: Path) -> int:
     """Open a new file for `Writer`; raises OSError if it exists or cannot be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        return os.open(target, flags | os.O_DIRECT, 0o600)
+        return open_file(target, flags | os.O_DIRECT)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
             raise
     target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
-    return os.open(target, flags, 0o600)
+    return open_file(target, flags)
 
 
 class Writer:

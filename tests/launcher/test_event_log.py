@@ -22,6 +22,9 @@ from fastckpt_run.chronicle import Chronicle, _name_of
 from fastckpt_run.event_log import EventLog
 from tests.launcher.conftest import until
 
+UMASK = os.umask(0)
+os.umask(UMASK)
+
 
 def line(number: int, padding: str = "") -> bytes:
     return metrics.to_line(metrics.stamp("uploaded") | {"step": number, "padding": padding})
@@ -46,7 +49,7 @@ def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> No
     assert log.close(30)
     [path] = find(str(directory))
     assert steps(path) == list(range(500))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(found.stat().st_mode) for found in (path, path.parent)] == [0o666 & ~UMASK, 0o777 & ~UMASK]
 
 
 def test_what_was_told_is_there_at_once(directory: Path) -> None:

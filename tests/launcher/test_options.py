@@ -42,6 +42,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-require-persist",
         "--fast-flush-timeout",
         "--fast-persist-mbps",
+        "--fast-file-mode",
         "--fast-fill-threads",
         "--fast-check-overlap",
         "--fast-no-check-overlap",
@@ -123,6 +124,21 @@ def test_no_preload_is_a_switch() -> None:
     assert settings("--fast-preload", "numpy,math").preload == "numpy,math"
     assert settings("--fast-preload=numpy", "--fast-no-preload").preload == "off"
     assert settings("--fast-no-preload", "--fast-preload=auto").preload == "auto"
+
+
+@pytest.mark.parametrize("mode", ["0640", "640", "0o640"])
+def test_a_mode_is_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings("--fast-file-mode", mode).mode == 0o640
+    monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
+    assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
+
+
+@pytest.mark.parametrize(
+    "mode", ["0", "7", "0400", "0777", "0750", "0060", "00640", "1640", "4640", "u=rw", "-1", "416"]
+)
+def test_a_mode_that_makes_no_sense_is_refused_with_the_limit(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"):
+        settings(f"--fast-file-mode={mode}")
 
 
 def test_an_impossible_value_is_refused_with_the_limit() -> None:

@@ -60,6 +60,7 @@ OURS: list[tuple[list[str], dict[str, object]]] = [
     (["--fast-flush"], {"flush": True}),
     (["--fast-flush-timeout", "1.5"], {"flush_timeout": 1.5}),
     (["--fast-persist-mbps", "250"], {"persist_mbps": 250.0}),
+    (["--fast-file-mode", "0640"], {"file_mode": "0640"}),
     (["--fast-fill-threads=4"], {"fill_threads": 4}),
     (["--fast-max-stalls", "0"], {"max_stalls": 0}),
     (["--fast-restart-budget=2/h"], {"restart_budget": "2/h"}),

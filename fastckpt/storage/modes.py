@@ -1,0 +1,69 @@
+"""Who may read what is made on storage: as the umask of the job says, or as its user chose."""
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+logger = logging.getLogger("fastckpt")
+
+# Of the whole process, as the umask is: a job has one user, and one choice.
+_chosen: int | None = None
+
+
+def choose(mode: int | None) -> None:
+    """Have this process make files of exactly this mode, and directories that can be entered by who may read them.
+
+    None follows the umask.
+    """
+    global _chosen
+    _chosen = mode
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a file, which ``flags`` may have made, in the mode that it is to have."""
+    if _chosen is None:
+        return os.open(path, flags, 0o666)
+    descriptor = os.open(path, flags, _chosen)
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_IMODE(found.st_mode) != _chosen and found.st_uid == os.geteuid():
+            os.fchmod(descriptor, _chosen)
+    except OSError as error:
+        _explain(path, error)
+    return descriptor
+
+
+def make_directory(path: Path, *, parents: bool = False) -> None:
+    """Make a directory unless it is there, and with ``parents`` those above it that are missing."""
+    try:
+        path.mkdir(0o777 if _chosen is None else _entered(_chosen))
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    except FileNotFoundError:
+        if not parents or path.parent == path:
+            raise
+        make_directory(path.parent, parents=True)
+        make_directory(path)
+    else:
+        if _chosen is not None:
+            _choose_for(path, _entered(_chosen))
+
+
+def _choose_for(directory: Path, mode: int) -> None:
+    try:
+        inherited = stat.S_IMODE(directory.stat().st_mode) & ~0o777  # that a group is inherited, for one
+        directory.chmod(inherited | mode)
+    except OSError as error:
+        _explain(directory, error)
+
+
+def _entered(mode: int) -> int:
+    """The mode of a directory whose files have this one: who may read them may enter it."""
+    return mode | (mode & 0o444) >> 2
+
+
+def _explain(path: Path, error: OSError) -> None:
+    """A checkpoint in another mode is better than none."""
+    logger.warning("%s keeps the mode that the file system gave it: %s", path, error)
