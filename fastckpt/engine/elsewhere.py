@@ -19,7 +19,7 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
             return [
                 f"{entry.newest} in {entry.path} (in memory of this host, which was another node's)"
                 for entry in entries.values()
-                if entry.newest and entry.identity == ours.identity
+                if entry.newest and entry.claim.is_of(ours.claim.seen, ours.claim.inode)
                 and (entry.state is State.LEFT_BEHIND or entry.owner == ours.owner)
             ]  # fmt: skip
     return []

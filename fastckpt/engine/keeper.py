@@ -10,6 +10,7 @@ from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.digester import Digester
 from fastckpt.engine.levels import Levels
+from fastckpt.engine.marking import Marking
 from fastckpt.engine.persister import PIN
 from fastckpt.engine.place import left_elsewhere, place
 from fastckpt.engine.progress import Progress
@@ -48,6 +49,7 @@ class Keeper:
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
+        self._marking = Marking(self.arena, self.persister.storage, hello.directory, hello.group_rank)
         self._room = Room(self.arena, self.slots, self.newest)
         self.digester = Digester(self.newest)
         self.writers = Writers(hello.local_world_size)
@@ -63,9 +65,7 @@ class Keeper:
             alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
-        ours = self.arena.claim_for(await loop.run_in_executor(None, self.persister.storage.identity))
-        if not (alone and ours):
-            await asyncio.to_thread(self.arena.renew)
+        await self._marking.settle(alone=alone)
         loans.forget(self.arena.path)
         self.arena.make_slots(self._settings.slots)
         self.slots += [Slot(path) for path in self.arena.slots]
@@ -306,6 +306,7 @@ class Keeper:
         self.look()
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
+        drained = await self._marking.finish() and drained
         await self._end(wait=drained)
         self._ended = True
         newest = self.newest()
@@ -333,6 +334,7 @@ class Keeper:
         await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
 
     async def _end(self, *, wait: bool) -> None:
+        self._marking.close()
         await asyncio.to_thread(self.readers.close)
         self.digester.close()
         self.levels.close(wait=wait)

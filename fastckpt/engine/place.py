@@ -51,7 +51,10 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
         for other in places
         for entry in _census(Path(other))
         if entry.path.name == arena.name and entry.directory == directory and entry.state is State.LEFT_BEHIND
-        if ours and entry.identity == ours[0].identity and entry.newest and (newest is None or entry.newest > newest)
+        if ours
+        and entry.claim.is_of(ours[0].claim.seen, ours[0].claim.inode)
+        and entry.newest
+        and (newest is None or entry.newest > newest)
     ]
     for text in found:
         logger.warning("%s", text)

@@ -25,7 +25,7 @@ def mark_seen(location: str, place: Place) -> Seen | None:
         return None  # restarted workers may resume from memory without the client of a store
     try:
         with closing(open_store(location)) as store:
-            mark = store.mark()
+            mark = store.identity().mark
     except FastckptError:
         mark = ""
     return place.group_rank, socket.gethostname(), mark

@@ -4,30 +4,35 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory import presence
+from fastckpt.memory.claim import Claim
 from fastckpt.memory.headroom import RESERVE, Headroom, headroom
 from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt.memory.pages import allocate
 from fastckpt.memory.processes import Process, boot_id
-from fastckpt.memory.records import LARGEST, names_in, parse_record, read_small, remove_any
+from fastckpt.memory.records import LARGEST, names_in, parse_record, remove_any
 from fastckpt.memory.slots import image_size
 from fastckpt.sizes import binary
+
+logger = logging.getLogger("fastckpt")
 
 FORKS_DEADLINE = 5.0
 """Seconds in which a child that a dead owner had just forked lets go of its locks."""
 GLANCE = 0.1
 """Seconds for which somebody who only looks at an arena may have its lock."""
-OWNER, IDENTITY = "owner", "identity"
+OWNER = "owner"
 _SLOT = "slot-"
 _GONE = "removed-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -56,7 +61,7 @@ class Arena:
         self.slots = slots_of(path)
         self.adopted = bool(self.slots)
         self._checkpoint_dir = checkpoint_dir
-        self._claim = ""
+        self.claim = Claim.read(path)
         self._lock = lock
 
     @classmethod
@@ -82,6 +87,7 @@ class Arena:
         _remove_strays(path)
         arena = cls(path, checkpoint_dir, lock)
         if former is not None and former.boot != boot_id():
+            logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
             arena.renew()  # its bytes were never meant to outlive the kernel's end
         return arena
 
@@ -101,7 +107,7 @@ class Arena:
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
         try:
             _sign(lock, self._checkpoint_dir)
-            (self.path / IDENTITY).write_text(self._claim)
+            self.claim.write(self.path)
             for slot in self.slots:
                 slot.mkdir(mode=0o700, exist_ok=True)
         except OSError:
@@ -118,20 +124,30 @@ class Arena:
         self.slots.remove(slot)
         shutil.rmtree(gone)
 
-    def claim_for(self, identity: str) -> bool:
-        """Mark the arena as one of the checkpoint directory of this identity; whether it was that before.
+    def claim_for(self, mark: str, inode: int = 0) -> bool:
+        """Claim the arena for the checkpoint directory of this mark and inode; whether it was that directory's before.
 
-        What is in memory for a directory that was removed since is nobody's, though the new one has its name.
+        If the directory has no mark, the claim names the one that it is to get. What is in memory for a directory
+        that was removed since is nobody's, though the new one has its name: `renew` first.
         """
-        mark = self.path / IDENTITY
-        try:
-            before = read_small(mark).decode(errors="replace")
-        except OSError:
-            before = ""
-        remove_any(mark)
-        mark.write_text(identity)
-        self._claim = identity
-        return bool(identity) and before == identity
+        ours = self.claim.is_of(mark, inode)
+        if mark and ours:
+            self.saw(mark)
+        elif mark:
+            self._set(Claim(seen=mark, inode=inode))
+        elif not (ours and self.claim.due):  # what was seen in it once is never written there again
+            self._set(Claim(wanted=secrets.token_hex(16), inode=inode))
+        return ours
+
+    def saw(self, mark: str) -> None:
+        """Know the directory by this mark from now on: ours, or one that another node has made first."""
+        if mark != self.claim.seen:
+            self._set(replace(self.claim, seen=mark))
+
+    def _set(self, claim: Claim) -> None:
+        if self.is_there():  # else `restore` will write it
+            claim.write(self.path)
+        self.claim = claim
 
     def drive_out_writers(self, seconds: float) -> bool:
         """End the writers of the former owner; False if one may still write when the time is over."""

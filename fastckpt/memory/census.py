@@ -13,11 +13,12 @@ from pathlib import Path
 from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
-from fastckpt.memory.arena import IDENTITY, OWNER, erase, slots_of
+from fastckpt.memory.arena import OWNER, erase, slots_of
+from fastckpt.memory.claim import Claim
 from fastckpt.memory.locks import close_lock, is_named, open_lock, open_lock_of_others, try_exclusive, try_shared
 from fastckpt.memory.presence import LOCK, signed
 from fastckpt.memory.processes import Process, boot_id
-from fastckpt.memory.records import names_in, read_record, read_small
+from fastckpt.memory.records import names_in, read_record
 from fastckpt.memory.telemetry import BLOCKS, telemetry_name, unlink
 
 logger = logging.getLogger("fastckpt")
@@ -48,7 +49,7 @@ class Entry:
         uid: The user whom it belongs to.
         size: Bytes of memory that it takes; 0 if it is foreign.
         directory: The checkpoint directory; empty if that is not known.
-        identity: What the checkpoint directory was marked with (`.fastckpt/identity`); empty if it was not.
+        claim: By what that directory is known: by its mark (`.fastckpt/identity`), or by the one that it is to get.
         owner: Who owns it, or did; None if that is not known.
         writers: Writers that are alive.
         slots: What is committed in each slot, by the slot's name; None for nothing.
@@ -59,7 +60,7 @@ class Entry:
     uid: int
     size: int = 0
     directory: str = ""
-    identity: str = ""
+    claim: Claim = field(default_factory=Claim)
     owner: Process | None = None
     writers: tuple[Process, ...] = ()
     slots: dict[str, SaveId | None] = field(default_factory=dict)
@@ -128,7 +129,9 @@ def sweep(shm_dir: Path) -> None:
             if worthless:
                 with suppress(FastckptError, OSError):
                     clean(entry, force=True)
-                    logger.info("removed %s, which nobody owns", entry.path)
+                    level = logging.INFO if entry.newest is None else logging.WARNING
+                    held = "nothing whole" if entry.newest is None else f"{entry.newest} of {entry.directory}"
+                    logger.log(level, "removed %s, which nobody owns (%s); it held %s", entry.path, entry.state, held)
 
 
 def _lock(lock: int, path: Path, locks: ExitStack) -> int:
@@ -154,7 +157,7 @@ def _arena(path: Path, *, locked: bool = False) -> Entry | None:
         status.st_uid,
         _memory(path),
         str(record.get("directory", "")),
-        _identity(path),
+        Claim.read(path),
         owner,
         tuple(process for _, process in signed(path) if process.is_alive()),
         {slot.name: _held(slot) for slot in slots_of(path)},
@@ -179,13 +182,6 @@ def _is_locked(path: Path, take: Callable[[int], bool]) -> bool:
 
 def _unowned(owner: Process | None) -> State:
     return State.OLD_BOOT if owner is not None and owner.boot != boot_id() else State.LEFT_BEHIND
-
-
-def _identity(arena: Path) -> str:
-    try:
-        return read_small(arena / IDENTITY).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _held(slot: Path) -> SaveId | None:

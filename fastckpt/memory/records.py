@@ -17,7 +17,12 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     Raises:
         OSError: It cannot be written, or has more than LARGEST bytes.
     """
-    data = json.dumps(record).encode()
+    write_text(path, json.dumps(record))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, as `write_record` does."""
+    data = text.encode()
     if len(data) > LARGEST:
         raise OSError(f"the record {path} would have {len(data)} bytes; it may have {LARGEST}")
     temporary = path.with_name(f".tmp{path.name}")

@@ -11,7 +11,7 @@ from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import parts, removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
-from fastckpt.storage.identity import identity, mark
+from fastckpt.storage.identity import Identity, identity, inode, mark
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.parts import Contribution, Parts
 from fastckpt.storage.publish import Publication, Request
@@ -164,18 +164,15 @@ class CheckpointDirectory:
             else:
                 check_size(stored.manifest.entry(name), stored.path_of(name))
 
-    def identity(self) -> str:
-        """What this directory was marked with when it was first used; it is gone when the directory is.
-
-        Returns "" for one that has no mark and cannot be written to.
-        """
+    def identity(self) -> Identity:
+        """By what this directory is known: the mark is gone when the directory is. Raises PersistError."""
         with explained("read the mark", self.path):
-            return identity(self.path)
+            return Identity(identity(self.path), inode(self.path))
 
-    def mark(self) -> str:
-        """The mark that is there; empty for none."""
+    def mark(self, claim: str) -> str:
+        """Mark this directory with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
         with explained("read the mark", self.path):
-            return mark(self.path)
+            return mark(self.path, claim)
 
     def close(self) -> None:
         """Do nothing: nothing is held between two calls."""

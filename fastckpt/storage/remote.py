@@ -1,5 +1,6 @@
 """The durable tier at a URL: checkpoints as objects of a store that fsspec opens, such as ``s3://bucket/run1``."""
 
+import errno
 import logging
 import secrets
 import time
@@ -26,6 +27,7 @@ from fastckpt.storage.catalog import (
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.download import download
 from fastckpt.storage.gather import Gathering, RemoteContribution, share_in
+from fastckpt.storage.identity import Identity, parsed
 from fastckpt.storage.layout import PRIVATE, TRACKER
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
@@ -269,22 +271,29 @@ class RemoteStore:
                     removed.append(place)
         return [self._objects.url(name) for name in removed]
 
-    def identity(self) -> str:
-        """What this store was marked with when it was first used; it is gone when its objects are.
+    def identity(self) -> Identity:
+        """By what this store is known: the mark is gone when its objects are. PersistError if it does not answer."""
+        with Explained("read the mark", self.path):
+            return Identity(parsed(self._read_mark().decode(errors="replace")))
 
-        Raises PersistError if the store does not answer, or cannot be written to.
+    def _read_mark(self) -> bytes:
+        try:
+            return self._objects.read(_IDENTITY, 64) or b""
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return b""  # an empty object has no first bytes, S3 says
+
+    def mark(self, claim: str) -> str:
+        """Mark this store with ``claim``, unless it has a mark; which it has then.
+
+        To be called by one node of a job alone: of several who do so at once, the last wins, and the others may have
+        seen their own. Raises PersistError if the store does not answer, or cannot be written to.
         """
         with Explained("mark", self.path):
-            mark = self._objects.read(_IDENTITY, 64)
-            if mark is None:
-                self._objects.put(_IDENTITY, secrets.token_hex(16).encode())
-                mark = self._objects.read(_IDENTITY, 64) or b""  # of several who mark it, the last has marked it
-            return mark.decode(errors="replace")
-
-    def mark(self) -> str:
-        """The mark that is there, empty for none; raises PersistError if the store does not answer."""
-        with Explained("read the mark", self.path):
-            return (self._objects.read(_IDENTITY, 64) or b"").decode(errors="replace")
+            if not self.identity().mark:
+                self._objects.put(_IDENTITY, claim.encode())
+            return self.identity().mark
 
     def close(self) -> None:
         """End the threads and the connections."""

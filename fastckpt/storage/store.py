@@ -11,6 +11,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.identity import Identity
 from fastckpt.storage.share import Share, Unfinished
 from fastckpt.storage.source import Source
 
@@ -154,11 +155,11 @@ class Store(Protocol):
     def sweep(self) -> Sequence[Path | str]:
         """Remove or restore what crashed writers left; what was removed or restored."""
 
-    def identity(self) -> str:
-        """What this place was marked with when it was first used; it is gone when the place is."""
+    def identity(self) -> Identity:
+        """By what this place is known; its mark is gone when the place is."""
 
-    def mark(self) -> str:
-        """The mark that is there, as any process can see it; empty for none."""
+    def mark(self, claim: str) -> str:
+        """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
 
     def close(self) -> None:
         """Let go of threads and connections."""

@@ -16,13 +16,12 @@ from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
 from fastckpt.policy.resume import TIERS
 from fastckpt.storage.commit import ours
+from fastckpt.storage.identity import Identity
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.reading import read_text
 from fastckpt.storage.store import Kept, is_url, normalised, open_store
 from fastckpt.storage.stored import Stored, read_manifest
 
-IDENTITY = ".fastckpt/identity"
-"""Tells a checkpoint directory from another that had its name before; arenas have a copy."""
 WHOLE, WRITING, INCOMPLETE = "whole", "writing", "incomplete"
 DAMAGED, QUARANTINED, FOREIGN = "damaged", "quarantined", "foreign"
 _NUMBERS = re.compile(r"(?:quarantine-)?(?:checkpoint-)?(?:(?P<history>\d{1,19})-)?(?P<step>\d{1,19})(?:-[0-9a-f]+)?")
@@ -124,8 +123,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory")
     location = normalised(location)
     arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
-    mark = (read_text(place_of(location), IDENTITY) or "") if arenas else ""
-    items = [*_in_memory(arenas, mark), *_durable(location, "storage")]
+    items = [*(_in_memory(arenas, _identity(location)) if arenas else ()), *_durable(location, "storage")]
     if remote:
         items += _durable(normalised(remote), "remote")
     return Inventory(location, sorted(items, key=lambda item: item.age_order), arenas)
@@ -216,10 +214,15 @@ def _census(shm_dir: Path) -> list[Entry]:
         return []
 
 
-def _in_memory(arenas: list[Entry], mark: str) -> Iterator[Item]:
+def _identity(location: str) -> Identity:
+    with closing(open_store(location)) as store:
+        return store.identity()
+
+
+def _in_memory(arenas: list[Entry], identity: Identity) -> Iterator[Item]:
     for arena in arenas:
         for slot in slots_of(arena.path):
-            item = _slot(slot, ours=bool(mark) and arena.identity == mark)
+            item = _slot(slot, ours=arena.claim.is_of(*identity))
             if item is not None:
                 yield item
 

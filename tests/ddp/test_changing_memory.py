@@ -30,7 +30,7 @@ def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
         assert checkpointer.loaded_from == "memory"
         arena = checkpointer._writer.link.arena
         assert json.loads((arena / "owner").read_text())["directory"] == str(tmp_path)
-        assert (arena / "identity").read_text() == identity(tmp_path), "a later launch can adopt it"
+        assert (arena / "identity").read_text() == identity(tmp_path) != "", "a later launch can adopt it"
         assert [process for _, process in signed(arena)] == [Process.current()]
         assert not drive_out(arena, 0), "it knows of its writer"
 

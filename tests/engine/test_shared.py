@@ -13,7 +13,7 @@ import pytest
 from fastckpt.config import Place
 from fastckpt.engine.shared import LISTED, Seen, check_shared, mark_seen
 from fastckpt.errors import ConfigError
-from fastckpt.storage.identity import identity
+from fastckpt.storage.identity import mark as mark_directory
 from fastckpt.storage.store import open_store
 from tests.ddp.conftest import Rounds
 
@@ -35,7 +35,7 @@ def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> Place:
 
 
 def test_the_first_rank_of_each_of_several_nodes_looks(tmp_path: Path) -> None:
-    mark = identity(tmp_path)
+    mark = mark_directory(tmp_path, "1" * 32)
     assert mark and mark_seen(str(tmp_path), of_node(1)) == (1, HOST, mark)
     assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
     assert mark_seen(str(tmp_path), of_node(0, nodes=1)) is None
@@ -53,7 +53,7 @@ def test_looking_marks_nothing_and_fails_nowhere(tmp_path: Path, make: Callable[
 def test_at_a_url_restarted_workers_do_not_look(tmp_path: Path) -> None:
     url = f"memory://{tmp_path.name}/run1"
     with_mark = open_store(url)
-    mark = with_mark.identity()
+    mark = with_mark.mark("1" * 32)
     with_mark.close()
     assert mark_seen(url, of_node(1)) == (1, HOST, mark)
     assert mark_seen(url, replace(of_node(1), restart_count=1)) is None
@@ -68,7 +68,7 @@ def test_what_tells_nothing_is_not_unlike(marks: list[str | None]) -> None:
 
 
 def test_nodes_that_marked_a_store_at_once_look_again(tmp_path: Path) -> None:
-    mark = identity(tmp_path)
+    mark = mark_directory(tmp_path, "1" * 32)
     check_shared(Heard([(1, HOST, mark)]), str(tmp_path), of_node(0), [(0, HOST, "overwritten"), (1, HOST, mark)])
 
 
@@ -77,8 +77,8 @@ def test_all_ranks_refuse_and_name_the_nodes(tmp_path: Path) -> None:
     disks = [tmp_path / str(node) for node in range(3)]
     for disk in disks:
         disk.mkdir()
-    identity(disks[0])
-    identity(disks[1])
+    mark_directory(disks[0], "1" * 32)
+    mark_directory(disks[1], "2" * 32)
     rounds = Rounds(3)
 
     def refused(node: int) -> str:

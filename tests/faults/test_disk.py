@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt.storage.identity import identity
 from tests.faults.faults import refuse
 from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
 
@@ -136,6 +137,24 @@ def test_a_disk_that_is_full_at_each_moment_of_a_persist_and_read_only(disk, new
     assert not job.skips()
     assert any("No space left on device. It needs 2." in text and "Free space there" in text for text in job.troubles())
     assert any("Read-only file system. Remount" in text for text in job.troubles())
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+
+
+def test_a_disk_that_is_full_at_the_first_start_and_all_killed(disk, new_job, uninterrupted):
+    """Nothing says on storage whose the memory is: it does so itself, until there is room for a mark."""
+    checkpoints = disk / "checkpoints"
+    checkpoints.mkdir()
+    job = new_job(checkpoint_dir=checkpoints)
+    ballast = leave(disk, 0)
+    job.start("--wait-at", "24")
+    job.wait_for_all(24)
+    assert failures(job) and job.stored() == [] and identity(checkpoints) == ""
+    job.strike("agent", 0, 1)
+    job.wait()
+    ballast.unlink()
+    job.run()
+    assert job.resumes(0) == job.resumes(1) == [(0, ""), (job.newest_saved(0), "memory")]
+    assert job.newest_saved(0) >= 22 and identity(checkpoints)
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 

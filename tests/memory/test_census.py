@@ -73,7 +73,7 @@ def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
     commit(arena.slots[0])
     entry = found(shm)
     assert (entry.path, entry.state, entry.uid, entry.directory) == (path, State.IN_USE, os.getuid(), "/checkpoints")
-    assert entry.identity == "mark" and entry.is_arena
+    assert entry.claim.seen == "mark" and entry.is_arena
     assert entry.owner == Process.current() and entry.owner.is_alive()
     assert entry.slots == {"slot-0": SAVE, "slot-1": None} and entry.newest == SAVE
     assert 8192 <= entry.size <= 8192 + 20 * 4096

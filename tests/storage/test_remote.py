@@ -187,12 +187,21 @@ def test_paths_that_would_tear_something_are_refused(near, tmp_path, target):
 
 
 def test_identity_lasts_as_long_as_the_place(store):
-    first = store.identity()
-    assert len(first) == 32
+    first, second = "1" * 32, "2" * 32
+    assert store.identity() == ("", 0), "who only looks marks nothing"
+    assert store.mark(first) == first
     with opened(store.path) as another:
-        assert another.identity() == first
+        assert another.mark(second) == first and another.identity() == (first, 0)
     store._objects.remove_all(".fastckpt")
-    assert store.identity() != first
+    assert store.identity() == ("", 0)
+    assert store.mark(second) == second
+
+
+@pytest.mark.parametrize("torn", [b"", b"123"])
+def test_a_torn_mark_is_none(store, torn):
+    store._objects.put(".fastckpt/identity", torn)
+    assert store.identity() == ("", 0)
+    assert store.mark("1" * 32) == "1" * 32 == store.identity().mark
 
 
 # --- the reader's rule
@@ -570,7 +579,7 @@ def test_unknown_protocols_are_refused_with_the_remedy():
 
 def test_a_bucket_that_is_missing_is_no_fresh_start(s3):  # noqa: F811
     with opened("s3://no-such-bucket/run") as store:
-        for deed in (store.scan, store.identity, store.sweep):
+        for deed in (store.scan, lambda: store.mark("1" * 32), store.sweep):
             with pytest.raises(PersistError, match="Make the bucket"):
                 deed()
 
