@@ -1,12 +1,15 @@
 """Finds the saver of this node; where no agent runs one, the first local rank does."""
 
+import contextlib
 import hashlib
 import logging
 import os
 import sys
 import threading
+from pathlib import Path
 
 from fastckpt.config import Place, Settings
+from fastckpt.engine.posting import Posting, find
 from fastckpt.engine.saver import Saver
 from fastckpt.errors import FastckptError
 from fastckpt.memory.processes import Process
@@ -14,6 +17,7 @@ from fastckpt.memory.processes import Process
 logger = logging.getLogger("fastckpt")
 
 _own: Saver | None = None
+_posting: Posting | None = None
 _owner = 0
 
 
@@ -21,10 +25,9 @@ def saver_address(place: Place, settings: Settings) -> str:
     """Where the saver of this node listens; starts one in this process if no launcher has and it is ours to do."""
     if place.agent:
         return place.agent
-    address = _shared_address(place)
     if place.local_rank == 0:
-        _start(settings, address)
-    return address
+        return _start(place, settings)
+    return find(Path(settings.shm_dir), _key(place))
 
 
 def launch_of(place: Place) -> str:
@@ -43,38 +46,50 @@ def leave_own_saver() -> None:
 
 def stop_own_saver() -> None:
     """End the saver of this process, if there is one, after its last flush."""
-    global _own
+    global _own, _posting
     if _own is not None and _owner == os.getpid():  # a forked child has none of its threads
-        saver, _own = _own, None
-        saver.close(failed=getattr(sys, "last_value", None) is not None)  # by an exception that nobody caught
+        saver, posting, _own, _posting = _own, _posting, None, None
+        try:
+            saver.close(failed=getattr(sys, "last_value", None) is not None)  # by an exception that nobody caught
+        finally:
+            if posting is not None:
+                posting.close()
 
 
-def _start(settings: Settings, address: str) -> None:
-    global _own, _owner
+def _start(place: Place, settings: Settings) -> str:
+    global _own, _owner, _posting
     if _own is not None and _owner == os.getpid():
-        return
+        return _own.address
     logger.warning(
         "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of a "
         "killed worker or flushes it. Start the script with fastckpt-run for that."
     )
-    _own, _owner = Saver(settings, address), os.getpid()
-    try:
-        _own.start()
-    except OSError as error:
-        _own = None
-        raise FastckptError(
-            f"no saver can listen at {address}: {error}. Another job of this user seems to have the same MASTER_ADDR "
-            f"and MASTER_PORT; give this one others, or start it with fastckpt-run."
-        ) from error
+    saver = Saver(settings)
+    with contextlib.ExitStack() as on_failure:
+        saver.start()
+        on_failure.callback(saver.close)
+        _posting = _post(place, settings, saver.address) if place.local_world_size > 1 else None
+        on_failure.pop_all()
+    _own, _owner = saver, os.getpid()
     # Not atexit: that comes when thread pools take no more work, and the last flush is work.
     threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]
+    return saver.address
 
 
-def _shared_address(place: Place) -> str:
-    """An address that all local ranks of one launch compute alike; the process's own if it was launched alone."""
+def _post(place: Place, settings: Settings, address: str) -> Posting:
+    try:
+        return Posting(Path(settings.shm_dir), _key(place), address)
+    except OSError as error:
+        raise FastckptError(
+            f"the address of the saver cannot be posted under {settings.shm_dir}: {error}. Choose a tmpfs that this "
+            f"user can write to with FASTCKPT_SHM_DIR."
+        ) from error
+
+
+def _key(place: Place) -> str:
+    """What all local ranks of one launch compute alike, and no other launch does."""
     if place.master:
         launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]
     else:
         launch = [os.getppid() if place.local_world_size > 1 else os.getpid()]
-    key = hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
-    return f"@fastckpt-{key}"
+    return hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
