@@ -25,9 +25,11 @@ from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
 from fastckpt.engine.result import SaveResult, StorageType
+from fastckpt.engine.resume import Resumed
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
+from fastckpt.engine.unloaded import warn_of_unloaded
 from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
@@ -36,6 +38,7 @@ from fastckpt.memory.fill import idle_cores
 from fastckpt.memory.stacks import offer
 from fastckpt.metrics import counts, write_events_to
 from fastckpt.policy import retention
+from fastckpt.policy.lineage import HISTORIES, Ranges, merged, past
 from fastckpt.policy.verify import level
 from fastckpt.storage.modes import choose, make_directory
 from fastckpt.storage.store import is_url, normalised, target_in
@@ -83,6 +86,8 @@ class Writer:
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self.loads = 0
+        self._past: Ranges = ()
+        self._is_first = True
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
         self._pid = os.getpid()
@@ -116,6 +121,9 @@ class Writer:
         late = self._hear_of_pending()
         if save == self._held:
             return self._save_again(save, persist, path, measures, late)
+        if self._is_first and not (self.place.rank or self.resumed_from or self._rollback):
+            warn_of_unloaded(self.link, save)
+        self._is_first = False
         self._last = save
         with self.beats.save(save.step):
             outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
@@ -196,6 +204,7 @@ class Writer:
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
         if self._last is not None:
+            self.go_on(self._last.history)
             self.link.next_history()
             self._last = self._held = None
         asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
@@ -208,6 +217,18 @@ class Writer:
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self.loads += 1
         return self._rollback if self.loads == 1 else {}
+
+    def go_on_from(self, resumed: Resumed) -> None:
+        """Let later saves be of the line of training of what was loaded."""
+        self.resumed_from = resumed.id
+        self._past = ()
+        if resumed.id is not None and not resumed.elsewhere:
+            self._past = past(resumed.details, None)
+            self.go_on(resumed.id.history)
+
+    def go_on(self, history: int) -> None:
+        """Let later saves, of whatever history, be of the line of this one."""
+        self._past = merged(self._past, [(history, history)])
 
     def close(self, lends: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time.
@@ -259,6 +280,7 @@ class Writer:
             "num_threads": torch.get_num_threads(),
             "path": path,
             "parent": list(self.resumed_from) if self.resumed_from else None,
+            HISTORIES: [list(run) for run in self._past],
             **self._rollback,
             **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
         }

@@ -223,7 +223,7 @@ class DdpCheckpointer(WithWriter):
             return {}
         state, own = resumed.state
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
-        self._writer.resumed_from = resumed.id
+        self._writer.go_on_from(resumed)
         self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
         if own is None:

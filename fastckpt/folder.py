@@ -47,7 +47,7 @@ class Folder:
     def __init__(self, writer: Writer, offers: Offers, resumed: Resumed, asked: str, name: str) -> None:
         self.step = resumed.id.step if resumed.id else -1
         self.tier, self.details = resumed.tier, resumed.details
-        self._writer, self._offers, self._id = writer, offers, resumed.id
+        self._writer, self._offers, self._resumed = writer, offers, resumed
         self._since = time.perf_counter()
         self._is_open = True
         files: Files = resumed.state
@@ -69,8 +69,8 @@ class Folder:
         self._offers.close()
         if loaded:
             seconds = time.perf_counter() - self._since
-            writer.resumed_from = self._id
-            writer.link.tell_loaded(self._id, self.tier, seconds)
+            writer.go_on_from(self._resumed)
+            writer.link.tell_loaded(self._resumed.id, self.tier, seconds)
             writer.beats.resume(self.step)
             if writer.place.rank == 0:
                 logger.info("resumed step %d from %s in %.2f s", self.step, self.tier, seconds)
@@ -169,6 +169,7 @@ class FolderCheckpointer(WithWriter):
         """Let the next save be newer than all before, even if it is of the same step. All ranks call it."""
         writer = self._writer
         writer.be_ready()
+        writer.go_on(writer.link.history)
         writer.link.next_history()
         writer.link.history = max(agreement(writer.place.world_size).gather(writer.link.history))
 

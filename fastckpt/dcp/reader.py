@@ -206,7 +206,7 @@ class SharedMemoryReader(MappedReader):
     def _took(self, found: Resumed) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
         self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
-        writer.resumed_from = found.id
+        writer.go_on_from(found)
         writer.link.tell_loaded(found.id, found.tier, seconds)
         writer.beats.resume(self.loaded_step)
         if writer.place.rank == 0:

@@ -9,6 +9,7 @@ from typing import TypeGuard
 
 from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
+from fastckpt.policy.lineage import heads, kept, past
 from fastckpt.policy.retention import (
     Entry,
     KeepAny,
@@ -148,10 +149,19 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
 
 
 def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
-    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say."""
+    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say.
+
+    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
+    """
+    known = {entry.id: entry for entry in _entries(found)}
+    return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
+
+
+def _entries(found: Iterable[Kept]) -> list[Entry]:
     manifests = {stored.id: stored.manifest for stored in found}
-    entries = [Entry(id, m.time, measured(m.details.get("metrics"))) for id, m in manifests.items()]
-    return sorted(manifests.keys() - policy(entries))
+    return [
+        Entry(id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent)) for id, m in manifests.items()
+    ]
 
 
 def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
@@ -166,6 +176,8 @@ def delete_function(store: Store) -> DeleteFunction:
     The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
 
+    The newest of a history that the newest checkpoint did not resume from is left alone likewise.
+
     The function raises ConfigError for a path that is not inside the directory and for the newest whole
     checkpoint, PersistError if storage refuses.
     """
@@ -178,10 +190,18 @@ def delete_function(store: Store) -> DeleteFunction:
                 f"cannot delete {path}: it is {real}, but only checkpoints inside {root} can be deleted. "
                 "Give the path of one of them, or remove it by other means."
             )
-        ids = {stored.id for stored in store.scan().places if _is_named(stored, real, root)}
+        places = store.scan().places
+        ids = {stored.id for stored in places if _is_named(stored, real, root)}
         if not ids:
             logger.warning("%s is no checkpoint of ours; it was not deleted", path)
-        for id in sorted(ids):
+        others = ids.intersection(heads(_entries(places))[1:])
+        for id in sorted(others):
+            logger.warning(
+                "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
+                "fastckpt prune %s --drop-history %d",
+                path, id, store.path, id.history,
+            )  # fmt: skip
+        for id in sorted(ids - others):
             store.delete(id)
 
     return delete

@@ -212,6 +212,11 @@ class Offers:
                 return save, self._offer(found)
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
 
+    def is_elsewhere(self, offer: Offer) -> bool:
+        """Whether what `at` found is of another checkpoint directory."""
+        place = str(offer.durable.stored.place) if offer.durable else ""
+        return not any(place.startswith(f"{location}/") for location in self._levels.values())
+
     def drop(self, candidate: Candidate) -> None:
         """Remove what was downloaded of a checkpoint that some rank cannot use: the next one needs the room."""
         if self._link.place.local_rank == 0:

@@ -54,12 +54,14 @@ class Resumed:
         tier: One of `TIERS`; empty if there was none.
         state: What this rank's loader made of its files.
         details: What was kept with the checkpoint.
+        elsewhere: Whether it is of another checkpoint directory, whose histories are others.
     """
 
     id: SaveId | None
     tier: str
     state: Any
     details: dict[str, Any]
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Resume:
             self._link.release()
         if attempt.objections:
             raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.of(range(len(nodes))))}")
-        resumed = Resumed(save, "storage", attempt.state, offer.details)
+        resumed = Resumed(save, "storage", attempt.state, offer.details, self._offers.is_elsewhere(offer))
         self._report(resumed)
         return resumed
 

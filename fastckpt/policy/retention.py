@@ -28,11 +28,13 @@ class Entry(NamedTuple):
         id: History and step.
         time: Seconds since the epoch at which it was persisted, by the clock of then: not always later for newer ones.
         metrics: What its user measured.
+        past: First and last of each run of histories that its training came through; see `lineage`.
     """
 
     id: Id
     time: float = 0.0
     metrics: Mapping[str, float] = {}
+    past: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Item:
         details: What else was kept with it.
         unchanged: Whether it is still what was found: its job may take a slot for another save, and delete what lies
             on storage, at any time.
+        parent: The checkpoint that its history was resumed from, as far as that is known.
     """
 
     tier: str
@@ -70,6 +71,7 @@ class Item:
     world: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     unchanged: Callable[[], bool] = field(default=lambda: True, compare=False)
+    parent: SaveId | None = None
 
     @property
     def id(self) -> SaveId | None:
@@ -163,6 +165,7 @@ def _stored(stored: Kept) -> Item:
         world=manifest.world_size,
         details=manifest.details,
         unchanged=lambda: _is_there(stored),
+        parent=manifest.parent,
     )
 
 

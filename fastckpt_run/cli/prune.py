@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from fastckpt.config import Settings
-from fastckpt.policy.retention import KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
+from fastckpt.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
 from fastckpt.sizes import decimal
 from fastckpt.tools.inventory import take
 from fastckpt.tools.prune import delete, divide, keep_best
@@ -19,6 +19,7 @@ from fastckpt_run.cli.ls import in_words, jobs
 @click.option("--keep-every", type=int, metavar="K", help="Keep steps that are multiples of K.")
 @click.option("--keep-minutes", type=float, metavar="T", help="Keep the first of each period of T minutes.")
 @click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N with the smallest (max: largest) metric.")
+@click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; also repeated.")
 @click.option("--yes", is_flag=True, help="Delete; without it, only tell what would be deleted.")
 @answering
 def prune(
@@ -27,21 +28,24 @@ def prune(
     keep_every: int | None,
     keep_minutes: float | None,
     keep_best: str | None,
+    drop_history: tuple[int, ...],
     yes: bool,
 ) -> Answer:
     """Delete the checkpoints on storage that none of the options keeps; by default, only tell which.
 
-    The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. This is safe beside a
-    running job: each deletion tells its sweeps to keep off, and is whole or not at all.
+    The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
+    did not resume from are judged apart: of each the newest is kept, unless --drop-history names it. This is safe
+    beside a running job: each deletion tells its sweeps to keep off, and is whole or not at all.
     """
     policies = _policies(keep_last, keep_every, keep_minutes, keep_best)
     inventory = take(directory, Settings.from_environment().arenas)
-    kept, others = divide(inventory, policies)
+    kept, others = divide(inventory, policies, drop_history)
     if yes:
         delete(inventory, others)
     document: dict[str, Any] = {
         "directory": inventory.location,
-        "policy": to_json(KeepAny(tuple(policies))),
+        "policy": to_json(KeepAny(tuple(policies) or (KeepAll(),))),
+        "dropped_histories": list(drop_history),
         "done": yes,
         "keep": [describe(item) for item in kept],
         "delete": [describe(item) for item in others],

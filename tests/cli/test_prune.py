@@ -1,5 +1,6 @@
 """`fastckpt prune` deletes what no option keeps, after it was told to."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,6 @@ def steps(directory: Path) -> list[int]:
         (["--keep-best", "2:loss"], [100, 50, 40]),
         (["--keep-best", "1:accuracy:max"], [100, 70]),
         (["--keep-best", "1:accuracy:min"], [100, 10]),
-        (["--keep-best", "1:unknown"], [100]),
         (["--keep-last", "1", "--keep-every", "50", "--keep-best", "1:loss"], [100, 50, 40]),
         (["--keep-last", "99"], list(range(100, 0, -10))),
     ],
@@ -135,3 +135,49 @@ def test_what_its_job_deletes_meanwhile_is_no_trouble(fastckpt: Fastckpt, three:
     said = fastckpt("prune", three, "--keep-last", "1", "--yes")
     assert said.code == 0, said.err
     assert steps(three) == [30]
+
+
+@pytest.mark.parametrize("more", [[], ["--keep-last", "2"]])
+def test_the_best_by_what_nobody_measured_is_refused(fastckpt: Fastckpt, ten: Path, more: list[str]):
+    """A typo would delete all but the newest."""
+    said = fastckpt("prune", ten, "--keep-best", "3:val_loss", *more, "--yes")
+    assert said.code == 2 and "'val_loss'" in said.err and "accuracy, loss" in said.err
+    assert steps(ten) == list(range(100, 0, -10))
+
+
+def test_the_best_where_nothing_was_measured_is_refused(fastckpt: Fastckpt, three: Path):
+    said = fastckpt("prune", three, "--keep-best", "1:loss", "--yes")
+    assert said.code == 2 and "no metrics" in said.err
+    assert steps(three) == [30, 20, 10]
+
+
+class TestHistories:
+    """A job that did not load what the one before had saved, and one that went on from that."""
+
+    @pytest.fixture
+    def two(self, three: Path) -> Path:
+        for step in (1, 2, 3):
+            publish(three, step, history=2)
+        return three
+
+    def test_each_is_judged_apart(self, fastckpt: Fastckpt, two: Path):
+        assert fastckpt("prune", two, "--keep-last", "1", "--yes").code == 0
+        assert steps(two) == [3, 30]
+
+    def test_one_that_the_newest_resumed_from_is_not(self, fastckpt: Fastckpt, three: Path):
+        publish(three, 1, history=2, parent=SaveId(1, 30))
+        publish(three, 2, history=3, details={"histories": [[1, 2]]})
+        assert fastckpt("prune", three, "--keep-last", "1", "--yes").code == 0
+        assert steps(three) == [2]
+
+    def test_one_that_is_named_goes(self, fastckpt: Fastckpt, two: Path):
+        said = fastckpt("prune", two, "--drop-history", "1", "--yes", "--json").document
+        assert said["dropped_histories"] == [1] and len(said["delete"]) == 3
+        assert steps(two) == [3, 2, 1]
+
+    @pytest.mark.parametrize(("history", "why"), [("2", "newest"), ("7", r"\[1, 2\]")])
+    def test_the_newest_and_unknown_ones_are_refused(self, fastckpt: Fastckpt, two: Path, history: str, why: str):
+        said = fastckpt("prune", two, "--drop-history", history, "--yes")
+        assert said.code == 2
+        assert re.search(why, said.err)
+        assert steps(two) == [3, 2, 1, 30, 20, 10]

@@ -131,6 +131,55 @@ class TestOurs:
         save(one, 12)
         becomes(directory, 11, 12)
 
+    def test_a_forgotten_load_costs_nothing_of_what_was_there(
+        self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
+    ):
+        """Months of training: a script that saves without loading must not have retention delete them."""
+        strategy = KeepLatestStepStrategy(2, str(directory))
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1000, 1001, 1002)
+        becomes(directory, 1001, 1002)
+        ranks.end()
+        assert "without loading" not in said.text
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, 2, 3, 4)
+        becomes(directory, 3, 4, 1001, 1002)
+        assert said.text.count("without loading step 1002") == 1
+        ranks.end()
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.load_checkpoint(directory / "checkpoint-1002")  # the mistake is mended
+        save(one, 1003, 1004)
+        becomes(directory, 3, 4, 1003, 1004)
+        assert said.text.count("without loading") == 1
+
+    def test_a_line_holds_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
+        """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
+        strategy = KeepBestStrategy(1, "loss", str(directory))
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, loss=[1.0])
+        for step in (2, 3):
+            one.load_checkpoint()
+            one.save_checkpoint(step, state(step))
+        one.load_checkpoint()
+        save(one, 4, loss=[9.0])
+        becomes(directory, 1, 4)
+        save(one, 5, loss=[0.5])
+        becomes(directory, 5)
+
+    def test_what_was_loaded_from_elsewhere_makes_no_line(self, ranks: Ranks, directory: Path, tmp_path: Path):
+        """Histories of another directory are others, though they bear the same numbers."""
+        (one,) = ranks.start()
+        save(one, 1)
+        ranks.end()
+        elsewhere = directory.rename(tmp_path / "elsewhere")
+        (one,) = ranks.start(deletion_strategy=(strategy := KeepLatestStepStrategy(1, str(directory))))
+        save(one, 7)
+        ranks.end()
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.load_checkpoint(elsewhere / "checkpoint-1")
+        save(one, 2, 3)
+        becomes(directory, 3, 7)
+
     def test_folders_of_others_stay(self, ranks: Ranks, directory: Path):
         (directory / "checkpoint-1").mkdir(parents=True)
         (directory / "checkpoint-1" / "precious").touch()

@@ -19,9 +19,10 @@ def images(path: Path, id: SaveId) -> dict[str, Path]:
     return {name: path / name for name in contents}
 
 
-def publish(directory: CheckpointDirectory, id: SaveId, target: str = "") -> None:
+def publish(directory: CheckpointDirectory, id: SaveId, target: str = "", parent: SaveId | None = None) -> None:
     source = directory.path.parent / f"image-{id.history}-{id.step}"
-    directory.publish(id, images(source, id), target=target, details={"omp_num_threads": 1})
+    details: dict[str, JSON] = {"omp_num_threads": 1}
+    directory.publish(id, images(source, id), target=target, parent=parent, details=details)
 
 
 def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:

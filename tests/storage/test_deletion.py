@@ -99,12 +99,26 @@ def test_paths_outside_are_refused(directory, fast_path, path, monkeypatch):
 
 def test_the_newest_whole_one_is_refused(directory):
     publish(directory, SaveId(0, 9))
-    publish(directory, SaveId(1, 5), str(directory.path / "five.pt"))
+    publish(directory, SaveId(1, 5), str(directory.path / "five.pt"), parent=SaveId(0, 9))
     for path in ("5", "five.pt"):
         with pytest.raises(ConfigError, match="newest"):
             delete_function(directory)(str(directory.path / path))
     delete_function(directory)(str(directory.path / "9"))
     assert ids(directory) == [(1, 5)]
+
+
+def test_what_this_history_did_not_resume_from_keeps_its_newest(directory, caplog):
+    """A job that did not load: neither a strategy of ours nor a user's deletes what the one before left."""
+    for step in (10, 20, 30):
+        publish(directory, SaveId(0, step))
+    for step in (1, 2, 3):
+        publish(directory, SaveId(1, step))
+    KeepLatestStepStrategy(2, str(directory.path)).clean_up(3, delete_function(directory))
+    assert ids(directory) == [(1, 3), (1, 2), (0, 30), (0, 20)]
+    for step in (20, 30):
+        delete_function(directory)(str(directory.path / str(step)))
+    assert ids(directory) == [(1, 3), (1, 2), (0, 30)]
+    assert "30 was not deleted" in caplog.text and "--drop-history 0" in caplog.text
 
 
 def test_unknown_paths_are_left_alone(directory, caplog):
