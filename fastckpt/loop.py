@@ -24,9 +24,10 @@ from fastckpt.engine.deletion import (
     KeepLatestStepStrategy,
 )
 from fastckpt.engine.gradients import Gradients
+from fastckpt.engine.kinds import kinds
 from fastckpt.engine.lifetime import Lifetime
 from fastckpt.engine.offers import OTHER_KIND
-from fastckpt.engine.parts import Part, Parts, further, unwrapped
+from fastckpt.engine.parts import OPTIMIZERS, OWN, Part, Parts, further, unwrapped
 from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Due, Profiler, Steady, Tempo
@@ -43,8 +44,6 @@ from fastckpt.stateful import Stateful
 
 logger = logging.getLogger("fastckpt")
 
-OWN = "fastckpt"
-"""Name, in a checkpoint, of what is known of the training itself."""
 RETRY = 0.2
 """Seconds until the last step tries again to find a place in memory that persists or other ranks hold."""
 RANKS_PATIENCE = 60.0
@@ -119,7 +118,8 @@ class Checkpointer:
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}
         named |= further(options.get("others", {}), {*named, "data", OWN})
         gradients = Gradients(self._model, self._optimizers, data, saved=saved)
-        self._parts, self._data = Parts(framework.parts(named, gradients=saved), data, gradients), data
+        self._parts = Parts(framework.parts(named, gradients=saved), data, gradients, kinds(named))
+        self._data = data
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
@@ -269,7 +269,8 @@ class Checkpointer:
         return self._told[1] if known is not None else ""
 
     def _own_part(self, tempo: str) -> dict[str, Any]:
-        return {OWN: {"step": self._step, "tempo": tempo, "life": self._life.state()}}
+        known = {"step": self._step, "tempo": tempo, "life": self._life.state()}
+        return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
 
     def _ended_epoch(self) -> dict[str, float]:
         """The epoch that ends with this step, as a metric; empty if none does."""

@@ -9,10 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 from fastckpt.data import DataState, data_state, load_data_state
 from fastckpt.data.contract import check_stateful
 from fastckpt.engine.gradients import Gradients
+from fastckpt.engine.kinds import Kinds, check_kinds
 from fastckpt.errors import ConfigError
 from fastckpt.stateful import Stateful
 
 Part = Stateful | Sequence[Stateful]
+OWN = "fastckpt"
+"""Name, in a checkpoint, of what is known of the training itself."""
+OPTIMIZERS = "optimizers"
+"""Name, in that, of the classes of its optimizers; earlier versions did not say."""
 
 
 class Parts:
@@ -22,11 +27,14 @@ class Parts:
         parts: One object or several under each name; empty ones are left out.
         data: What says where the data are; None for nothing.
         gradients: Those of this rank.
+        optimizers: Of which classes the optimizers are.
     """
 
-    def __init__(self, parts: Mapping[str, Part], data: Any, gradients: Gradients) -> None:
+    def __init__(
+        self, parts: Mapping[str, Part], data: Any, gradients: Gradients, optimizers: Kinds | None = None
+    ) -> None:
         self._parts = {name: part for name, part in parts.items() if not isinstance(part, Sequence) or len(part)}
-        self._data, self._gradients = data, gradients
+        self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
                 if not isinstance(each, Stateful):
@@ -76,7 +84,10 @@ class Parts:
                 f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(common)}. Give the parts that "
                 "were saved, or load it with the checkpointer that saved it, such as DdpCheckpointer"
             )
-        return [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
+        pairs = [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]
+        own = common[OWN] if isinstance(common.get(OWN), Mapping) else {}
+        check_kinds(own.get(OPTIMIZERS), self.optimizers)
+        return pairs
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""

@@ -252,3 +252,38 @@ def test_resume_comes_first(directory: Path):
     training = Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory))
     with pytest.raises(FastckptError, match=r"call resume\(\)"), training.checkpointer as checkpointer:
         checkpointer.step(1)
+
+
+def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
+    """The state of AdamW loads into SGD without a word: its learning rate and all."""
+    first = Training(directory, every=1)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 2)
+    other = Training(directory / "unused")
+    other.checkpointer.close()
+    sgd = torch.optim.SGD(other.model.parameters(), 0.5)
+    before = [each.clone() for each in other.model.parameters()]
+    with (
+        Checkpointer(directory, model=other.model, optimizer=sgd, scheduler=other.scheduler) as checkpointer,
+        pytest.raises(ConfigError, match="optimizer was saved as AdamW, and is SGD now"),
+    ):
+        checkpointer.resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
+    assert sgd.param_groups[0]["lr"] == 0.5
+    again = Training(directory)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 2
+
+
+def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Earlier versions did not say of which class they were."""
+    first = Training(directory, every=1)
+    first.checkpointer._own_part = lambda tempo: {"fastckpt": {"step": 2, "tempo": tempo, "life": []}}  # type: ignore
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 2)
+    again = Training(directory)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 2
+    assert all(torch.equal(a, b) for a, b in zip(first.weights(), again.weights(), strict=True))
