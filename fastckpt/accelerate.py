@@ -26,6 +26,7 @@ from fastckpt.config import Place
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.named import is_foreign
+from fastckpt.engine.unknown import refuse_foreign
 from fastckpt.engine.view import written
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError
@@ -150,6 +151,7 @@ class AccelerateCheckpointer(WithWriter):
         """
         folder = self._folders.find(path, foreign=is_foreign(path))
         if folder is None:
+            refuse_foreign(self._writer.directory, agreement(self._writer.place.world_size))
             return 0
         with folder:
             if not (folder.path / self._own).is_file():

@@ -27,6 +27,7 @@ from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.predict import with_optimizer_state
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
+from fastckpt.engine.unknown import refuse_foreign
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.format.manifest import MODEL
 from fastckpt.format.names import own_of
@@ -176,7 +177,8 @@ class DdpCheckpointer(WithWriter):
             The saved state; empty if nothing was ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank; or there
+                are only some that something else wrote.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
@@ -191,6 +193,8 @@ class DdpCheckpointer(WithWriter):
         with writer.beats.work("resume"), closing(offers):
             resume = Resume(writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads)
             resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
+        if resumed.state is None:
+            refuse_foreign(writer.directory, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fastckpt.engine.joined import join_on_storage
 from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.survey import Wanted
+from fastckpt.engine.unknown import refuse_foreign
 from fastckpt.engine.view import hold
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
@@ -120,6 +121,8 @@ class SharedMemoryReader(MappedReader):
                     join_on_storage(self._offers, writer.link, ranks)
                 found = self._resume.run(self._read, ranks, self._wants, since)
         self._found = found, self._saves.last
+        if found.state is None and not asked:
+            refuse_foreign(writer.directory, ranks)
         if found.state is None:
             return None
         return found.id.step if found.id else -1

@@ -36,6 +36,7 @@ class Saves(DdpCheckpointer):
             writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
         if step == self.saved_step:
             # All ranks save it again, and so all turn to the same next history.
+            writer.go_on(writer.link.history)
             writer.link.history += 1
         states = self._states(state, {"generators": _generators()})
         result = writer.save(step, states, storage_type, path, None, kept_for)

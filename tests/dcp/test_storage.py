@@ -416,15 +416,19 @@ def test_a_lost_manifest_is_no_fresh_start(tmp_path: Path):
         SharedMemoryReader(writer).find()
 
 
-def test_what_torch_wrote_into_the_directory_is_left_alone(
+def test_what_torch_wrote_into_the_directory_is_left_alone_and_no_fresh_start(
     tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader
 ):
     stock = tmp_path / "run" / "checkpoint-3"
     dcp.save(state(3), checkpoint_id=stock)
-    assert reader.find() is None
+    with pytest.raises(NoLoadableCheckpoint, match=r"checkpoint-3, which torch\.distributed\.checkpoint"):
+        reader.find()
     assert stock.is_dir()
     dcp.load(loaded := state(-1), checkpoint_id=stock)
     assert same(loaded, state(3))
+    save(writer, 4)
+    writer.wait()
+    assert reader.find() == 4
 
 
 def test_older_checkpoints_are_deleted_as_asked(tmp_path: Path):

@@ -1,0 +1,99 @@
+"""Checkpoints that something else wrote to a directory: a job that passed over them would start afresh beside them."""
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+MOST = 1000
+"""How many names of a directory are looked at."""
+FLASH, DCP, TORCH = "Flash Checkpoint", "torch.distributed.checkpoint", "torch.save"
+LIGHTNING, DEEPSPEED, MEGATRON = "Lightning", "DeepSpeed", "Megatron"
+TRAINER, ACCELERATE = "transformers' Trainer", "accelerate"
+
+_STEP = re.compile(r"(?:.*[-_=a-z])?[0-9]+", re.IGNORECASE)
+"""What a directory of one step is called, whoever names it."""
+_MARKS = {
+    TRAINER: re.compile(r"trainer_state\.json"),
+    DEEPSPEED: re.compile(r"(?:mp_rank_\d+|zero_pp_rank_\d+_mp_rank_\d+|layer_\d+.*)_(?:model|optim)_states\.pt"),
+    MEGATRON: re.compile(r"mp_rank_\d+(?:_\d+)*"),
+    DCP: re.compile(r"\.metadata"),
+    ACCELERATE: re.compile(r"random_states_\d+\.pkl"),
+    FLASH: re.compile(r"rank_\d+\.pt"),
+}
+"""A name that tells who laid out a directory, the first that fits."""
+_FILE = re.compile(r".*\.(?:pt|pth|ckpt|tar)", re.IGNORECASE)
+_LEGACY = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
+"""How files of torch.save began before they were archives."""
+_PLAIN_DATA = (b"ctorch._utils\n", b"]", b"(", b"ctorch\nSize")
+"""How the pickle of a tensor begins, or of a list of such: data, and no state of a training."""
+_BEGINNING = 1 << 20
+"""Bytes of a pickle in which Lightning's mark is looked for."""
+
+
+class Foreign(NamedTuple):
+    """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes tell."""
+
+    path: Path
+    writer: str
+
+
+def foreign(directory: Path) -> list[Foreign]:
+    """Those in a directory, and in directories of steps in it; logs, configurations and data are none.
+
+    Nothing is unpickled. Raises OSError if the directory cannot be read.
+    """
+    if not directory.is_dir():
+        return []
+    here = _names(directory)
+    own = _writer_of(here)
+    if own in (DCP, DEEPSPEED, ACCELERATE):
+        return [Foreign(directory, own)]
+    return [*_files(directory, here), *_steps(directory, here)]
+
+
+def _files(directory: Path, names: list[str]) -> Iterator[Foreign]:
+    for name in names:
+        if _FILE.fullmatch(name) and (writer := _writer_of_file(directory / name)):
+            yield Foreign(directory / name, writer)
+
+
+def _steps(directory: Path, names: list[str]) -> Iterator[Foreign]:
+    for place in (directory / name for name in names if _STEP.fullmatch(name)):
+        within = _names(place) if place.is_dir() else []
+        if writer := _writer_of(within):
+            yield Foreign(place, writer)
+        else:
+            yield from _files(place, within)
+
+
+def _names(directory: Path) -> list[str]:
+    with os.scandir(directory) as entries:
+        return sorted(entry.name for entry in islice(entries, MOST))
+
+
+def _writer_of(names: list[str]) -> str:
+    return next((writer for writer, mark in _MARKS.items() if any(map(mark.fullmatch, names))), "")
+
+
+def _writer_of_file(path: Path) -> str:
+    """Whose checkpoint a file is; empty if it is none, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_LEGACY)) == _LEGACY:
+                return TORCH
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            pickled = next((name for name in names if name.endswith("/data.pkl")), "")
+            if not pickled or not any("/data/" in name for name in names):
+                return ""
+            with archive.open(pickled) as file:
+                beginning = file.read(_BEGINNING)
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        return ""
+    if beginning[2:].startswith(_PLAIN_DATA):
+        return ""
+    return LIGHTNING if b"pytorch-lightning_version" in beginning else TORCH
