@@ -19,6 +19,7 @@ from fastckpt.config import Place, Settings
 from fastckpt.engine.agreement import Agreement, check_alike
 from fastckpt.engine.beats import Beats
 from fastckpt.engine.cleaner import Cleaner
+from fastckpt.engine.companions import BESIDE, Member, Pairing
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.departures import Departures
 from fastckpt.engine.lanes import Lanes
@@ -87,6 +88,8 @@ class Writer:
         self._held: SaveId | None = None
         self.loads = 0
         self._past: Ranges = ()
+        self._member = Member(self.directory, self.place.rank, lambda: self.link.history)
+        self._in_step: dict[str, int] = {}
         self._is_first = True
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
@@ -125,6 +128,7 @@ class Writer:
             warn_of_unloaded(self.link, save)
         self._is_first = False
         self._last = save
+        self._in_step = self._member.save(save)
         with self.beats.save(save.step):
             outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
         if outcome.skipped:
@@ -219,7 +223,10 @@ class Writer:
         return self._rollback if self.loads == 1 else {}
 
     def go_on_from(self, resumed: Resumed) -> None:
-        """Let later saves be of the line of training of what was loaded."""
+        """Let later saves be of the line of training of what was loaded, if anything was."""
+        self._member.load(resumed.id, resumed.details)
+        if resumed.state is None:
+            return
         self.resumed_from = resumed.id
         self._past = ()
         if resumed.id is not None and not resumed.elsewhere:
@@ -229,6 +236,11 @@ class Writer:
     def go_on(self, history: int) -> None:
         """Let later saves, of whatever history, be of the line of this one."""
         self._past = merged(self._past, [(history, history)])
+
+    @property
+    def pairing(self) -> Pairing:
+        """What the next load is held to, for the sake of other checkpointers of this job."""
+        return self._member.pairing(self.settings.arenas, self.place.group_rank)
 
     def close(self, lends: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time.
@@ -240,6 +252,7 @@ class Writer:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._member.leave()
         try:
             self._snapshots.close()
         finally:
@@ -282,6 +295,7 @@ class Writer:
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],
             **self._rollback,
+            **({BESIDE: self._in_step} if self._in_step else {}),
             **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
         }
 

@@ -191,7 +191,9 @@ class DdpCheckpointer(WithWriter):
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         offers = Offers(writer.link, writer.directory, Needs(MODEL, self._own), digests=writer.verify != "never")
         with writer.beats.work("resume"), closing(offers):
-            resume = Resume(writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads)
+            resume = Resume(
+                writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads, writer.pairing
+            )
             resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
         if resumed.state is None:
             refuse_foreign(writer.directory, ranks)
@@ -223,11 +225,11 @@ class DdpCheckpointer(WithWriter):
 
     def _apply(self, resumed: Resumed, seconds: float) -> dict[str, Any]:
         self._writer.link.tell_loaded(resumed.id, resumed.tier, seconds)
+        self._writer.go_on_from(resumed)
         if resumed.state is None:
             return {}
         state, own = resumed.state
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
-        self._writer.go_on_from(resumed)
         self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
         if own is None:

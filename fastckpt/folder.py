@@ -204,7 +204,7 @@ class FolderCheckpointer(WithWriter):
         asked = asked.rstrip("/") or asked
         since = writer.open_history(ranks, asked)
         offers = Offers(writer.link, writer.directory, self._needs, digests=writer.verify != "never")
-        resume = Resume(writer.link, offers, self._answers_for, writer.threads)
+        resume = Resume(writer.link, offers, self._answers_for, writer.threads, writer.pairing)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
         foreign = bool(asked) and ranks.gather(foreign)[0]
@@ -223,6 +223,7 @@ class FolderCheckpointer(WithWriter):
             raise BadCheckpoint(f"{writer.directory} holds no checkpoint {name}")
         if found.state is None:
             offers.close()
+            writer.go_on_from(found)
             writer.link.tell_loaded(None, "", 0.0)
             return None
         self._folder = Folder(writer, offers, found, asked, name)

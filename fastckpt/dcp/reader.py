@@ -124,6 +124,7 @@ class SharedMemoryReader(MappedReader):
         if found.state is None and not asked:
             refuse_foreign(writer.directory, ranks)
         if found.state is None:
+            writer.go_on_from(found)
             return None
         return found.id.step if found.id else -1
 
@@ -223,7 +224,7 @@ class SharedMemoryReader(MappedReader):
     @property
     def _resume(self) -> Resume:
         assert self._offers is not None
-        return Resume(self._writer.link, self._offers, _share, self._writer.threads)
+        return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.pairing)
 
     def _hold(self, found: Resumed) -> None:
         """Keep memory as it is until all is read."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.agreement import Agreement
+from fastckpt.engine.companions import Pairing
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Files, Offer, Offers
 from fastckpt.engine.survey import Wanted, everywhere, near
@@ -84,13 +85,15 @@ class Resume:
         answers_for: Which of a checkpoint's files this rank checks, given its number and those of all that
             read the same, itself among them.
         threads: How many of them at once.
+        pairing: What other checkpointers of the job can go on from.
     """
 
-    def __init__(self, link: Link, offers: Offers, answers_for: Share, threads: int) -> None:
+    def __init__(self, link: Link, offers: Offers, answers_for: Share, threads: int, pairing: Pairing) -> None:
         self._link = link
         self._offers = offers
         self._answers_for = answers_for
         self._threads = threads
+        self._pairing = pairing
         self._met: list[str] = []
         self._abandoned: list[list[int]] = []
 
@@ -107,8 +110,8 @@ class Resume:
             NoLoadableCheckpoint: Some exist, but each is bad for some rank, or they cannot even be looked for.
         """
         try:
-            resumed = self._newest(load, agreement, partial(_has_details, details))[0] if details else None
-            resumed, tried = (resumed, []) if resumed else self._newest(load, agreement, wanted)
+            resumed = self._newest_paired(load, agreement, partial(_has_details, details))[0] if details else None
+            resumed, tried = (resumed, []) if resumed else self._newest_paired(load, agreement, wanted)
         finally:
             self._link.release()
         self._tell_of_unfinished(resumed)
@@ -132,7 +135,8 @@ class Resume:
             BadCheckpoint: Some rank cannot load it; says which and why.
         """
         try:
-            resumed, _ = self._newest(load, agreement, partial(_has_details, details)) if details else (None, [])
+            rolled_back = partial(_has_details, details)
+            resumed = self._newest_paired(load, agreement, rolled_back)[0] if details else None
             if resumed is not None:
                 self._report(resumed)
                 return resumed
@@ -145,6 +149,19 @@ class Resume:
         resumed = Resumed(save, "storage", attempt.state, offer.details, self._offers.is_elsewhere(offer))
         self._report(resumed)
         return resumed
+
+    def _newest_paired(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
+        """`_newest` of those that other checkpointers of the job have, too; of all, if there is none."""
+
+        def paired(candidate: Candidate, offer: Offer) -> bool:
+            return wanted(candidate, offer) and self._pairing.accepts(candidate, offer)
+
+        resumed, tried = self._newest(load, agreement, paired)
+        if resumed is None and any(agreement.gather(bool(self._pairing.refused))):
+            return self._newest(load, agreement, wanted)
+        if resumed is not None and resumed.id is not None and self._link.place.rank == 0:
+            self._pairing.report(resumed.id, self._offers.directory)
+        return resumed, tried
 
     def _newest(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
         """The newest wanted checkpoint that all ranks can load; else None, and all that there is."""
