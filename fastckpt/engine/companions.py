@@ -25,6 +25,9 @@ logger = logging.getLogger("fastckpt")
 BESIDE = "beside"
 """The detail of a checkpoint that says which directories were saved in step with it, and in which history each."""
 
+PAIRED = "paired"
+"""Stands for the step before one that was loaded, and that another was in step with."""
+
 
 class Pairing:
     """What other checkpointers of a job can go on from.
@@ -97,7 +100,7 @@ class Member:
         history: Tells which history it writes.
 
     Attributes:
-        step: Where it is: at what it saved last, or loaded; None for nothing.
+        recent: The last two steps that it saved, or loaded; None for nothing.
         loaded: What it has loaded; None for nothing, or if it has saved since.
         has_loaded: Whether it has loaded, and not saved since.
     """
@@ -106,7 +109,7 @@ class Member:
 
     def __init__(self, directory: str, rank: int, history: Callable[[], int]) -> None:
         self.directory, self.rank, self._history = directory, rank, history
-        self.step: int | None = None
+        self.recent: tuple[object, object] = (object(), None)  # nobody is in step with one that has not loaded
         self.loaded: SaveId | None = None
         self.has_loaded = False
         self._beside: dict[str, int] = {}
@@ -114,23 +117,27 @@ class Member:
         self._all.add(self)
 
     def save(self, save: SaveId) -> dict[str, int]:
-        """It saves; the detail that says which others are in step with it: at this step, or at its last one."""
-        before, self.step = self.step, save.step
+        """It saves; the detail that says which others are in step with it.
+
+        They have saved the same two steps last, be it before this save or with it. One match alone may be chance: of
+        two that save every 500 and every 1,000 steps, the first must not go back to what the second has.
+        """
+        before, self.recent = self.recent, (self.recent[1], save.step)
         self.loaded, self.has_loaded = None, False
-        return {each.directory: each._history() for each in self._others if each.step in (before, save.step)}
+        return {each.directory: each._history() for each in self._others if each.recent in (before, self.recent)}
 
     def load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
         """It has loaded; log an ERROR for each other that was saved in step with it, and has loaded another step."""
-        self.step = save.step if save else None
         self.loaded, self.has_loaded, self._beside = save, True, beside(details)
+        self.recent = (PAIRED if save and self._beside else object() if save else None, save.step if save else None)
         for other in self._others if self.rank == 0 else ():
             together = other.directory in self._beside or self.directory in other._beside
-            if together and other.has_loaded and other.step != self.step:
+            if together and other.has_loaded and other.recent[1] != self.recent[1]:
                 logger.error(
                     "%s goes on from %s, but %s, which was saved in step with it, from %s: no step is left that both "
                     "can load. Use one checkpointer for both; for now, give both resume_path of one step, if there is "
                     "one.",
-                    self.directory, _at(self.step), other.directory, _at(other.step),
+                    self.directory, _at(save), other.directory, _at(other.loaded),
                 )  # fmt: skip
 
     def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
@@ -147,5 +154,5 @@ class Member:
         return [each for each in self._all if (each._pid, each.rank) == mine and each.directory != self.directory]
 
 
-def _at(step: int | None) -> str:
-    return "nothing" if step is None else f"step {step}"
+def _at(save: SaveId | None) -> str:
+    return f"step {save.step}" if save else "nothing"

@@ -1,9 +1,12 @@
 """Which checkpoint the next launch on this node would resume, and why none of the others."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastckpt.format.completeness import lacks, missing_files
 from fastckpt.policy.resume import Candidate, choose
+from fastckpt.storage.foreign import foreign
+from fastckpt.storage.store import is_url
 from fastckpt.tools.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, Item
 from fastckpt.tools.verify import BAD, verify
 
@@ -78,4 +81,5 @@ def _outcome(inventory: Inventory, chosen: Item | None) -> str:
         return RESUME
     # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
     exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
-    return REFUSE if exists else FRESH
+    theirs = not is_url(inventory.location) and foreign(Path(inventory.location))
+    return REFUSE if exists or theirs else FRESH

@@ -175,6 +175,13 @@ def test_memory_of_a_directory_that_was_removed_since(fastckpt: Fastckpt, direct
         assert document["others"][0]["why"].startswith("foreign: ")
 
 
+def test_what_something_else_wrote_is_no_fresh_start(fastckpt: Fastckpt, directory: Path):
+    (directory / "100").mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, directory / "100/rank_0.pt")
+    said = fastckpt("which", directory, "--json")
+    assert said.document["outcome"] == "refuse" and said.code == 1
+
+
 def test_a_second_store_is_the_farthest(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     far = tmp_path / "far"
     for step in (30, 40):
