@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fastckpt.engine.deletion import KeepLatestStepStrategy
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
 from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
 from fastckpt.format.ids import SaveId
@@ -261,3 +262,13 @@ def test_a_strangers_manifest_says_nothing_of_other_places(directory, tmp_path, 
     CheckpointDirectory(directory).publish(SaveId(0, 7), images, details={"folder": called})
     with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
         assert found.path.name == "checkpoint-7" and found.path.is_relative_to(one._writer.link.arena)
+
+
+def test_a_history_that_is_begun_anew_by_the_same_training_is_no_other_line(directory):
+    """As Trainer does for a step that was measured since it was saved."""
+    with FolderCheckpointer(directory, NEEDS, KeepLatestStepStrategy(1, str(directory))) as one:
+        for step in (1, 2, 3):
+            assert one.save_checkpoint(step, files(step), DISK)
+            one.wait_latest_checkpoint()
+            one.begin_anew()
+    assert [stored.id.step for stored in CheckpointDirectory(directory).checkpoints()] == [3]
