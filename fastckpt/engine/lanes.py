@@ -2,12 +2,12 @@
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import torch
 
-from fastckpt.memory.device import Lane, Transfer, copy_at_once, lane
+from fastckpt.memory.device import Lane, Piece, Transfer, copy_at_once, lane
 from fastckpt.memory.fill import Copy
 from fastckpt.memory.usage import room, squeezes
 from fastckpt.policy.aside import pays
@@ -16,6 +16,10 @@ logger = logging.getLogger("fastckpt")
 
 LATELY = 8
 """Snapshots of each kind whose stalls count."""
+
+
+Sample = Callable[[Sequence[Copy]], Sequence[Piece]]
+"""Takes samples of what is to be copied from one device; raises torch.OutOfMemoryError."""
 
 
 class _Way:
@@ -90,8 +94,10 @@ class Lanes:
             if way is not None:
                 way.trained.add(torch.accelerator.current_stream(way.device))
 
-    def begin(self, still: Sequence[Copy], moving: Sequence[Copy]) -> list[Transfer]:
+    def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[Transfer]:
         """Copies to be run behind training, which may change ``moving`` now, and ``still`` once it was held.
+
+        Samples of ``still`` are taken by the current stream, and sent after all others.
 
         Of a device that has no room to set aside what moves, that is copied at once, and so is all of one that has no
         lane. Where optimizers step in another stream than the current one, what moves is aside when this returns.
@@ -103,11 +109,16 @@ class Lanes:
             if way is None:
                 copy_at_once([*standing[device], *changing[device]])
             else:
-                transfers.append(self._begin(way, standing[device], changing[device]))
+                transfers.append(self._begin(way, standing[device], changing[device], sample))
         return transfers
 
-    def _begin(self, way: _Way, still: list[Copy], moving: list[Copy]) -> Transfer:
+    def _begin(self, way: _Way, still: list[Copy], moving: list[Copy], sample: Sample) -> Transfer:
         way.learn()
+        try:
+            samples = sample(still)
+        except torch.OutOfMemoryError:
+            self.copy([*still, *moving])
+            still, moving, samples = [], [], ()
         size, least = _size(still), _size(moving)
         if least and not way.has_room(least):
             self.copy(moving)
@@ -115,10 +126,10 @@ class Lanes:
         aside = way.sets_aside(size + least)
         way.squeezes = squeezes(way.device) if aside else 0
         try:
-            transfer = Transfer(way.lane, still, moving, aside=aside)
+            transfer = Transfer(way.lane, still, moving, samples, aside=aside)
         except torch.OutOfMemoryError:
             self.copy(moving)
-            transfer, aside = Transfer(way.lane, still), False
+            transfer, aside = Transfer(way.lane, still, (), samples), False
         if way.trained - {torch.accelerator.current_stream(way.device)}:
             transfer.wait_until_aside()
         way.trained.clear()

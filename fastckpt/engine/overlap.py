@@ -84,13 +84,15 @@ class Overlap:
         """What stands still, if that is of interest; the copies to do at once; and those that can wait."""
         if not self._optimizers:
             return None, copies, Later()
-        still = Still(plans, self._optimizers, self._beside(), sampled=not self._check)
+        still = Still(plans, self._optimizers, self._beside())
+        now, later = still.part(copies)
+        on_host = not any(plan.device for plan in plans)
+        host, device = (later, []) if on_host else by_place(later)
+        if not self._check:
+            still.sample(host)
         if not self._is_proven:
             return still, copies, Later()
-        now, later = still.part(copies)
-        if not any(plan.device for plan in plans):
-            return still, now, Later(later)
-        (now, moving), (host, device) = by_place(now), by_place(later)
+        now, moving = (now, []) if on_host else by_place(now)
         return still, now, Later(host, device, moving)
 
     def watch(self, save: SaveId, still: Still) -> None:
@@ -99,7 +101,8 @@ class Overlap:
 
     def begin(self, save: SaveId, still: Still, later: Later, finish: Callable[[], Outcome]) -> None:
         """Do the copies behind training's back; then ``finish``, if nothing was written to them meanwhile."""
-        transfers = self._lanes.begin(later.device, later.moving)
+        sample = (lambda _: ()) if self._check else still.sample_device
+        transfers = self._lanes.begin(later.device, later.moving, sample)
         rest = Rest(save, still, later, transfers, check=self._check)
         self._barrier = Barrier(still.in_memory(), self.wait)
         self._pending = rest, self._pool.submit(rest.do, finish)
@@ -152,8 +155,12 @@ class Overlap:
             self._endings.append((rest.save, Outcome(str(error), "") if error else outcome.result()))
             if error:
                 raise error
+            if rest.torn:
+                self._give_up(rest.save, rest.torn, lost=True)
 
     def _give_up(self, save: SaveId, path: str, *, lost: bool) -> None:
+        if not self._optimizers:
+            return
         self._optimizers = ()
         logger.warning(
             "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not overlap "

@@ -46,12 +46,15 @@ class Rest:
 
     Attributes:
         waited: Set once training waits for it.
+        torn: Where a tensor stands that was written to while it was copied, and so the snapshot was discarded; empty
+            as long as that is not known of any.
     """
 
     def __init__(self, save: SaveId, still: Still, later: Later, transfers: Sequence[Transfer], *, check: bool) -> None:
         self.save = save
-        self.backlog = Backlog(later.host)
+        self.backlog = Backlog(later.host, still.compare)
         self.waited = threading.Event()
+        self.torn = ""
         self._transfers = transfers
         self._copied = threading.Event()
         self._still = still
@@ -86,8 +89,9 @@ class Rest:
             return Outcome(f"it could not be copied: {error}", str(error))
         with metrics.phase("overlap.compare", step=step):
             self._wait_between_operations()
-            if path := self._judge():
-                return Outcome(f"{path} was written to while it was copied", "")
+            self.torn = self._judge() or self._still.miscopied()
+            if self.torn:
+                return Outcome(f"{self.torn} was written to while it was copied", "")
             if self._digests is not None:
                 self._compare(self._digests)
         outcome = finish()

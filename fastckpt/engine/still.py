@@ -1,20 +1,20 @@
 """What of a state stands still until an optimizer's next step, and whether it did."""
 
 import ctypes
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import xxhash
 from torch.optim import Optimizer
 
+from fastckpt.engine.samples import DeviceSamples, Samples
 from fastckpt.format.plan import Plan
+from fastckpt.memory.device import Piece
 from fastckpt.memory.fill import Copy
 
 WORTH = 16 << 10
 """Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
-SAMPLE = 256
-"""Bytes of each storage in the processor's memory that are compared where versions show nothing."""
 
 
 class Still:
@@ -27,7 +27,6 @@ class Still:
     Args:
         beside: Tensors that change only behind such a step, such as what a framework makes of an optimizer's
             parameters: all storages that they lie in stand still.
-        sampled: Whether to see also that many values of a storage changed, without a sign from torch.
     """
 
     def __init__(
@@ -35,8 +34,6 @@ class Still:
         plans: Iterable[Plan],
         optimizers: Sequence[Optimizer],
         beside: Iterable[torch.Tensor] = (),
-        *,
-        sampled: bool = True,
     ) -> None:
         found = [
             (plan.storages[index], tensor.untyped_storage(), tensor, path)
@@ -56,12 +53,12 @@ class Still:
         self._paths: dict[int, str] = {}
         self._places: list[tuple[torch.Tensor, int, str]] = []
         self._versions: list[tuple[torch.Tensor, int, str]] = []
-        self._samples: list[tuple[tuple[int, int], bytes, str]] = []
+        self._tensors: dict[int, list[torch.Tensor]] = {}
+        self._samples = Samples((), self._tensors_of)
+        self._device_samples: list[DeviceSamples] = []
         for storage, whole, tensor, path in found:
             if whole._cdata not in moving:
-                if sampled and tensor.is_cpu and storage._cdata not in self._paths:
-                    span = _middle(storage)
-                    self._samples.append((span, ctypes.string_at(*span), path))
+                self._tensors.setdefault(storage._cdata, []).append(tensor)
                 self._paths.setdefault(storage._cdata, path)
                 self._places.append((tensor, tensor.data_ptr(), path))
                 # those of the optimizers, too: what came into the state by way of .data counts on its own
@@ -88,6 +85,21 @@ class Still:
         """Where a tensor in one of the storages stands in the state."""
         return self._paths[storage._cdata]
 
+    def sample(self, copies: Sequence[Copy]) -> None:
+        """Keep some of the bytes to copy from the processor's memory, as they are now."""
+        self._samples = Samples(copies, self._tensors_of)
+
+    def sample_device(self, copies: Sequence[Copy]) -> Sequence[Piece]:
+        """Have the current stream of their device keep some of the bytes to copy; what is to be sent to the host."""
+        if not any(size for _, _, size in copies):
+            return ()
+        self._device_samples.append(samples := DeviceSamples(copies, self._tensors_of))
+        return [samples.piece]
+
+    def compare(self, start: int, size: int) -> None:
+        """As `Samples.compare`."""
+        self._samples.compare(start, size)
+
     def changed(self) -> str:
         """Where a tensor stands that was written to or moved since; empty if that is not seen of any.
 
@@ -96,8 +108,18 @@ class Still:
         """
         moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
         written = (path for tensor, version, path in self._versions if tensor._version != version)
-        differing = (path for span, sample, path in self._samples if ctypes.string_at(*span) != sample)
-        return next(moved, "") or next(written, "") or next(differing, "")
+        return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
+
+    def miscopied(self) -> str:
+        """Where a tensor stands whose copy, which has been made, is not what it was as the samples were taken."""
+        on_devices = (self._path(each.differing_copy()) for each in self._device_samples)
+        return self._path(self._samples.differing_copy()) or next(filter(None, on_devices), "")
+
+    def _path(self, storage: torch.UntypedStorage | None) -> str:
+        return "" if storage is None else self.path(storage)
+
+    def _tensors_of(self, storage: torch.UntypedStorage) -> Sequence[torch.Tensor]:
+        return self._tensors[storage._cdata]
 
 
 class Digests:
@@ -114,12 +136,6 @@ class Digests:
         return None
 
 
-def _middle(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """The address of some bytes in the middle, and how many they are."""
-    middle, size = storage.nbytes() // 2, storage.nbytes()
-    return storage.data_ptr() + middle, min(SAMPLE, size - middle)
-
-
 def _is_shared(storage: torch.UntypedStorage) -> bool:
     """With other processes; of storages on a device torch says so of each."""
     return storage.device.type == "cpu" and storage.is_shared()
@@ -133,7 +149,7 @@ def _digest_of(storage: torch.UntypedStorage, size: int) -> bytes:
 
 
 def _digest(address: int, size: int) -> bytes:
-    return hashlib.blake2b((ctypes.c_char * size).from_address(address), digest_size=16).digest()
+    return xxhash.xxh3_128_digest((ctypes.c_char * size).from_address(address))
 
 
 Layout = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]

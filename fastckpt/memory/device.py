@@ -59,7 +59,7 @@ class Lane:
             self._stage(staged)
 
     def _stage(self, pieces: Sequence[Piece]) -> None:
-        self._buffers = self._buffers or [_buffer(STAGING) for _ in range(BUFFERS)]
+        self._buffers = self._buffers or [host_buffer(STAGING) for _ in range(BUFFERS)]
         free, filling = list(self._buffers), deque[_Batch]()
         for batch in batches(pieces, STAGING):
             if not free:
@@ -99,6 +99,7 @@ class Transfer:
         still: What stands still until `hold` was called.
         moving: What may change once this has returned: it is set aside within the device before. Raises
             torch.OutOfMemoryError if there is no room.
+        samples: What else is sent, after all others; the current stream made it before.
         aside: Whether to set ``still`` aside, too, behind training: `hold` then waits for that alone. If there is no
             room, it is not.
 
@@ -106,11 +107,19 @@ class Transfer:
         short: Whether there was no room.
     """
 
-    def __init__(self, lane: Lane, still: Sequence[Copy], moving: Sequence[Copy] = (), *, aside: bool = False) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        still: Sequence[Copy],
+        moving: Sequence[Copy] = (),
+        samples: Sequence[Piece] = (),
+        *,
+        aside: bool = False,
+    ) -> None:
         self.short = False
         self._lane, self._aside = lane, aside
         self._still = _pieces(still)
-        self._moving = _set_aside(_pieces(moving))
+        self._moving = [*_set_aside(_pieces(moving)), *samples]
         self._ready = torch.accelerator.current_stream(lane.device).record_event()
         self._read: torch.Event | None = None
         self._sent: Sequence[Piece] = self._still
@@ -233,11 +242,12 @@ def copy_at_once(copies: Sequence[Copy]) -> None:
 
 def _pieces(copies: Sequence[Copy]) -> list[Piece]:
     """What is to be copied of storages on one device; of an empty one nothing is."""
-    return [
-        Piece(target, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size])
-        for target, storage, size in copies
-        if size
-    ]
+    return [Piece(target, bytes_of(storage, size)) for target, storage, size in copies if size]
+
+
+def bytes_of(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
+    """The first bytes of a storage, as a tensor of them."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
 
 
 def _set_aside(pieces: Sequence[Piece]) -> list[Piece]:
@@ -257,7 +267,8 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
 
 
-def _buffer(size: int) -> torch.Tensor:
+def host_buffer(size: int) -> torch.Tensor:
+    """So many bytes of the processor's memory, pinned where that is possible."""
     with contextlib.suppress(RuntimeError):
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     return torch.empty(size, dtype=torch.uint8, device="cpu")

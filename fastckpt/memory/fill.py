@@ -3,7 +3,7 @@
 import ctypes
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -90,10 +90,16 @@ class Filler:
 
 
 class Backlog:
-    """Copies from memory of the processor that are left to do, by whichever threads come, without the GIL."""
+    """Copies from memory of the processor that are left to do, by whichever threads come, without the GIL.
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
+    Args:
+        copies: What to copy.
+        compare: Called with the address of the bytes of each piece, and how many they are, before and after its copy.
+    """
+
+    def __init__(self, copies: Sequence[Copy], compare: Callable[[int, int], None] = lambda start, size: None) -> None:
         self._alive = copies
+        self._compare = compare
         spans = [(target, source.data_ptr(), size) for target, source, size in copies]
         self._pieces = [
             (target + offset, source + offset, min(size - offset, SHARED_PIECE))
@@ -106,7 +112,7 @@ class Backlog:
     def help(self) -> None:
         """Do what nobody has begun."""
         for turn in self._turns:
-            copy_without_gil(*self._pieces[turn])
+            self._copy(self._pieces[turn])
             self._done[turn] = True
 
     def finish(self) -> None:
@@ -114,7 +120,13 @@ class Backlog:
         self.help()
         for piece, done in zip(self._pieces, self._done, strict=True):
             if not done:
-                copy_without_gil(*piece)
+                self._copy(piece)
+
+    def _copy(self, piece: Span) -> None:
+        _, source, size = piece
+        self._compare(source, size)
+        copy_without_gil(*piece)
+        self._compare(source, size)
 
 
 def _run(spans: list[Span]) -> None:

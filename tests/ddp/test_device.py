@@ -313,7 +313,7 @@ class TestSaves:
                 learn(model, optimizer)
                 one.save_checkpoint(step, whole(model, optimizer)())
             wanted = reference(whole(model, optimizer)())
-            assert device_module._buffer(8).device.type == "cpu"
+            assert device_module.host_buffer(8).device.type == "cpu"
             assert_same(one.load_checkpoint(), wanted)
         finally:
             torch.set_default_device(None)

@@ -106,8 +106,7 @@ def test_what_else_changes_is_copied_at_once(tmp_path: Path, held: Held):
 def test_a_write_to_such_a_part_is_found(tmp_path: Path, held: Held):
     training = Training(tmp_path, 100)
     with training.saves:
-        middle = 100 + SIZE // 2
-        held.on["overlap.copy"] = lambda: training.memory.data[middle : middle + 9].add_(1)  # without a new version
+        held.on["overlap.copy"] = lambda: training.memory.data[100 : 100 + SIZE].add_(1)  # without a new version
         assert training.save().pending
         training.step()
         again = training.save()
