@@ -32,7 +32,7 @@ from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Due, Profiler, Steady, Tempo
 from fastckpt.engine.wishes import SecondLevel
-from fastckpt.errors import FastckptError, NoLoadableCheckpoint, StepError
+from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
 from fastckpt.frameworks import framework_of
 from fastckpt.memory.usage import use_of
@@ -64,6 +64,7 @@ class Options(SecondLevel, total=False):
     deletion_strategy: CheckpointDeletionStrategy
     others: Mapping[str, Stateful]
     gradients: bool
+    overlap: bool
     weights_only: bool
     verify: str
 
@@ -89,6 +90,10 @@ class Checkpointer:
             ``deletion_strategy``: by default the newest 2 are kept on storage, and those at the ends of epochs.
             ``others``: more that has a state, equal on all ranks, by name, such as ``{"scaler": scaler}``.
             ``gradients``: whether ``.grad`` is saved, of each rank, for steps in the middle of gradient accumulation.
+            ``overlap``: whether weights and states of the optimizers are copied in the background, by default True:
+            then nothing but an optimizer's step may write to them between ``step()`` and that. Swap weights for
+            averaged ones, and back, before ``step()``, or by ``parameter.data = average``. With False ``step()``
+            copies all before it returns. See docs/saving.md.
             ``weights_only``, ``verify``, ``remote``, ``remote_deletion_strategy``: as for `DdpCheckpointer`.
 
     Raises:
@@ -112,6 +117,7 @@ class Checkpointer:
         self._model = unwrapped(model)
         given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
         self._optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+        self._overlaps = _checked_overlap(options.get("overlap", True)) and bool(self._optimizers)
         if unknown := options.keys() - Options.__annotations__.keys():
             raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
         framework, saved = framework_of(self._model), options.get("gradients", False)
@@ -124,6 +130,8 @@ class Checkpointer:
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
         self._writer = self._checkpointer._writer
+        if not self._overlaps:
+            self._writer.overlap.defer(())
         self._agreed = f"frequency {next(_NUMBERS)}"
         self._tempo: Tempo | None = None
         self._ranks: Agreement | None = None
@@ -257,7 +265,7 @@ class Checkpointer:
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
         if self._tempo is not None:
             self._tempo.saved(save, persist=persist, pending=result.pending)
-        if result.saved and persist and not self._optimizers:  # else it may be pending, in some rank
+        if result.saved and persist and not self._overlaps:  # else it may be pending, in some rank
             self._durable = self._step
         return result
 
@@ -290,7 +298,12 @@ class Checkpointer:
         wished, (launch, *_), lengths, bytes_of_ranks = zip(*said, strict=True)
         check_alike(wished)
         self._circumstances = circumstances(
-            self._model, self._optimizers, self._writer.directory, size=max(bytes_of_ranks), world_size=place.world_size
+            self._model,
+            self._optimizers,
+            self._writer.directory,
+            size=max(bytes_of_ranks),
+            world_size=place.world_size,
+            overlaps=self._overlaps,
         )
         known = self._remembered(own.get("tempo", "")) if adaptive else None
         knows = ranks.gather(known is not None)
@@ -301,7 +314,7 @@ class Checkpointer:
         watch = Stopwatch(self._writer.beats, self._writer.glance)
         turns = range(self._step + 1, self._step + 1 + min(lengths))
         sizes = partial(_sizes, self._parts, device_of(self._model))
-        profiler = Profiler(ranks, watch, turns, sizes, overhead=self._overhead, overlaps=bool(self._optimizers))
+        profiler = Profiler(ranks, watch, turns, sizes, overhead=self._overhead, overlaps=self._overlaps)
         return Adaptive(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
     def _remembered(self, cached: str) -> profile_cache.Remembered | None:
@@ -319,6 +332,12 @@ class Checkpointer:
 def _sizes(parts: Parts, device: torch.device) -> tuple[int, int, int]:
     """Bytes of the state; of device memory the peak and all there is."""
     return parts.size, *use_of(device)
+
+
+def _checked_overlap(overlap: object) -> bool:
+    if not isinstance(overlap, bool):
+        raise ConfigError(f"overlap is a {type(overlap).__name__}; give True or False: the optimizers are known")
+    return overlap
 
 
 def _newest_and_epochs(checkpoint_dir: str | os.PathLike[str]) -> CheckpointDeletionStrategy:

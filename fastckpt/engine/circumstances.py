@@ -10,7 +10,13 @@ from fastckpt.storage.store import is_url
 
 
 def circumstances(
-    model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], directory: str, *, size: int, world_size: int
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    directory: str,
+    *,
+    size: int,
+    world_size: int,
+    overlaps: bool = True,
 ) -> Circumstances:
     """Those of a training that saves to a directory.
 
@@ -20,15 +26,17 @@ def circumstances(
         directory: A path, or a URL.
         size: Bytes of the model, alike on all ranks.
         world_size: Their number.
+        overlaps: Whether what optimizers change is copied in the background.
     """
     device = device_of(model)
+    names = ", ".join(type(each).__name__ for each in optimizers)
     return Circumstances(
         size,
         world_size,
         directory.partition("://")[0] if is_url(directory) else "directory",
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         {"fastckpt": version("fastckpt"), "torch": torch.__version__},
-        ", ".join(type(each).__name__ for each in optimizers),
+        names if overlaps or not names else f"{names}, without overlap",
     )
 
 

@@ -51,7 +51,7 @@ class Samples:
         """
         part = slice(bisect_left(self._starts, start), bisect_left(self._starts, start + size))
         for source, _, sample, storage in self._sorted[part]:
-            if ctypes.string_at(source, len(sample)) != sample:
+            if self._differing is None and ctypes.string_at(source, len(sample)) != sample:
                 self._differing = storage
 
     def differing_source(self) -> torch.UntypedStorage | None:
