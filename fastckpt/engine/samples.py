@@ -16,7 +16,7 @@ LINE = 64
 STRETCH = (1 << 20) // LINE
 """Lines of which one is sampled."""
 
-_random = random.Random()  # draws neither follow a training's seeds nor change its numbers
+_draw = random.Random().random  # neither follows a training's seeds nor changes its numbers
 
 TensorsOf = Callable[[torch.UntypedStorage], Sequence[torch.Tensor]]
 """The tensors in a storage that are saved."""
@@ -112,14 +112,11 @@ def _lines(source: torch.Tensor, places: Sequence[int], lengths: Sequence[int]) 
 
 def _places(start: int, size: int, tensors: Sequence[torch.Tensor]) -> list[int]:
     """Offsets of lines in a storage that begins at ``start``: one in each MiB, one of each tensor that is a part."""
-    lines = -(-size // LINE)
-    places = [
-        LINE * (first + int(_random.random() * min(STRETCH, lines - first))) for first in range(0, lines, STRETCH)
-    ]
+    places, lines = [], -(-size // LINE)
+    for first in range(0, lines, STRETCH):
+        places.append(LINE * (first + int(_draw() * min(STRETCH, lines - first))))
     for tensor in tensors:
         if tensor.numel() and not (tensor.nbytes >= size and tensor.is_contiguous()):
-            element = sum(
-                int(_random.random() * n) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
-            )
+            element = sum(int(_draw() * n) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
             places.append((tensor.data_ptr() + element * tensor.element_size() - start) // LINE * LINE)
     return places
