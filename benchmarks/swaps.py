@@ -9,6 +9,7 @@ checkpointer copies. Each time the image is compared with what was to be saved, 
 import argparse
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import random
@@ -150,7 +151,7 @@ def parts(training: Training, tries: int, *, digested: bool) -> None:
     }.items():
         missed = sum(_is_missed(training, size) for _ in range(tries))
         mode = "all digested" if digested else "sampled"
-        print(f"{mode}: {name} of {size * 4 >> 10} KiB swapped {tries} times, missed {missed} ({missed / tries:.1%})")
+        print(f"{mode}: {name} of {size * 4 >> 10} KiB swapped {tries} times, missed {missed}", flush=True)
 
 
 def _is_missed(training: Training, size: int) -> bool:
@@ -173,11 +174,13 @@ def _is_missed(training: Training, size: int) -> bool:
 def medians(works: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds that each takes; they take turns, so that what else the machine does meets all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in works}
+    gc.disable()  # as saves do
     for _ in range(REPEATS):
         for name, work in works.items():
             began = time.perf_counter()
             work()
             seconds[name].append(time.perf_counter() - began)
+    gc.enable()
     return {name: statistics.median(each) for name, each in seconds.items()}
 
 

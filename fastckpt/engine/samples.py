@@ -112,11 +112,10 @@ def _lines(source: torch.Tensor, places: Sequence[int], lengths: Sequence[int]) 
 
 def _places(start: int, size: int, tensors: Sequence[torch.Tensor]) -> list[int]:
     """Offsets of lines in a storage that begins at ``start``: one in each MiB, one of each tensor that is a part."""
-    places, lines = [], -(-size // LINE)
-    for first in range(0, lines, STRETCH):
-        places.append(LINE * (first + int(_draw() * min(STRETCH, lines - first))))
+    lines = -(-size // LINE)
+    places = [LINE * (first + int(_draw() * min(STRETCH, lines - first))) for first in range(0, lines, STRETCH)]
     for tensor in tensors:
-        if tensor.numel() and not (tensor.nbytes >= size and tensor.is_contiguous()):
+        if (tensor.nbytes < size or not tensor.is_contiguous()) and tensor.numel():
             element = sum(int(_draw() * n) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
             places.append((tensor.data_ptr() + element * tensor.element_size() - start) // LINE * LINE)
     return places

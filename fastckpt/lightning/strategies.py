@@ -1,16 +1,20 @@
 """Strategies of Lightning in which all ranks save and load: its own call the CheckpointIO on the first rank alone."""
 
+import logging
 import os
 from typing import Any
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fastckpt.errors import ConfigError
 from fastckpt.lightning.checkpoint_io import NEWEST, FastCheckpointIO, StorageType
 from fastckpt.lightning.saves import Generators
+
+logger = logging.getLogger("fastckpt")
 
 
 class AllRanks(Strategy):
@@ -46,7 +50,10 @@ class AllRanks(Strategy):
         """As Lightning's."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._io.overlap_with(self.optimizers)
+            swaps = any(isinstance(each, WeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
+            if swaps and self._io.overlap:
+                logger.warning("WeightAveraging writes to weights that saves may be copying: saves do not overlap")
+            self._io.overlap_with([] if swaps else self.optimizers)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any | None = None

@@ -1,5 +1,6 @@
 """Weights that are swapped for others while they are copied, and swapped back before that ends."""
 
+import ctypes
 import random
 import threading
 import time
@@ -12,7 +13,7 @@ import torch
 
 from fastckpt import Checkpointer
 from fastckpt.engine import samples, still
-from fastckpt.engine.samples import Samples
+from fastckpt.engine.samples import DeviceSamples, Samples
 from fastckpt.errors import ConfigError, OverlapError
 from tests.ddp.conftest import Ranks
 from tests.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
@@ -193,6 +194,22 @@ class TestSamples:
         taken.compare(tensor.data_ptr() + (1 << 20), 1 << 20)
         tensor.zero_()
         assert taken.differing_source() is not None
+
+    @pytest.mark.parametrize("size", [1, 65, 4096, (5 << 20) + 64, (5 << 20) + 3])
+    def test_of_a_device_they_are_taken_in_few_operations(self, size: int):
+        tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8), torch.arange(7)]
+        copies, targets = copies_of(*tensors)
+        by_storage = {each.untyped_storage().data_ptr(): [each] for each in tensors}
+        for _ in range(5):
+            taken = DeviceSamples(copies, lambda storage: by_storage[storage.data_ptr()])
+            copy(copies, targets)
+            ctypes.memmove(taken.piece.target, taken.piece.source.data_ptr(), taken.piece.source.nbytes)
+            assert taken.differing_copy() is None
+            targets[0].add_(1)
+            assert taken.differing_copy() is not None
+            copy(copies, targets)
+            targets[1].add_(1)
+            assert taken.differing_copy() is not None
 
     def test_draws_do_not_change_those_of_a_training_nor_follow_its_seeds(self):
         tensor = torch.zeros(1 << 20, dtype=torch.uint8)

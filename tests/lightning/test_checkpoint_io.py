@@ -1,14 +1,16 @@
 """One process with Lightning: files that it names, keeps and removes, and what is refused."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from fastckpt.engine import still
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.lightning import (
     NEWEST,
@@ -113,6 +115,32 @@ def test_the_plugin_alone_with_one_rank(tmp_path):
         stock = {"strategy": SingleDeviceStrategy(torch.device("cpu")), "plugins": [io]}
         trainer_for(steps, model, use_distributed_sampler=False, **stock).fit(Module(), ckpt_path=NEWEST)
         assert io.loaded_step == loaded
+
+
+class Weights(Callback):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: object) -> None:
+        self.after[trainer.global_step] = {name: each.clone() for name, each in module.state_dict().items()}
+
+
+def test_weights_that_lightning_swaps_for_averages(tmp_path, monkeypatch, caplog):
+    """For each validation, and at the end of training: right after saves, while these would be copied."""
+    monkeypatch.setattr(still, "WORTH", 1)
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    weights, model = Weights(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    io = FastCheckpointIO(tmp_path, overlap=True)
+    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [io], "val_check_interval": 2}
+    averages = EMAWeightAveraging(decay=0.5)
+    trainer_for(8, model, averages, weights, use_distributed_sampler=False, **ours).fit(Module())
+    for step in (2, 4, 6, 8):
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["current_model_state"]
+        for name, each in weights.after[step].items():
+            assert torch.equal(saved[name], each), (step, name)
+    assert "was written to" not in caplog.text and "WeightAveraging" in caplog.text
 
 
 def test_what_is_refused(tmp_path, monkeypatch):
