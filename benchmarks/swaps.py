@@ -1,6 +1,6 @@
 """Weights that are swapped, and back, while a save is copied: what is committed, what is missed, what it costs.
 
-    python benchmarks/swaps.py [--swaps 1000] [--tries 200] [--megabytes 96]
+    python benchmarks/swaps.py [--swaps 1000] [--tries 100] [--megabytes 48]
 
 Swaps are written through ``.data``, which torch does not count, from the training thread, while the thread of the
 checkpointer copies. Each time the image is compared with what was to be saved, whether it was committed or not.
@@ -69,7 +69,9 @@ class Training:
         result = self.saves.save_checkpoint(self.number, state)
         assert result.saved, result
         if result.pending and self.overlap._pending is not None:
-            self.copies = list(self.overlap._pending[0].backlog._alive)
+            places = {each.data_ptr() for each in self.parameters}
+            copies = self.overlap._pending[0].backlog._alive
+            self.copies = [copy for copy in copies if copy[1].data_ptr() in places]  # nothing else is swapped
 
     def end(self) -> tuple[bool, int]:
         """Whether the save was committed, and how many bytes of its image are not what was to be saved."""
@@ -221,16 +223,17 @@ def costs(training: Training, megabytes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--swaps", type=int, default=1000)
-    parser.add_argument("--tries", type=int, default=200)
-    parser.add_argument("--megabytes", type=int, default=96)
+    parser.add_argument("--tries", type=int, default=100)
+    parser.add_argument("--megabytes", type=int, default=48)
     options = parser.parse_args()
+    torch.set_num_threads(1)
     logging.getLogger("fastckpt").setLevel(logging.ERROR)
     for checked in (False, True):
         os.environ["FASTCKPT_CHECK_OVERLAP"] = str(int(checked))
         with tempfile.TemporaryDirectory() as folder:
             training = Training(folder, options.megabytes)
             if not checked:
-                costs(training, 2 * options.megabytes)
+                costs(training, 4 * options.megabytes)
                 swaps(training, options.swaps)
             parts(training, options.tries, digested=checked)
             training.saves.close()

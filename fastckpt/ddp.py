@@ -65,7 +65,9 @@ class DdpCheckpointer(WithWriter):
             their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
             read back from storage before it counts there. All ranks give the same.
         overlap: The optimizer, or several, whose parameters and ``state`` may be copied behind the next forward and
-            backward; their next step waits for that. None: everything is copied before `save_checkpoint` returns.
+            backward; their next step waits for that. Until then nothing else may write to them, such as averages that
+            are swapped in by way of ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied
+            before `save_checkpoint` returns.
         remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
