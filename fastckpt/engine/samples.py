@@ -9,7 +9,7 @@ from operator import itemgetter
 import torch
 
 from fastckpt.memory.device import Piece, bytes_of, host_buffer
-from fastckpt.memory.fill import Copy
+from fastckpt.memory.fill import Copy, Span, differ
 
 LINE = 64
 """Bytes of each sample: a cache line."""
@@ -44,14 +44,20 @@ class Samples:
         self._starts = [each[0] for each in self._sorted]
         self._differing: torch.UntypedStorage | None = None
 
-    def compare(self, start: int, size: int) -> None:
-        """Compare a part of a storage, before and after it is copied; a difference counts from then on.
+    def compare(self, piece: Span, copied: bool) -> None:
+        """Compare a part of a storage before it is copied, and after that; a difference counts from then on.
 
-        So is noticed what a copy has of a write that begins or ends while the part is copied: less than is sampled.
+        So is noticed what a copy has of a write that begins or ends while the part is copied, less than is sampled. If
+        it begins and ends then, copy and storage differ, both of which are still in the processor's cache.
         """
-        part = slice(bisect_left(self._starts, start), bisect_left(self._starts, start + size))
-        for source, _, sample, storage in self._sorted[part]:
-            if self._differing is None and ctypes.string_at(source, len(sample)) != sample:
+        target, start, size = piece
+        part = self._sorted[bisect_left(self._starts, start) : bisect_left(self._starts, start + size)]
+        if self._differing is not None or not part:
+            return
+        if copied and differ(target, start, size):
+            self._differing = part[0][3]
+        for source, _, sample, storage in part:
+            if ctypes.string_at(source, len(sample)) != sample:
                 self._differing = storage
 
     def differing_source(self) -> torch.UntypedStorage | None:

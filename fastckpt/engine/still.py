@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from fastckpt.engine.samples import DeviceSamples, Samples
 from fastckpt.format.plan import Plan
 from fastckpt.memory.device import Piece
-from fastckpt.memory.fill import Copy
+from fastckpt.memory.fill import Copy, Span
 
 WORTH = 16 << 10
 """Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
@@ -96,9 +96,9 @@ class Still:
         self._device_samples.append(samples := DeviceSamples(copies, self._tensors_of))
         return [samples.piece]
 
-    def compare(self, start: int, size: int) -> None:
+    def compare(self, piece: Span, copied: bool) -> None:
         """As `Samples.compare`."""
-        self._samples.compare(start, size)
+        self._samples.compare(piece, copied)
 
     def changed(self) -> str:
         """Where a tensor stands that was written to or moved since; empty if that is not seen of any.

@@ -28,6 +28,10 @@ _madvise = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctyp
     ("madvise", ctypes.CDLL(None))
 )
 copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
+differ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memcmp", ctypes.CDLL(None))
+)
+"""Whether so many bytes at two addresses are not the same; without the GIL."""
 
 
 Copy = tuple[int, torch.UntypedStorage, int]
@@ -94,10 +98,12 @@ class Backlog:
 
     Args:
         copies: What to copy.
-        compare: Called with the address of the bytes of each piece, and how many they are, before and after its copy.
+        compare: Called with each piece before and after its copy, and whether it is copied.
     """
 
-    def __init__(self, copies: Sequence[Copy], compare: Callable[[int, int], None] = lambda start, size: None) -> None:
+    def __init__(
+        self, copies: Sequence[Copy], compare: Callable[[Span, bool], None] = lambda piece, copied: None
+    ) -> None:
         self._alive = copies
         self._compare = compare
         spans = [(target, source.data_ptr(), size) for target, source, size in copies]
@@ -123,10 +129,9 @@ class Backlog:
                 self._copy(piece)
 
     def _copy(self, piece: Span) -> None:
-        _, source, size = piece
-        self._compare(source, size)
+        self._compare(piece, False)
         copy_without_gil(*piece)
-        self._compare(source, size)
+        self._compare(piece, True)
 
 
 def _run(spans: list[Span]) -> None:

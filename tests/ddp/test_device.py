@@ -358,6 +358,44 @@ class TestSaves:
         assert result.saved and not result.pending
         assert "was written to" in result.trouble and in_memory(one)[0] == 2
 
+    @pytest.mark.parametrize("aside", [False, True])
+    def test_a_swap_that_is_undone_before_the_copy_ends_is_found_out(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, aside: bool
+    ):
+        """By way of .data: neither versions nor what lies on the device afterwards show it."""
+        monkeypatch.setattr(lanes, "pays", lambda straight, set_aside: aside)
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(2):
+            learn(model, optimizer)
+            one.save_checkpoint(step, whole(model, optimizer)())
+        learn(model, optimizer)
+        begin, before = Transfer.begin, [each.data.clone() for each in model.parameters()]
+
+        def swapped(self: Transfer, step: int = -1) -> None:
+            with self._lane.current() as stream:
+                stream.wait_event(self._ready)
+                for each in model.parameters():
+                    each.data.fill_(7.0)
+            begin(self, step)
+            with self._lane.current():
+                for each, kept in zip(model.parameters(), before, strict=True):
+                    each.data.copy_(kept)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Transfer, "begin", swapped)
+            assert one.save_checkpoint(2, whole(model, optimizer)()).pending
+            learn(model, optimizer)
+            one._writer.overlap.wait()
+        torch.accelerator.synchronize(device)
+        assert in_memory(one)[0] == 1
+        wanted = reference(whole(model, optimizer)())
+        result = one.save_checkpoint(3, whole(model, optimizer)())
+        assert (result.saved, result.pending, result.skipped) == (True, False, 1)
+        assert "was written to while it was copied" in result.trouble
+        assert_same(one.load_checkpoint(), wanted)
+
     def test_the_host_is_not_held_by_a_straight_copy_into_pinned_memory(self, ranks: Ranks, device: torch.device):
         """The step of the optimizer is launched while the copy has not even begun."""
         if device.type != "cuda":

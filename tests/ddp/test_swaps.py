@@ -184,15 +184,30 @@ class TestSamples:
 
     def test_what_was_seen_around_the_copy_of_a_piece_counts_when_it_is_undone(self):
         tensor = torch.zeros(3 << 20, dtype=torch.uint8)
-        copies, _ = copies_of(tensor)
+        copies, targets = copies_of(tensor)
+        start, mebibyte = tensor.data_ptr(), 1 << 20
         taken = Samples(copies, lambda _: [tensor])
-        tensor[1 << 20 :] = 1
-        taken.compare(tensor.data_ptr(), 1 << 20)
+        tensor[mebibyte:] = 1
+        taken.compare((targets[0].data_ptr(), start, mebibyte), False)
         tensor.zero_()
         assert taken.differing_source() is None
-        tensor[1 << 20 :] = 1
-        taken.compare(tensor.data_ptr() + (1 << 20), 1 << 20)
+        tensor[mebibyte:] = 1
+        taken.compare((targets[0].data_ptr() + mebibyte, start + mebibyte, mebibyte), False)
         tensor.zero_()
+        assert taken.differing_source() is not None
+
+    def test_a_write_that_begins_and_ends_while_a_piece_is_copied_shows_in_each_byte(self):
+        tensor = torch.zeros(3 << 20, dtype=torch.uint8)
+        copies, targets = copies_of(tensor)
+        copy(copies, targets)
+        taken = Samples(copies, lambda _: [tensor])
+        piece = targets[0].data_ptr(), tensor.data_ptr(), tensor.nbytes
+        taken.compare(piece, True)
+        assert taken.differing_source() is None
+        targets[0][random.randrange(tensor.nbytes)] = 1
+        taken.compare(piece, False)
+        assert taken.differing_source() is None
+        taken.compare(piece, True)
         assert taken.differing_source() is not None
 
     @pytest.mark.parametrize("size", [1, 65, 4096, (5 << 20) + 64, (5 << 20) + 3])
