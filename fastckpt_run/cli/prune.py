@@ -45,7 +45,6 @@ def prune(
     document: dict[str, Any] = {
         "directory": inventory.location,
         "policy": to_json(KeepAny(tuple(policies) or (KeepAll(),))),
-        "dropped_histories": list(drop_history),
         "done": yes,
         "keep": [describe(item) for item in kept],
         "delete": [describe(item) for item in others],
