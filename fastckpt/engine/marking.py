@@ -36,17 +36,17 @@ class Marking:
         """
         identity = await asyncio.get_running_loop().run_in_executor(None, self._storage.identity)
         if not alone:
-            self._give_up("processes of an earlier job still write to it")
+            await self._give_up("processes of an earlier job still write to it")
         elif not self._arena.claim.is_of(*identity):
-            self._give_up("it is of another directory that had this name, or that was emptied since")
+            await self._give_up("it is of another directory that had this name, or that was emptied since")
         self._arena.claim_for(*identity)
         await self._mark()
         if self._arena.claim.due:
             self._task = asyncio.create_task(self._keep_trying())
 
-    def _give_up(self, why: str) -> None:
+    async def _give_up(self, why: str) -> None:
         held = [id for slot in self._arena.slots if (id := slots.read(slot).committed)]
-        self._arena.renew()
+        await asyncio.to_thread(self._arena.renew)
         if held:
             newest: SaveId = max(held)
             logger.warning("%s of %s in %s is given up: %s", newest, self._location, self._arena.path, why)

@@ -85,8 +85,9 @@ class Slot:
         """Why what is committed cannot be resumed, as far as sizes and names tell; empty for nothing."""
         records = slots.read(self.path)
         details, world_size = records.details, records.details.get("world_size", 1)
-        of_one_node = details.get("nodes", 1) == 1  # else others have the rest
-        missing = missing_files(records.files, world_size, details) if of_one_node else []
+        # Earlier versions left out ranks that had gone; of several nodes, others have the rest.
+        is_unsure = "rank" not in details and details.get("nodes", 1) == 1
+        missing = missing_files(records.files, world_size, details) if is_unsure else []
         return lacks(missing, world_size) if missing else slots.damage(self.path, records.files)
 
     def attest(self, save: SaveId, digests: dict[str, str], since: float, *, of_first: bool = True) -> None:

@@ -13,7 +13,7 @@ from fastckpt.engine import room as room_module
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.memory.arena import Arena, slots_of
-from fastckpt.memory.headroom import Headroom
+from fastckpt.memory.headroom import Headroom, Limit
 from fastckpt.memory.slots import images_in
 from tests.ddp.conftest import Ranks, state
 
@@ -131,8 +131,8 @@ class TestWhatTakesLongIsDoneInAThread:
         for slot in slots:
             arena.reserve(slot.path, "model.pt", NEW)
         found = removals(monkeypatch)
-        free = Headroom(2 * OLD, 4 * OLD, "the test's limit")
-        monkeypatch.setattr(room_module, "headroom", lambda _: free)
+        free = Headroom(2 * OLD, 4 * OLD, "the test's limit", Limit.HOST)
+        monkeypatch.setattr(room_module, "headroom", lambda *_: free)
 
         async def save() -> None:
             room = Room(arena, slots, lambda: None)

@@ -21,12 +21,12 @@ JOB = """
     from fastckpt.memory import slots
 
     saver.WRITERS_TIMEOUT = 3600
-    address = f"@fastckpt-exit-{os.getpid()}"
     hold, release = os.pipe()
     told, tell = os.pipe()
 
     def rank(number):
-        place = Place(rank=number, local_rank=number, world_size=2, local_world_size=2, agent=address)
+        place = Place(rank=number, local_rank=number, world_size=2, local_world_size=2, master="launch:1")
+        address = service.saver_address(place, Settings.from_environment())
         return Link(wishes(sys.argv[1], None, "never"), place, address)
 
     def begin(link, step):
@@ -36,7 +36,7 @@ JOB = """
 
     def save(link, step):
         slot, files = begin(link, step)
-        record = slots.Done(SaveId(link.history, step), files, {"world_size": 2})
+        record = slots.Done(SaveId(link.history, step), files, {"world_size": 2, "rank": link.place.rank})
         slots.commit(slot, link.place.rank, record)
         link.committed(record.id, persist=False)
 
@@ -52,7 +52,6 @@ JOB = """
             os.read(hold, 1)
         os._exit(0)
     os.close(hold)
-    service._start(Settings(), address)
     first = rank(0)
     save(first, 1)
     os.read(told, 1)
