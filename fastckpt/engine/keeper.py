@@ -291,9 +291,11 @@ class Keeper:
     def status(self, writer: int) -> Status:
         """How far persistence is."""
         way = self.persister
-        waiting = way.waiting + sum(len(slot.wanted) for slot in self.slots)
+        # What lacks the part of the one who asks cannot become whole while it waits.
+        others = [slot for slot in self.slots if writer not in slot.writers - slot.done]
+        waiting = way.waiting + sum(len(slot.wanted) for slot in others)
         filling = sum(
-            slot.id is not None and not slot.committed and not self.writers.obstacle(slot.id) for slot in self.slots
+            slot.id is not None and not slot.committed and not self.writers.obstacle(slot.id) for slot in others
         )
         news, durable = self.news(writer), list(way.durable or ())
         return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)

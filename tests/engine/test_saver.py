@@ -737,3 +737,14 @@ def test_how_far_workers_are_is_told_by_the_last_though_their_node_has_another_r
             channel.close()
     finally:
         saver.close()
+
+
+def test_a_rank_that_waits_does_not_wait_for_a_save_that_it_has_yet_to_make(ranks: Ranks):
+    first, second = ranks.start(2)
+    for step in (1, 2):
+        first.save_checkpoint(step, state(step), storage_type=DISK)
+        if step == 1:
+            second.save_checkpoint(step, state(step), storage_type=DISK)
+    assert second.wait_latest_checkpoint(60) == 1
+    with pytest.raises(TimeoutError, match="1 checkpoints are not durable"):
+        first.wait_latest_checkpoint(0.2)

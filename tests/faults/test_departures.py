@@ -29,9 +29,18 @@ def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_and_nobody_wa
     assert f"5 saves were skipped, as rank {leaves} has closed: the newest checkpoint is step 3" in text
     for path in tmp_path.glob("closed.*"):
         path.unlink()
-    nodes.run("--leaves", "-1", "--last", "8", program="departing.py")
+    nodes.run("--leaves", "9", "--last", "8", program="departing.py")
     for rank in (0, 1):
         again = said(tmp_path, rank)
         assert {"loaded": 3, "weight": 3.0} in again and {"step": 8, "saved": True, "reason": ""} in again
     for node in (0, 1):
         nodes.shm(node).rmdir()  # all memory was given back
+
+
+def test_after_an_exception_the_copy_under_way_comes_to_its_end(new_job):
+    """Rank 1 fails when it has saved step 3, which rank 0 is still copying: that step is what is resumed."""
+    job = new_job()
+    code = job.start("--raises", "--last", "3", restarts=0, program="departing.py").wait()
+    assert code == 1 and "the disk of the logger is full" in job.text()
+    job.run("--last", "8", program="departing.py", restarts=0)
+    assert [{"loaded": 3, "weight": 3.0} in said(job.folder, rank) for rank in (0, 1)] == [True, True]
