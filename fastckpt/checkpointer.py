@@ -146,6 +146,10 @@ class Writer:
         with self.beats.stall("save"):
             return self._snapshots.save(self._id(step), states, commit=False).skipped
 
+    def refusal(self, step: int) -> str:
+        """Why the saver skips a save, of which it is told so that it counts it; empty if it does not."""
+        return self._snapshots.refusal(self._id(step))
+
     def _hear_of_pending(self) -> str:
         """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
         told = []
@@ -332,7 +336,9 @@ class WithWriter:
         """
         return self._writer.wait(timeout)
 
-    def _skip(self, step: int, reason: str) -> SaveResult:
+    def _skip(self, step: int, reason: str, *, is_final: bool = False) -> SaveResult:
+        """Skip a save; ``is_final`` says that a rank has closed, so that no later one can be made either."""
+        reason = (self._writer.refusal(step) if is_final else "") or reason
         self._writer.skipped += 1
         counts["skipped_saves"] += 1
         logger.warning("step %d was not saved: %s", step, reason)

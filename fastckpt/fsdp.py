@@ -16,7 +16,7 @@ from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.config import Place
 from fastckpt.dcp.board import board
 from fastckpt.dcp.reader import Found, SharedMemoryReader
-from fastckpt.dcp.shards import Shards, Unplanned
+from fastckpt.dcp.shards import Departed, Shards, Unplanned
 from fastckpt.dcp.training import (
     MODEL,
     OPTIMIZER,
@@ -178,7 +178,7 @@ class FsdpShardCheckpointer(WithWriter):
                 together = StorageType(storage_type) is StorageType.DISK
                 files: dict[str, Any] = dict(self._shards.files(save, state.shards, together=together))
         except Unplanned as reason:
-            return self._skip(step, str(reason))
+            return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
         files[self._own] = {"rng": rng_state(), "state": state.own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
@@ -240,8 +240,10 @@ class FsdpShardCheckpointer(WithWriter):
 
     def close(self) -> None:
         """End saving, for all ranks: as `WithWriter.close`."""
-        self._shards.close(self.last)
-        super().close()
+        try:
+            super().close()  # first: the saver, when the other ranks ask it, knows who has closed
+        finally:
+            self._shards.close(self.last)
 
 
 class _Reader(SharedMemoryReader):

@@ -42,6 +42,10 @@ class Unplanned(Exception):
     """Why a save is skipped: the ranks have no plan for it yet."""
 
 
+class Departed(Unplanned):
+    """Why this save and all later ones are skipped: a rank has closed."""
+
+
 class Shards:
     """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
 
@@ -158,13 +162,13 @@ class Shards:
         while self._last is None and (word := self._board.word(self._next)) is not None:
             self._turn(word)
         if self._last is not None and save > self._last:
-            raise Unplanned("a rank has closed its checkpointer: its part would be missing")
+            raise Departed("a rank has closed its checkpointer: its part would be missing")
 
     def _call(self, save: SaveId) -> None:
         if self._last is None:
             self._turn(self._board.say(self._next, f"{save.history} {save.step}"))
         if self._last is not None:
-            raise Unplanned("the structure of the state has changed, and a rank has closed its checkpointer")
+            raise Departed("the structure of the state has changed, and a rank has closed its checkpointer")
 
     def _lay_out(self, leaves: Leaves) -> list[ShardPlan]:
         """This rank's files; without the second if there is nothing to copy."""

@@ -180,6 +180,15 @@ class Snapshotter:
             sizes[name] = path.stat().st_size
         return sizes
 
+    def refusal(self, save: SaveId) -> str:
+        """Why the saver skips a save to which this writer has nothing to give; empty if it does not."""
+        try:
+            self._link.begin(save, {}, self._departures.found(save.history))
+            answer = self._link.slot()
+        except TROUBLE as error:
+            return str(error)
+        return answer.reason if isinstance(answer, Skipped) else ""
+
     def add_details(self, details: dict[str, Any]) -> None:
         """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
         if self._last is None:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from fastckpt.checkpointer import SaveResult
 from fastckpt.dcp.board import board
-from fastckpt.dcp.shards import Shards, Unplanned
+from fastckpt.dcp.shards import Departed, Shards, Unplanned
 from fastckpt.engine.overlap import optimizers_in
 from fastckpt.folder import FolderCheckpointer
 from fastckpt.format.ids import SaveId
@@ -69,12 +69,14 @@ class TrainerFolder(FolderCheckpointer):
         self._last = save
         return files
 
-    def skip(self, step: int, reason: str) -> SaveResult:
+    def skip(self, step: int, reason: Unplanned) -> SaveResult:
         """Take note of a save that cannot be made."""
-        return self._skip(step, reason)
+        return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
 
     def close(self) -> None:
         """As `FolderCheckpointer.close`."""
-        for shards in (self._shards or {}).values():
-            shards.close(self._last)
-        super().close()
+        try:
+            super().close()  # first: the saver, when the other ranks ask it, knows who has closed
+        finally:
+            for shards in (self._shards or {}).values():
+                shards.close(self._last)

@@ -128,7 +128,7 @@ class Session:
             files = self._contents.files(step, lasting=lasting) | unlogged(trainer)
         except Unplanned as reason:
             trainer.state.best_model_checkpoint = before
-            return folder.skip(step, str(reason))
+            return folder.skip(step, reason)
         measured = self._metrics[1] if self._metrics[0] == step else {}
         # not best_global_step: that may be a step which was evaluated and not saved
         best = _STEP.fullmatch(Path(trainer.state.best_model_checkpoint or "").name)
