@@ -128,7 +128,8 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Wait until memory has room for this save, unless storage is in trouble."""
+        """Wait until memory has room for this save, unless storage is in trouble; raises FastckptError if closed."""
+        self._writer.be_ready()  # here: what one rank raises, DCP raises in all
         link, beats = self._writer.link, self._writer.beats
         if link.pins:
             link.release()  # a load that failed

@@ -152,6 +152,12 @@ def test_a_step_is_saved_once(writer: SharedMemoryWriter, reader: SharedMemoryRe
     assert same(load(reader), state(1))
 
 
+def test_a_writer_that_is_closed_says_so(writer: SharedMemoryWriter):
+    writer.close()
+    with pytest.raises(CheckpointException, match="the checkpointer is closed"):
+        save(writer, 1)
+
+
 def test_saves_without_collectives_are_refused(writer: SharedMemoryWriter):
     with pytest.raises(ConfigError, match="use_collectives"):
         save(writer, 1, use_collectives=False)
