@@ -114,6 +114,7 @@ class DeepSpeedCheckpointer(WithWriter):
             StepError: The engine has gone back since the last save, and nothing was loaded.
             NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
+        self._writer.be_ready()
         engine, folders, storage_type = self._engine, self._folders, StorageType(storage_type)
         step, tag = engine.global_steps, str(f"global_step{engine.global_steps}" if tag is None else tag)
         named = self._named(save_dir, tag, step, save_latest=save_latest)

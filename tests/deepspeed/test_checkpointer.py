@@ -11,7 +11,7 @@ from fastckpt import Checkpointer
 from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType, files_of, reads
 from fastckpt.deepspeed.shape import NAME
 from fastckpt.engine import still
-from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
 from tests.deepspeed.engines import config, engine_of, small, train
 from tests.deepspeed.test_stock import assert_same_files
 
@@ -56,6 +56,8 @@ def test_tags(directory):
         assert train(engine) == expected != loss, "with the very dropout"
         with pytest.raises(BadCheckpoint, match="holds no checkpoint third"):
             one.load_checkpoint(directory, "third")
+    with pytest.raises(FastckptError, match="the checkpointer is closed"):
+        one.save_checkpoint(directory)
 
 
 def test_two_engines_and_a_state_that_cannot_be_saved(directory):
