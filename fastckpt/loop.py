@@ -28,9 +28,10 @@ from fastckpt.engine.kinds import kinds
 from fastckpt.engine.lifetime import Lifetime
 from fastckpt.engine.offers import OTHER_KIND
 from fastckpt.engine.parts import OPTIMIZERS, OWN, Part, Parts, further, unwrapped
+from fastckpt.engine.profiler import Due, Profiler
 from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
-from fastckpt.engine.tempo import Adaptive, Due, Profiler, Steady, Tempo
+from fastckpt.engine.tempo import Adaptive, Steady, Tempo
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
@@ -39,6 +40,7 @@ from fastckpt.memory.usage import use_of
 from fastckpt.policy import profile_cache, profiling
 from fastckpt.policy.every import parse
 from fastckpt.policy.frequency import checked_overhead
+from fastckpt.policy.profiling import Progress
 from fastckpt.policy.tuning import Terms
 from fastckpt.stateful import Stateful
 
@@ -136,6 +138,7 @@ class Checkpointer:
         self._tempo: Tempo | None = None
         self._ranks: Agreement | None = None
         self._told: tuple[profile_cache.Remembered | None, str] = (None, "")
+        self._circumstances: profile_cache.Circumstances | None = None
         self._life = Lifetime("", 0)
         self._step = self._durable = 0
 
@@ -272,12 +275,14 @@ class Checkpointer:
     def _found_out(self) -> str:
         """What a resumed job need not find out again; written anew only after a decision, for saves may be frequent."""
         known = self._tempo.known if isinstance(self._tempo, Adaptive) else None
-        if known is not None and known is not self._told[0]:
+        if known is not None and known is not self._told[0] and self._circumstances is not None:
             self._told = known, profile_cache.to_json(known, self._circumstances, self._overhead)
         return self._told[1] if known is not None else ""
 
     def _own_part(self, tempo: str) -> dict[str, Any]:
-        known = {"step": self._step, "tempo": tempo, "life": self._life.state()}
+        progress = self._tempo.progress if isinstance(self._tempo, Adaptive) else None
+        profile = profile_cache.to_numbers(progress, self._circumstances) if self._every.automatic else {}
+        known = {"step": self._step, "tempo": tempo, "profile": profile, "life": self._life.state()}
         return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
 
     def _ended_epoch(self) -> dict[str, float]:
@@ -297,7 +302,7 @@ class Checkpointer:
         said = ranks.gather([wishes | self._parts.shared, launch_of(place), length, size_of(self._model)])
         wished, (launch, *_), lengths, bytes_of_ranks = zip(*said, strict=True)
         check_alike(wished)
-        self._circumstances = circumstances(
+        self._circumstances = now = circumstances(
             self._model,
             self._optimizers,
             self._writer.directory,
@@ -305,22 +310,33 @@ class Checkpointer:
             world_size=place.world_size,
             overlaps=self._overlaps,
         )
-        known = self._remembered(own.get("tempo", "")) if adaptive else None
-        knows = ranks.gather(known is not None)
+        begun = profile_cache.from_numbers(own.get("profile"), now)
+        known = self._remembered(own.get("tempo", ""), begun) if adaptive else None
+        knows, begins = zip(*ranks.gather([known is not None, begun.iterations if begun else None]), strict=True)
         self._life = Lifetime(launch, place.restart_count, own.get("life", ()))
         if isinstance(memory, int) and isinstance(storage, int):
             return Steady(memory, storage, self._step)
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
         watch = Stopwatch(self._writer.beats, self._writer.glance)
-        turns = range(self._step + 1, self._step + 1 + min(lengths))
         sizes = partial(_sizes, self._parts, device_of(self._model))
-        profiler = Profiler(ranks, watch, turns, sizes, overhead=self._overhead, overlaps=self._overlaps)
+        turns = range(self._step + 1, self._step + 1 + min(lengths))
+        profiler = Profiler(
+            ranks,
+            watch,
+            terms,
+            sizes,
+            turns=turns,
+            overlaps=self._overlaps,
+            before=begun if len(set(begins)) == 1 else None,
+        )
         return Adaptive(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
-    def _remembered(self, cached: str) -> profile_cache.Remembered | None:
+    def _remembered(self, cached: str, begun: Progress | None) -> profile_cache.Remembered | None:
         """What an earlier run found out, if it is of use; else it is told why not."""
+        assert self._circumstances is not None
         if not cached:
-            self._decisions.profiling(self._step, "profiling: nothing is known of this training yet")
+            why = f"profiling goes on: runs before this one measured {begun.iterations} iterations" if begun else ""
+            self._decisions.profiling(self._step, why or "profiling: nothing is known of this training yet")
             return None
         known = profile_cache.from_json(cached, self._circumstances, self._overhead)
         if isinstance(known, profile_cache.Ignored):

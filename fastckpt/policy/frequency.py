@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a job before its first checkpoint.
+    """What was measured of a job before its intervals were chosen.
 
     Attributes:
         iteration: Seconds of an iteration without any checkpoint (T_i).
@@ -32,6 +32,7 @@ class Profile:
         capacity: Bytes of device memory (M_max).
         blocked: Seconds of a copy behind which training cannot go on; the paper has none.
         slowdown: Seconds by which an iteration takes longer while the state is made durable; the paper has none.
+        copy_slowdown: Seconds by which it takes longer while a snapshot is copied in the background, beyond the stall.
     """
 
     iteration: float
@@ -44,6 +45,7 @@ class Profile:
     capacity: int = 0
     blocked: float = 0.0
     slowdown: float = 0.0
+    copy_slowdown: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,18 +1,27 @@
-"""The profile of a job as JSON, so that a resumed job need not profile: what is amiss with it is told, and not used."""
+"""The profile of a job as JSON, so that a resumed job need not profile: what is amiss with it is told, and not used.
+
+One that is not complete is kept as numbers, which a save can change without pickling its state again.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from math import isnan, nan
 from operator import index
 from typing import Any
 
 from fastckpt.errors import ConfigError
 from fastckpt.policy.frequency import Choice, Intervals, Profile, choose
+from fastckpt.policy.profiling import Progress
 
 FORMAT = 1
 LARGEST = 2**16
 """Characters that a cache has at most."""
+
+_COUNTS = ("iterations", "snapshots", "persists")
+_SIZES = ("size", "peak", "capacity")
+_MEASURED = tuple(each.name for each in fields(Profile) if each.name not in _SIZES)
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,35 @@ def from_json(text: str, circumstances: Circumstances, overhead: float) -> Remem
         return _remembered(content, overhead)
     except (ConfigError, TypeError, ValueError) as error:
         return Ignored(f"it cannot be used: {error}")
+
+
+def to_numbers(progress: Progress | None, circumstances: Circumstances | None) -> dict[str, float]:
+    """A profile that goes on in the next run, as numbers alone: always equally many, of the same types."""
+    if progress is None or circumstances is None:
+        return dict.fromkeys(("circumstances", *_COUNTS), 0) | dict.fromkeys(_MEASURED, 0.0) | dict.fromkeys(_SIZES, 0)
+    values = vars(progress.profile) | {name: getattr(progress, name) for name in _COUNTS}
+    measured = {name: nan if values[name] is None else float(values[name]) for name in _MEASURED}
+    whole = {name: int(values[name]) for name in _COUNTS + _SIZES}
+    return {"circumstances": _number(circumstances), **whole, **measured}
+
+
+def from_numbers(numbers: Any, circumstances: Circumstances) -> Progress | None:
+    """What `to_numbers` gave, if it is of these circumstances and tells anything; else None."""
+    if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
+        return None
+    try:
+        counts = {name: index(numbers[name]) for name in _COUNTS}
+        measured: dict[str, Any] = {name: float(numbers[name]) for name in _MEASURED}
+        sizes = {name: index(numbers[name]) for name in _SIZES}
+        if isnan(measured["device_copy"]):
+            measured["device_copy"] = None
+        return Progress(Profile(**measured, **sizes), **counts)
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _number(circumstances: Circumstances) -> int:
+    return int(key(circumstances)[:12], 16)
 
 
 def _content(text: str) -> dict[str, Any]:

@@ -1,18 +1,23 @@
 """How long to profile a job, and what its first iterations say of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median, median_high
 
 from fastckpt.errors import ConfigError
+from fastckpt.policy.estimate import difference
 from fastckpt.policy.frequency import Profile
-from fastckpt.policy.overhead import Iteration, measured
+from fastckpt.policy.overhead import FEW, Iteration, measured
 
 MOST, FEWEST = 50, 8
 """Iterations that are profiled, at most and at least."""
 PART = 0.01
 """Part of an epoch that is profiled."""
+EARLY, PATIENCE = 6, 60.0
+"""No more iterations are profiled than fit into so many seconds, but so many at least."""
+COPIES = 3
+"""Snapshots that are profiled, at least: the first ones take memory that nobody had before."""
 WARM_UP = 2
 """First iterations that never count: state is made, code compiled."""
 FAR = 5.0
@@ -65,6 +70,7 @@ class Samples:
         device_copies: Copies within device memory; empty without a device.
         blocks: Of each host copy, that part behind which training cannot go on; empty if there is none.
         slowed: Whole iterations while a persist was under way; empty if it ended too soon to tell.
+        copied: Iterations in which a snapshot was copied, without the time that training waited for it.
     """
 
     iterations: Sequence[float]
@@ -74,6 +80,7 @@ class Samples:
     device_copies: Sequence[float] = ()
     blocks: Sequence[float] = ()
     slowed: Sequence[float] = ()
+    copied: Sequence[float] = ()
 
 
 def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
@@ -101,6 +108,7 @@ def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> P
         capacity=capacity,
         blocked=median(samples.blocks) if samples.blocks else 0.0,
         slowdown=_slowdown(samples),
+        copy_slowdown=_copy_slowdown(samples),
     )
 
 
@@ -109,6 +117,16 @@ def _slowdown(samples: Samples) -> float:
     plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
     slowed = [Iteration(seconds, persisting=True) for seconds in samples.slowed]
     return max(0.0, measured(plain + slowed).slowdown.mean)
+
+
+def _copy_slowdown(samples: Samples) -> float:
+    """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
+    plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
+    seen = measured(plain + [Iteration(seconds, snapshot=True) for seconds in samples.copied])
+    if min(seen.plain.samples, seen.busy.samples) < FEW:
+        return 0.0
+    longer = difference(seen.busy, seen.plain)
+    return max(0.0, longer.mean - longer.error)
 
 
 def joined(ranks: Sequence[Profile]) -> Profile:
@@ -129,4 +147,70 @@ def joined(ranks: Sequence[Profile]) -> Profile:
         capacity=scarcest.capacity,
         blocked=max(each.blocked for each in ranks),
         slowdown=median_high(each.slowdown for each in ranks),
+        copy_slowdown=median_high(each.copy_slowdown for each in ranks),
+    )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of a job that is being profiled, and on how much that rests.
+
+    Attributes:
+        profile: What was measured so far; what was not is 0.
+        iterations: Those without a persist that were measured.
+        snapshots: How many.
+        persists: How many have ended.
+    """
+
+    profile: Profile
+    iterations: int = 0
+    snapshots: int = 0
+    persists: int = 0
+
+    def needed(self, most: int) -> int:
+        """Iterations to profile of a job that need not profile more than ``most``."""
+        return min(most, max(EARLY, int(min(most, PATIENCE / self.profile.iteration))))
+
+    def complete(self, most: int) -> bool:
+        """Whether intervals can be chosen."""
+        return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
+
+
+def agreed(ranks: Sequence[Progress | None]) -> Progress | None:
+    """The progress of all ranks; None as long as some have measured nothing."""
+    known = [each for each in ranks if each is not None]
+    if len(known) < len(ranks):
+        return None
+    counts = (min(counts) for counts in zip(*((p.iterations, p.snapshots, p.persists) for p in known), strict=True))
+    return Progress(joined([each.profile for each in known]), *counts)
+
+
+def continued(before: Progress | None, since: Progress | None) -> Progress | None:
+    """What a run has measured, together with what the runs before it had: each counts for what it rests on."""
+    if before is None or since is None:
+        return before or since
+
+    def mean(name: str, count: str) -> float:
+        weights: tuple[int, int] = getattr(before, count), getattr(since, count)
+        values: tuple[float, float] = getattr(before.profile, name), getattr(since.profile, name)
+        return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights) if any(weights) else values[1]
+
+    on_device = None not in (before.profile.device_copy, since.profile.device_copy)
+    iteration = mean("iteration", "iterations")
+    profile = replace(
+        since.profile,
+        iteration=iteration,
+        update=min(iteration, mean("update", "iterations")),
+        slowdown=mean("slowdown", "iterations"),
+        copy_slowdown=mean("copy_slowdown", "iterations"),
+        host_copy=mean("host_copy", "snapshots"),
+        blocked=mean("blocked", "snapshots"),
+        device_copy=mean("device_copy", "snapshots") if on_device else since.profile.device_copy,
+        storage=mean("storage", "persists"),
+    )
+    return Progress(
+        profile,
+        before.iterations + since.iterations,
+        before.snapshots + since.snapshots,
+        before.persists + since.persists,
     )

@@ -123,7 +123,7 @@ def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | No
     """
     choice = choose(profile, terms.overhead)
     persist = profile.slowdown * whole_steps(choice.duration / profile.iteration)
-    first = Costs(profile.iteration, choice.stall, persist, choice.duration)
+    first = Costs(profile.iteration, choice.stall + profile.copy_slowdown, persist, choice.duration)
     fixed = _fixed(terms, first, profile.iteration)
     wanted = fit(first, terms.overhead * TARGET, fixed)
     why = (

@@ -12,9 +12,9 @@ from torch import nn
 
 from fastckpt import Checkpointer
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from fastckpt.engine import tempo
 from fastckpt.engine.lifetime import Lifetime
 from fastckpt.errors import ConfigError, FastckptError, StepError
+from fastckpt.policy import profiling, provisional_intervals
 from fastckpt.policy.profile_cache import Circumstances
 from tests.ddp.test_loop import Training, on_storage
 
@@ -32,7 +32,7 @@ def test_turns_count_whatever_steps_are_called(directory: Path, steps: Any):
     with training.checkpointer as checkpointer:
         checkpointer.resume()
         steps = list(steps)
-        assert saves(training, steps)[:3] == steps[49:52]
+        assert saves(training, steps)[:3] == steps[:3]
         while checkpointer._tempo.known is None:
             time.sleep(0.005)
             training.steps(steps[-1] + 1, steps[-1] + 1)
@@ -61,12 +61,23 @@ def test_steps_go_on_through_epochs(directory: Path):
 
 
 def test_long_iterations_are_profiled_for_a_while_only(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tempo, "PATIENCE", 0.0)
+    monkeypatch.setattr(profiling, "PATIENCE", 0.0)
     training = Training(directory)
     with training.checkpointer as checkpointer:
         checkpointer.resume()
-        first = saves(training, range(1, 12))[0]
-        assert first == 1 + tempo.EARLY + tempo.NOTICE
+        training.until_known(0)
+        assert profiling.EARLY <= checkpointer._tempo.progress.iterations < profiling.MOST
+
+
+def test_steps_of_which_few_fit_into_five_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ranks have heard from each other after the third step; a save of this model takes less than an iteration."""
+    monkeypatch.setattr(provisional_intervals, "MEMORY", 1e-9)
+    monkeypatch.setattr(provisional_intervals, "COST", 1e9)
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert training.steps(1, 12) == [True] * 12
+    assert on_storage(directory)[-1] == 12
 
 
 def put_a_file_in_place_of(directory: Path) -> None:

@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastckpt.policy.frequency import Intervals, Profile, choose
-from fastckpt.policy.profile_cache import LARGEST, Circumstances, Ignored, Remembered, from_json, key, to_json
+from fastckpt.policy.profile_cache import (
+    LARGEST,
+    Circumstances,
+    Ignored,
+    Remembered,
+    from_json,
+    from_numbers,
+    key,
+    to_json,
+    to_numbers,
+)
+from fastckpt.policy.profiling import Progress
 
 HERE = Circumstances(10**9, 8, "ext4", "cpu", {"fastckpt": "0.1.0", "torch": "2.13.0"})
 PROFILE = Profile(1.0, 0.1, 0.95, 3.0, 10**9, device_copy=0.1, peak=5, capacity=10)
@@ -102,3 +113,39 @@ def test_any_json_is_read_without_an_error(value):
     assert isinstance(from_json(json.dumps(value), HERE, 0.035), Ignored)
     assert isinstance(from_json(forged(profile=value, choice=value), HERE, 0.035), Ignored)
     assert isinstance(from_json(forged(circumstances=value), HERE, 0.035), Ignored)
+
+
+PROGRESS = Progress(PROFILE, iterations=20, snapshots=7, persists=1)
+
+
+@pytest.mark.parametrize("progress", [PROGRESS, replace(PROGRESS, profile=replace(PROFILE, device_copy=None))])
+def test_a_profile_that_is_not_complete_is_kept_as_numbers_of_the_same_types_as_none(progress):
+    numbers = to_numbers(progress, HERE)
+    assert from_numbers(numbers, HERE) == progress
+    shapes = [{name: type(value) for name, value in each.items()} for each in (numbers, to_numbers(None, HERE))]
+    assert shapes[0] == shapes[1]
+    assert set(shapes[0].values()) == {int, float}
+    assert max(abs(value) for value in numbers.values() if isinstance(value, int)) < 2**63
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        None,
+        {},
+        7,
+        to_numbers(None, HERE),
+        to_numbers(PROGRESS, replace(HERE, world_size=2)),
+        to_numbers(PROGRESS, HERE) | {"iteration": float("nan")},
+        to_numbers(PROGRESS, HERE) | {"iteration": "x"},
+        to_numbers(PROGRESS, HERE) | {"snapshots": 1.5},
+        {name: value for name, value in to_numbers(PROGRESS, HERE).items() if name != "update"},
+    ],
+)
+def test_numbers_that_are_amiss_are_none(numbers):
+    assert from_numbers(numbers, HERE) is None
+
+
+def test_what_was_kept_before_copies_were_compared_counts():
+    profile = {name: value for name, value in json.loads(TEXT)["profile"].items() if name != "copy_slowdown"}
+    assert from_json(forged(profile=profile), HERE, 0.035) == KNOWN

@@ -8,7 +8,17 @@ import pytest
 
 from fastckpt.errors import ConfigError
 from fastckpt.policy.frequency import Profile
-from fastckpt.policy.profiling import Samples, deviation, joined, length, profiled, settled
+from fastckpt.policy.profiling import (
+    Progress,
+    Samples,
+    agreed,
+    continued,
+    deviation,
+    joined,
+    length,
+    profiled,
+    settled,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +105,59 @@ def test_ranks_agree_on_the_slowest():
     assert joined([*ranks, replace(ranks[0], device_copy=None)]).device_copy is None
     with pytest.raises(ConfigError, match="no rank has made a profile"):
         joined([])
+
+
+def test_what_a_copy_in_the_background_adds_counts_as_far_as_it_is_beyond_doubt():
+    rng = random.Random(7)
+    for _ in range(200):
+        plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
+        samples = Samples(plain, plain, [0.1], [20.0], copied=[rng.gauss(1.2, 0.02) for _ in range(20)])
+        assert profiled(samples, 1).copy_slowdown == pytest.approx(0.19, abs=0.03)
+        noise = replace(samples, copied=[rng.gauss(1.0, 0.02) for _ in range(20)])
+        assert profiled(noise, 1).copy_slowdown < 0.015
+        assert profiled(replace(samples, copied=[1.2, 1.3]), 1).copy_slowdown == 0.0, "two say nothing"
+
+
+PROFILE = Profile(0.5, 0.1, 0.02, 3.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("iteration", "counts", "most", "expected"),
+    [
+        (0.5, (50, 3, 1), 50, True),
+        (0.5, (49, 3, 1), 50, False),
+        (0.5, (50, 2, 1), 50, False),
+        (0.5, (50, 3, 0), 50, False),
+        (0.5, (8, 3, 1), 8, True),
+        (6.0, (10, 10, 1), 50, True),
+        (6.0, (9, 9, 1), 50, False),
+        (100.0, (6, 6, 1), 50, True),
+        (100.0, (5, 5, 1), 50, False),
+        (100.0, (5, 5, 1), 5, True),
+        (1e-9, (50, 25, 1), 50, True),
+    ],
+)
+def test_when_a_profile_is_complete(iteration, counts, most, expected):
+    progress = Progress(replace(PROFILE, iteration=iteration, update=0.0), *counts)
+    assert progress.complete(most) is expected
+
+
+def test_each_run_counts_for_what_it_measured():
+    before = Progress(PROFILE, iterations=30, snapshots=4, persists=0)
+    since = Progress(replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2)
+    both = continued(before, since)
+    assert (both.iterations, both.snapshots, both.persists) == (40, 5, 2)
+    assert both.profile.iteration == pytest.approx(0.55)
+    assert both.profile.host_copy == pytest.approx(0.03)
+    assert (both.profile.storage, both.profile.device_copy) == (5.0, 0.1)
+    assert continued(before, None) is before and continued(None, since) is since
+    nothing = replace(since, iterations=0, snapshots=0, persists=0)
+    assert continued(replace(nothing, profile=PROFILE), nothing).profile == nothing.profile
+    assert continued(before, nothing).profile.iteration == 0.5
+
+
+def test_ranks_agree_on_the_progress_of_the_last():
+    ranks = [Progress(PROFILE, 30, 4, 1), Progress(replace(PROFILE, host_copy=0.1), 29, 5, 0)]
+    for order in permutations(ranks):
+        assert agreed(order) == Progress(replace(PROFILE, host_copy=0.1), 29, 4, 0)
+    assert agreed([*ranks, None]) is None
