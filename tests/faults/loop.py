@@ -58,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--storage-seconds", type=float, default=0.0, help="persist so often, and note when")
     parser.add_argument("--torchdata", action="store_true", help="read with its StatefulDataLoader")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in an update; each is a step")
+    parser.add_argument("--step-seconds", type=float, default=0.0, help="what each step takes beside its computation")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
     return parser.parse_args()
 
@@ -134,10 +135,11 @@ def train(args: argparse.Namespace) -> None:
         note_persists(checkpointer._checkpointer, log)
         step = checkpointer.resume()
         start = [int(os.environ[name]) for name in ("FAULTS_LAUNCH", "TORCHELASTIC_RESTART_COUNT")]
-        log(loaded=step, world=world, start=start)
+        log(loaded=step, world=world, start=start, tier=checkpointer._checkpointer.loaded_from)
         for epoch in others["epochs"].up_to(args.epochs) if args.torchdata else range(loader.epoch, args.epochs):
             for indices, inputs, targets in loader:
                 step += 1
+                time.sleep(args.step_seconds)
                 updates = step % args.accumulate == 0
                 with nullcontext() if updates else ddp.no_sync():
                     loss = nn.functional.cross_entropy(ddp(inputs), targets)

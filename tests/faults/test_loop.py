@@ -3,6 +3,7 @@
 import signal
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def decided(job: Job) -> list[dict]:
     return found
 
 
+def stop(job: Job) -> None:
+    """Stop it as schedulers do, so that it leaves no memory."""
+    assert job.process is not None
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+
+
 def committed(job: Job) -> dict[int, list[list[int]]]:
     """By epoch, the samples that ranks used in the steps that count: those that no later start went back behind."""
     found: dict[int, list[list[int]]] = {}
@@ -76,7 +84,7 @@ def test_kills(new_job, reference, every):
     for rank in (0, 1):
         assert job.losses(rank) == reference.losses(rank), job.text()
     assert len(steps_of(job)) == 3
-    assert steps_of(job)[1] > 0 or not every, job.text()
+    assert steps_of(job)[1] > 0, job.text()
     said = decided(job)
     if every:
         assert [(each["memory"], each["storage"], each["why"]) for each in said] == [(2, 6, GIVEN)] * 3
@@ -85,6 +93,37 @@ def test_kills(new_job, reference, every):
         assert (said[0]["step"], said[0]["memory"], said[0]["bound"]) == (0, None, 0.035)
         assert "nothing is known" in said[0]["why"]
         assert len(said) >= 3 and {each["step"] for each in said} >= {step for step in steps_of(job) if not step}
+
+
+def test_a_job_killed_before_its_profile_ends_resumes_the_last_save_from_memory(new_job):
+    job = new_job().start("--stop-at", "3", program="loop.py", restarts=1)
+    for rank in (0, 1):
+        job.wait_for("due", 3, rank)
+    job.strike(1)
+    job.until(lambda: len(job.resumes()) == 2, "a second start")
+    assert job.resumes()[1] in ((2, "memory"), (3, "memory")), "what was being copied in the background may be lost"
+    assert due(job, 0)[:3] == due(job, 1)[:3] == [1, 2, 3]
+    stop(job)
+
+
+def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
+    """Each run ends after 8 steps; a profile by one run alone takes 8 without a save before its first."""
+    paced = ("--step-seconds", "0.15", "--epochs", "40")
+    job = new_job().start(*paced, program="loop.py", restarts=20)
+    for number in range(1, 13):
+        job.until(lambda number=number: len(job.resumes()) == number, f"start {number}")
+        job.wait_for("step", steps_of(job)[-1] + 8)
+        chosen = [each for each in decided(job) if each["memory"] is not None]
+        if chosen:
+            break
+        job.strike(1)
+    assert chosen, job.text()
+    assert number > 1, "a run that was not killed took it all"
+    assert [before < now for before, now in pairwise(steps_of(job))] == [True] * (number - 1), steps_of(job)
+    assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
+    whys = [each["why"] for each in decided(job) if each["memory"] is None]
+    assert any("profiling goes on: runs before this one measured" in why for why in whys), whys
+    stop(job)
 
 
 def test_the_ends_of_epochs_and_of_the_job_are_kept(reference):
