@@ -11,7 +11,7 @@ from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.policy import profiling
 from fastckpt.policy.frequency import Profile, choose
 from fastckpt.policy.overhead import FEW, Iteration
-from fastckpt.policy.profiling import Progress
+from fastckpt.policy.profiling import COPIES, Progress
 from fastckpt.policy.provisional_intervals import MEMORY, Pace, provisional, steps_within
 from fastckpt.policy.tuning import Terms
 
@@ -33,8 +33,8 @@ class Due(NamedTuple):
 class Profiler:
     """Measures what iterations and checkpoints take, with and without saves by turns, while training is kept safe.
 
-    The first step is persisted. Ranks send each other what they measured at turns that are farther and farther apart;
-    until the first time each step is saved, then as `provisional` says. A persist that failed is repeated.
+    The first step is persisted. Ranks send each other what they measured after the second, then at turns that are
+    farther and farther apart, and save as `provisional` says. A persist that failed is repeated.
 
     Args:
         ranks: With whom to agree.
@@ -65,7 +65,8 @@ class Profiler:
         self._most, self._overlaps = len(turns), overlaps
         self.progress = self._before = before
         self._first = first = turns.start
-        self._check = first + 1
+        self._check = self._asked = first + 1
+        self._each_until = first
         self.saved, self._persisted = first - 1, first - 1
         self._persists_from: int | None = first
         self._intervals = provisional(None, terms.overhead)
@@ -74,12 +75,13 @@ class Profiler:
         self._updates: deque[float] = deque(maxlen=LATEST)
         self._slowed: deque[float] = deque(maxlen=LATEST)
         self._copied: deque[float] = deque(maxlen=LATEST)
+        self._both: deque[float] = deque(maxlen=LATEST)
         self._counted = 0
         self._answers: tuple[int, Answers] | None = None
 
     def due(self, turn: int) -> Due:
         """What this turn is to end with."""
-        snapshot = turn - self.saved >= self._intervals.memory
+        snapshot = turn - self.saved >= self._intervals.memory or turn < self._each_until
         persist = snapshot and self._persists_from is not None and turn >= self._persists_from
         if snapshot:
             self.saved = turn
@@ -91,11 +93,13 @@ class Profiler:
         """The profile of all ranks, once it is complete; the same in all of them at the same turn."""
         if seen is not None:
             self._add(*seen)
+        if self._answers is None and turn >= self._check:
+            # The first time they wait for each other: what the next saves cost must be known before they are made.
+            self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
+            self._answers = turn + notice, self._ranks.say(self._said())
         if self._answers is not None and turn >= self._answers[0]:
             said, self._answers = self._answers[1](), None
             self._heard(turn, said)
-        elif self._answers is None and turn >= self._check:
-            self._answers = turn + NOTICE, self._ranks.say(self._said())
         complete = self.progress is not None and self.progress.complete(self._most)
         return self.progress.profile if self.progress is not None and complete else None
 
@@ -103,20 +107,38 @@ class Profiler:
         since = profiling.agreed([_progress(each["progress"]) for each in said])
         self.progress = profiling.continued(self._before, since)
         turns = [each["turn"] for each in said if each["turn"] is not None]
-        distance = max(1, (turn - self._first) // 2)
         if turns:
             pace = self._pace(max(turns))
             self._intervals = provisional(pace, self._terms.overhead, self._terms.every.fixed(pace.turn))
-            distance = min(distance, steps_within(MEMORY, pace.turn))
-        if self.progress is not None:
-            left = self.progress.needed(self._most) - self.progress.iterations
-            distance = min(distance, left) if left > 0 else distance
-            self._plan_persist(turn, idle=all(each["idle"] for each in said))
-        self._check = turn + distance
+            self._check = turn + self._distance(turn, pace)
+            if self._left == 0 and self._lacking > 0:
+                self._each_until = self._check = turn + self._lacking
+        else:
+            self._check = turn + 1
+        self._plan_persist(turn, idle=all(each["idle"] for each in said))
+
+    def _distance(self, turn: int, pace: Pace) -> int:
+        """Turns until ranks send each other what they have measured next.
+
+        Farther and farther apart, for what all send to all costs more the more there are; but as long as iterations are
+        profiled, soon enough to see that they take longer than before.
+        """
+        growing = max(1, (turn - self._first) // 2)
+        return min(growing, self._left, steps_within(MEMORY, pace.turn)) if self._left else growing
+
+    @property
+    def _left(self) -> int:
+        """Iterations that are still to be profiled."""
+        return max(0, self.progress.needed(self._most) - self.progress.iterations) if self.progress else self._most
+
+    @property
+    def _lacking(self) -> int:
+        """Snapshots that are still to be profiled, in steps that follow each other where they were rare so far."""
+        return COPIES - (self.progress.snapshots if self.progress else 0)
 
     def _plan_persist(self, turn: int, *, idle: bool) -> None:
         """Say when the next persist may begin; what ranks said before the last one began says nothing of it."""
-        if idle and self._persisted < turn - NOTICE:
+        if idle and self._persisted < self._asked:
             known = self.progress is not None and self.progress.persists > 0
             self._persists_from = self._persisted + self._intervals.storage if known else turn
 
@@ -129,10 +151,8 @@ class Profiler:
     def _add(self, iteration: Iteration, update: float) -> None:
         self._seen.append(iteration.seconds)
         self._counted += not iteration.persisting
-        if iteration.snapshot and not iteration.persisting:
-            self._copied.append(iteration.work)
-        elif not iteration.snapshot:
-            (self._slowed if iteration.persisting else self._plain).append(iteration.seconds)
+        kinds = {(False, False): self._plain, (False, True): self._slowed, (True, False): self._copied}
+        kinds.get((iteration.snapshot, iteration.persisting), self._both).append(iteration.work)
         self._updates.append(update if self._overlaps else iteration.seconds)
 
     def _said(self) -> dict[str, Any]:
@@ -150,7 +170,7 @@ class Profiler:
         Where no iteration is without a save or a persist, others stand for it.
         """
         watch = self._watch
-        plain = self._plain if len(self._plain) >= FEW else self._copied or self._plain or self._slowed
+        plain = self._plain if len(self._plain) >= FEW else self._copied or self._plain or self._slowed or self._both
         if not (plain and watch.copies):
             return None
         samples = profiling.Samples(

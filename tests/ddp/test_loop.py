@@ -100,7 +100,7 @@ def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
     with first.checkpointer as checkpointer:
         checkpointer.resume()
         saves = first.steps(1, 40)
-        assert saves[:3] == [True] * 3, "the first steps are saved before anything is known"
+        assert saves[0] is True, "the first step is saved before anything is known"
         assert None in saves, "iterations with a save are compared with iterations without"
         assert checkpointer._tempo.known is None, "50 are profiled"
         last = first.until_known(40)
