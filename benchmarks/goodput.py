@@ -174,8 +174,12 @@ def run_all(folder: Path, options: argparse.Namespace) -> None:
         print(json.dumps(result), file=sys.stderr, flush=True)
 
     with ThreadPoolExecutor(options.parallel) as pool:
-        for done in [pool.submit(one, *each) for each in wanted]:
-            done.result()
+        try:
+            for done in [pool.submit(one, *each) for each in wanted]:
+                done.result()
+        except BaseException:  # also SIGTERM: those that run are ended by themselves, and no others begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def lines(path: Path) -> list[Line]:
