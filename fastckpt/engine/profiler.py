@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fastckpt.engine.agreement import Agreement, Answers
 from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.policy import profiling
-from fastckpt.policy.frequency import Profile, choose
+from fastckpt.policy.frequency import SHORTEST, Profile, choose
 from fastckpt.policy.overhead import FEW, Iteration
 from fastckpt.policy.profiling import COPIES, Progress
 from fastckpt.policy.provisional_intervals import MEMORY, Pace, provisional, steps_within
@@ -108,7 +108,7 @@ class Profiler:
         self.progress = profiling.continued(self._before, since)
         turns = [each["turn"] for each in said if each["turn"] is not None]
         if turns:
-            pace = self._pace(max(turns))
+            pace = self._pace(max(SHORTEST, *turns))
             self._intervals = provisional(pace, self._terms.overhead, self._terms.every.fixed(pace.turn))
             self._check = turn + self._distance(turn, pace)
             if self._left == 0 and self._lacking > 0:
