@@ -146,7 +146,7 @@ class Profiler:
         if self.progress is None:
             return Pace(turn)
         stall = choose(self.progress.profile, self._terms.overhead).stall + self.progress.profile.copy_slowdown
-        return Pace(turn, stall, self.progress.profile.storage)
+        return Pace(turn, stall, self.progress.profile.storage, self.progress.compared)
 
     def _add(self, iteration: Iteration, update: float) -> None:
         self._seen.append(iteration.seconds)
@@ -184,7 +184,7 @@ class Profiler:
             copied=tuple(self._copied),
         )
         profile = profiling.profiled(samples, *self._sizes())
-        return Progress(profile, self._counted, len(watch.copies), len(watch.durations))
+        return Progress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
 
 
 def _progress(said: dict[str, Any] | None) -> Progress | None:

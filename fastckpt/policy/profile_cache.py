@@ -19,7 +19,7 @@ FORMAT = 1
 LARGEST = 2**16
 """Characters that a cache has at most."""
 
-_COUNTS = ("iterations", "snapshots", "persists")
+_COUNTS = ("iterations", "snapshots", "persists", "plain")
 _SIZES = ("size", "peak", "capacity")
 _MEASURED = tuple(each.name for each in fields(Profile) if each.name not in _SIZES)
 

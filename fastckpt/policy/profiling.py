@@ -160,12 +160,19 @@ class Progress:
         iterations: Those without a persist that were measured.
         snapshots: How many.
         persists: How many have ended.
+        plain: Iterations without a save or a persist that were measured.
     """
 
     profile: Profile
     iterations: int = 0
     snapshots: int = 0
     persists: int = 0
+    plain: int = 0
+
+    @property
+    def compared(self) -> bool:
+        """Whether enough iterations without a save are known to compare others with."""
+        return self.plain >= FEWEST
 
     def needed(self, most: int) -> int:
         """Iterations to profile of a job that need not profile more than ``most``."""
@@ -181,7 +188,9 @@ def agreed(ranks: Sequence[Progress | None]) -> Progress | None:
     known = [each for each in ranks if each is not None]
     if len(known) < len(ranks):
         return None
-    counts = (min(counts) for counts in zip(*((p.iterations, p.snapshots, p.persists) for p in known), strict=True))
+    counts = (
+        min(counts) for counts in zip(*((p.iterations, p.snapshots, p.persists, p.plain) for p in known), strict=True)
+    )
     return Progress(joined([each.profile for each in known]), *counts)
 
 
@@ -213,4 +222,5 @@ def continued(before: Progress | None, since: Progress | None) -> Progress | Non
         before.iterations + since.iterations,
         before.snapshots + since.snapshots,
         before.persists + since.persists,
+        before.plain + since.plain,
     )

@@ -10,7 +10,7 @@ MEMORY, STORAGE = 5.0, 30.0
 COST = 0.2
 """Part of training time that those saves may stall: if they would take more, they are further apart than `MEMORY`."""
 COMPARED = 2
-"""Steps from one save to the next, at least: iterations with a save are compared with iterations without."""
+"""Steps from one save to the next, at least, until enough iterations without a save were measured to compare with."""
 RECOVERY = 2.0
 """Times the duration of a persist until the next one begins: iterations without one are left to compare with."""
 
@@ -23,11 +23,13 @@ class Pace:
         turn: Seconds from the end of one step to the end of the next, with saves, on the slowest rank.
         stall: Seconds that training waits for a save; 0 as long as that is not known.
         duration: Seconds until a persisted save is durable; 0 as long as that is not known.
+        compared: Whether enough iterations without a save were measured.
     """
 
     turn: float
     stall: float = 0.0
     duration: float = 0.0
+    compared: bool = False
 
 
 def provisional(pace: Pace | None, overhead: float, fixed: Fixed = FREE) -> Intervals:
@@ -45,7 +47,8 @@ def provisional(pace: Pace | None, overhead: float, fixed: Fixed = FREE) -> Inte
         return Intervals(1, LONGEST)
     within = whole_steps(pace.stall / (overhead * pace.turn))
     longest = min(steps_within(MEMORY, pace.turn), fixed.memory or LONGEST)
-    memory = max(min(max(COMPARED, within), longest), whole_steps(pace.stall / (COST * pace.turn)))
+    least = 1 if pace.compared else COMPARED
+    memory = max(min(max(least, within), longest), whole_steps(pace.stall / (COST * pace.turn)))
     storage = min(steps_within(max(STORAGE, RECOVERY * pace.duration), pace.turn), fixed.storage or LONGEST)
     return Intervals(memory, max(1, storage // memory) * memory)
 

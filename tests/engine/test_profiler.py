@@ -149,6 +149,11 @@ def test_without_storage_saves_to_memory_go_on():
     assert len(saves(dues)) >= len(dues) / 2 - 1
 
 
+def test_each_step_is_saved_once_enough_are_measured_without_if_that_costs_little():
+    dues, _ = run([Watch(0.001, 1)], [lambda turn: 0.5])
+    assert saves(dues)[-20:] == list(range(len(dues) - 19, len(dues) + 1))
+
+
 def test_saves_that_take_far_longer_than_steps_are_profiled_in_time_all_the_same():
     """Each costs as much as 200 steps: one is made at first, and those that a profile lacks at its end."""
     dues, profile = run([Watch(2.0, 5)], [lambda turn: 0.01])

@@ -115,7 +115,7 @@ def test_any_json_is_read_without_an_error(value):
     assert isinstance(from_json(forged(circumstances=value), HERE, 0.035), Ignored)
 
 
-PROGRESS = Progress(PROFILE, iterations=20, snapshots=7, persists=1)
+PROGRESS = Progress(PROFILE, iterations=20, snapshots=7, persists=1, plain=9)
 
 
 @pytest.mark.parametrize("progress", [PROGRESS, replace(PROGRESS, profile=replace(PROFILE, device_copy=None))])

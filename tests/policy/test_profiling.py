@@ -143,10 +143,11 @@ def test_when_a_profile_is_complete(iteration, counts, most, expected):
 
 
 def test_each_run_counts_for_what_it_measured():
-    before = Progress(PROFILE, iterations=30, snapshots=4, persists=0)
-    since = Progress(replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2)
+    before = Progress(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
+    since = Progress(replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2, 3)
     both = continued(before, since)
-    assert (both.iterations, both.snapshots, both.persists) == (40, 5, 2)
+    assert (both.iterations, both.snapshots, both.persists, both.plain) == (40, 5, 2, 8)
+    assert both.compared and not before.compared
     assert both.profile.iteration == pytest.approx(0.55)
     assert both.profile.host_copy == pytest.approx(0.03)
     assert (both.profile.storage, both.profile.device_copy) == (5.0, 0.1)
@@ -157,7 +158,7 @@ def test_each_run_counts_for_what_it_measured():
 
 
 def test_ranks_agree_on_the_progress_of_the_last():
-    ranks = [Progress(PROFILE, 30, 4, 1), Progress(replace(PROFILE, host_copy=0.1), 29, 5, 0)]
+    ranks = [Progress(PROFILE, 30, 4, 1, 9), Progress(replace(PROFILE, host_copy=0.1), 29, 5, 0, 8)]
     for order in permutations(ranks):
-        assert agreed(order) == Progress(replace(PROFILE, host_copy=0.1), 29, 4, 0)
+        assert agreed(order) == Progress(replace(PROFILE, host_copy=0.1), 29, 4, 0, 8)
     assert agreed([*ranks, None]) is None

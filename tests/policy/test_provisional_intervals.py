@@ -28,6 +28,9 @@ OVERHEAD = 0.035
         (Pace(20.0, stall=3.0), FREE, (1, 1)),
         (Pace(60.0), FREE, (1, 1)),
         (Pace(0.5, duration=20.0), FREE, (2, 80)),
+        (Pace(0.5, stall=0.001, compared=True), FREE, (1, 60)),
+        (Pace(0.5, stall=0.1, compared=True), FREE, (6, 60)),
+        (Pace(20.0, compared=True), FREE, (1, 1)),
         (Pace(0.5), Fixed(memory=1), (1, 60)),
         (Pace(0.5, stall=0.5), Fixed(memory=3), (5, 60)),
         (Pace(0.5), Fixed(memory=1000), (2, 60)),
@@ -45,7 +48,7 @@ def test_seconds_between_saves_are_bounded_and_so_is_what_they_cost():
     rng = random.Random(3)
     for _ in range(2000):
         turn, overhead = 10 ** rng.uniform(-4, 2), rng.choice([0.001, 0.01, 0.035, 0.2])
-        pace = Pace(turn, turn * 10 ** rng.uniform(-4, 3), 10 ** rng.uniform(-2, 3))
+        pace = Pace(turn, turn * 10 ** rng.uniform(-4, 3), 10 ** rng.uniform(-2, 3), rng.random() < 0.5)
         found = provisional(pace, overhead)
         assert isinstance(found, Intervals)
         seconds = found.memory * turn
