@@ -11,8 +11,9 @@ a seed; time counts from the resume of the first start. At the end it is killed 
 resumes from were of use. Goodput is their number, of those that fit into the time without saves or kills.
 
 A run is added to ``--results`` when it has ended, and not repeated; tables are made of seeds that all contenders of the
-table have. Ratios are geometric means over seeds of what two contenders reach at the same instants of kills, with 95%
-intervals by Student's t. The best fixed interval is the best as measured, by the same seeds.
+table have. Ratios are of the means over seeds, with 95% intervals by the jackknife over seeds, so that what two
+contenders reach at the same instants of kills stays together. The best of a kind is the best as measured, by the same
+seeds.
 """
 
 import argparse
@@ -187,13 +188,16 @@ def lines(path: Path) -> list[Line]:
 
 
 def ratio(ours: list[float], others: list[float]) -> str:
-    """The geometric mean of ratios, by pairs, and its 95% interval."""
-    logs = [math.log(a / b) for a, b in zip(ours, others, strict=True)]
-    middle = statistics.fmean(logs)
-    if len(logs) < 2:
-        return f"{math.exp(middle):.2f}"
-    half = STUDENT[min(len(logs) - 2, len(STUDENT) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
-    return f"{math.exp(middle):.2f} ({math.exp(middle - half):.2f}-{math.exp(middle + half):.2f})"
+    """The ratio of the means, and its 95% interval by the jackknife over seeds, which keeps pairs together."""
+    if not sum(others) or not sum(ours):
+        return "-"
+    whole, count = math.log(sum(ours) / sum(others)), len(ours)
+    without = [(sum(ours) - a, sum(others) - b) for a, b in zip(ours, others, strict=True)]
+    if count < 2 or any(not (a and b) for a, b in without):
+        return f"{math.exp(whole):.2f}"
+    parts = [count * whole - (count - 1) * math.log(a / b) for a, b in without]
+    half = STUDENT[min(count - 2, len(STUDENT) - 1)] * statistics.stdev(parts) / math.sqrt(count)
+    return f"{math.exp(whole):.2f} ({math.exp(whole - half):.2f}-{math.exp(whole + half):.2f})"
 
 
 def row(*cells: object) -> None:
@@ -210,8 +214,7 @@ def tables(options: argparse.Namespace) -> None:
         found: dict[str, dict[int, float]] = {}
         for line in known:
             if line["mean"] == mean:
-                least = line["step_seconds"] / line["seconds"]  # a ratio to nothing is none
-                found.setdefault(line["contender"], {})[line["seed"]] = max(least, line["goodput"])
+                found.setdefault(line["contender"], {})[line["seed"]] = line["goodput"]
         seeds = sorted(set.intersection(*(set(each) for each in found.values())))
         by = {name: [found[name][seed] for seed in seeds] for name in CONTENDERS if name in found}
         if not seeds:
