@@ -1,7 +1,7 @@
 """What earlier versions wrote: it loads, and counts as it did.
 
-Each archive is a checkpoint directory with steps 1 and 2 of two ranks, written by the version before manifests named the
-files of each rank.
+Each archive is a checkpoint directory with steps 1 and 2 of two ranks, written by the version before manifests named
+the files of each rank.
 """
 
 import json
