@@ -21,7 +21,7 @@ class Departures:
     def __init__(self, directory: str, place: Place) -> None:
         self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
         self._place = place
-        self._found: Sequence[int] = ()
+        self._found: dict[int, Sequence[int]] = {}
 
     def announce(self, history: int, last: SaveId | None) -> None:
         """Say that this rank has closed after its last save; the first to say so is heard."""
@@ -36,12 +36,12 @@ class Departures:
 
         One question to the store for each save, from the first rank of each node alone.
         """
-        if self._found or self._place.local_rank or (store := self._store()) is None:
-            return self._found
+        if history in self._found or self._place.local_rank or (store := self._store()) is None:
+            return self._found.get(history, ())
         with contextlib.suppress(dist.DistError, RuntimeError):
             if store.check([f"{history}"]):
-                self._found = json.loads(store.get(f"{history}"))
-        return self._found
+                self._found = {history: json.loads(store.get(f"{history}"))}
+        return self._found.get(history, ())
 
     def _store(self) -> "dist.distributed_c10d.Store | None":
         if self._place.group_world_size == 1 or not dist.is_initialized():

@@ -119,9 +119,6 @@ class Keeper:
             except OSError as error:
                 logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
             self._take(slot, partial(slot.read_part, gone))
-            if not slot.committed and slot.wanted and (why := self.writers.obstacle(slot.id)):
-                slot.wanted.clear()
-                self._lose(slot.id, why)
 
     def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
         """Have writers that are gone, or one of them, take part in a save with what they lend."""
@@ -258,6 +255,13 @@ class Keeper:
         read() if self.arena.is_there() else slot.forget()
         for target in slot.take_wanted():
             self.persister.submit(slot, target)
+        if slot.id is not None and slot.wanted and (why := self._obstacle(slot)):
+            slot.wanted.clear()
+            self._lose(slot.id, why)
+
+    def _obstacle(self, slot: Slot) -> str:
+        """Why the save in a slot can never be whole; empty if it is, or may be."""
+        return self.writers.obstacle(slot.id, slot.writers - slot.done) if slot.id and not slot.committed else ""
 
     def committed(self, writer: int, message: Committed) -> None:
         """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
@@ -294,9 +298,7 @@ class Keeper:
         # What lacks the part of the one who asks cannot become whole while it waits.
         others = [slot for slot in self.slots if writer not in slot.writers - slot.done]
         waiting = way.waiting + sum(len(slot.wanted) for slot in others)
-        filling = sum(
-            slot.id is not None and not slot.committed and not self.writers.obstacle(slot.id) for slot in others
-        )
+        filling = sum(slot.id is not None and not slot.committed and not self._obstacle(slot) for slot in others)
         news, durable = self.news(writer), list(way.durable or ())
         return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)
 

@@ -98,7 +98,7 @@ class Peers:
                     text = f"{pending.id} lacks the parts of nodes {missing} after {DEADLINE:.0f} s. {why}"
                     self._complain(text, pending.id.step)
                     return
-            if self._last is not None and pending.id > self._last[0]:
+            if self._last is not None and self._is_later(pending.id):
                 self._complain(f"{pending.id} will not be whole: {self._last[1]}", pending.id.step)
                 return
             metrics.event("persist_overtaken", step=pending.id.step)
@@ -108,7 +108,11 @@ class Peers:
             self._asked.discard(key)
 
     def _is_in_vain(self, id: SaveId) -> bool:
-        return self._overtaken(id) or (self._last is not None and id > self._last[0])
+        return self._overtaken(id) or self._is_later(id)
+
+    def _is_later(self, id: SaveId) -> bool:
+        """Whether other nodes have ended before it; another history is one of other workers."""
+        return self._last is not None and id > (last := self._last[0]) and id.history == last.history
 
     async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:
         """What it gave, or None and why; it is said once."""

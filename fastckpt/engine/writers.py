@@ -1,6 +1,6 @@
 """The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,12 +127,15 @@ class Writers:
             if departure.loan is not None and departure.lends_to(save):
                 yield rank, departure.loan
 
-    def obstacle(self, save: SaveId) -> str:
-        """Why a save can never be whole, since a rank is gone that lends it nothing; empty if it may be."""
+    def obstacle(self, save: SaveId, lacking: Collection[int] | None = None) -> str:
+        """Why a save can never be whole, since a rank is gone that lends it nothing; empty if it may be.
+
+        ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
+        """
         for rank, departure in sorted(self._gone.items()):
-            if not departure.lends_to(save):
+            if (lacking is None or rank in lacking) and not departure.lends_to(save):
                 return f"rank {self._ranks.get(rank, rank)} {departure.how}"
-        if self.elsewhere is not None and save > self.elsewhere[1]:
+        if self.elsewhere is not None and save.history == self.elsewhere[1].history and save > self.elsewhere[1]:
             return f"rank {self.elsewhere[0]} has closed"
         return ""
 

@@ -748,3 +748,13 @@ def test_a_rank_that_waits_does_not_wait_for_a_save_that_it_has_yet_to_make(rank
     assert second.wait_latest_checkpoint(60) == 1
     with pytest.raises(TimeoutError, match="1 checkpoints are not durable"):
         first.wait_latest_checkpoint(0.2)
+
+
+def test_a_save_of_which_a_rank_is_gone_is_waited_for_by_nobody(ranks: Ranks):
+    """Whoever writes its part before the other has left, or after."""
+    first, second = ranks.start(2)
+    first.save_checkpoint(1, state(1), storage_type=DISK)
+    second._writer.close()  # which lends nothing
+    assert first.wait_latest_checkpoint(10) is None
+    assert first.save_checkpoint(2, state(2), storage_type=DISK).reason == "rank 1 has closed"
+    assert first.wait_latest_checkpoint(10) is None

@@ -54,3 +54,12 @@ def test_a_rank_of_another_node_that_has_closed_takes_part_in_what_it_saved():
     writers = Writers(1)
     writers.elsewhere = 3, SaveId(1, 6)
     assert writers.obstacle(SaveId(1, 6)) == "" and writers.obstacle(SaveId(1, 7)) == "rank 3 has closed"
+    assert writers.obstacle(SaveId(2, 7)) == "", "of another history, which other workers write"
+
+
+def test_a_rank_that_has_written_its_part_before_it_left_is_no_obstacle():
+    writers = Writers(2)
+    writers.join(0, 100, 0)
+    writers.begin(0, SaveId(1, 8))
+    writers.leave(0)
+    assert writers.obstacle(SaveId(1, 8), {1}) == "" and writers.obstacle(SaveId(1, 8), {0, 1}) == "rank 0 has closed"
