@@ -272,11 +272,12 @@ class Writer:
         sizes: dict[str, int] = {}
         try:
             sizes = self._snapshots.lend(self._last, lends)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 (whatever a state does: the others must hear that this rank leaves)
             logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
+        history = self.link.history
         if not sizes:
-            self._departures.announce(self.link.history, self._held)
-        return Goodbye(sizes, self._details("") if sizes else {}, list(self._departures.found(self.link.history)))
+            self._departures.announce(history, self._held)
+        return Goodbye(history, sizes, self._details("") if sizes else {}, list(self._departures.found(history)))
 
     def _id(self, step: int) -> SaveId:
         step = operator.index(step)

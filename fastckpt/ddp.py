@@ -231,6 +231,7 @@ class DdpCheckpointer(WithWriter):
         if resumed.state is None:
             return {}
         state, own = resumed.state
+        self._given = None  # what was given before is of another line
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
         self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier

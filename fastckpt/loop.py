@@ -226,9 +226,11 @@ class Checkpointer:
     def _end(self) -> None:
         self._durable = self._step
         self._forget()
-        if self._ranks is not None:
-            self._ranks.leave()
-        self._checkpointer.close()
+        try:
+            if self._ranks is not None:
+                self._ranks.leave()
+        finally:
+            self._checkpointer.close()
 
     def _forget(self) -> None:
         """End the measurements: another resume begins them anew."""

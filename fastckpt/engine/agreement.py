@@ -20,8 +20,8 @@ A rank that dies or gives up is no reason to wait: who launched it ends the othe
 """
 
 
-GLANCE = timedelta(seconds=2)
-"""After so long it is seen whether a rank that has said nothing has left."""
+GLANCE, LONGEST_GLANCE = timedelta(seconds=2), timedelta(seconds=64)
+"""After so long it is seen whether a rank that has said nothing has left; each time it is twice as long."""
 
 Answers = Callable[[], list[Any]]
 
@@ -83,7 +83,7 @@ class StoreAgreement:
 
     def __init__(self, name: str, of: str = "") -> None:
         """Make one, beside the one ``of`` a name, if that is given: who leaves that leaves this."""
-        self._name, self._of = name, of or name
+        self._name, self._of, self._rank = name, of or name, dist.get_rank()
         store = dist.distributed_c10d._get_default_store()
         self._store = dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", store)
         self._departures = dist.distributed_c10d.PrefixStore(f"fastckpt/{self._of}/left", store)
@@ -104,14 +104,15 @@ class StoreAgreement:
         return answers
 
     def _wait(self, keys: list[str]) -> None:
-        end = time.monotonic() + TIMEOUT.total_seconds()
+        end, patience = time.monotonic() + TIMEOUT.total_seconds(), GLANCE
         while True:
             try:
-                self._store.wait(keys, GLANCE)
+                self._store.wait(keys, patience)
                 return
             except RuntimeError as error:  # each kind of store has its own for this
                 if "timeout" not in str(error).lower() or time.monotonic() > end:
                     raise
+            patience = min(2 * patience, LONGEST_GLANCE)
             gone = [rank for rank in range(len(keys)) if self._departures.check([str(rank)])]
             if lacking := [rank for rank in gone if not self._store.check([keys[rank]])]:
                 raise Departed(f"rank {lacking[0]} has closed")
@@ -127,7 +128,7 @@ class StoreAgreement:
     def leave(self) -> None:
         """Say so in the store, unless that is gone, as the others are then."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self._departures.set(str(dist.get_rank()), "")
+            self._departures.set(str(self._rank), "")
 
 
 def agreement(world_size: int, name: str = "resume") -> Agreement:

@@ -18,7 +18,7 @@ from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import staging_path
-from fastckpt.engine.writers import Loan, Writers
+from fastckpt.engine.writers import CLOSED, Loan, Writers
 from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Bad, BeginSave, Committed, Goodbye, Granted, Hello, Skipped, Status
@@ -56,6 +56,8 @@ class Keeper:
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
         self._skipped_for: Counter[str] = Counter()
+        self._lost = SaveId(0, 0)
+        self._borrowed_from: set[int] = set()
         self._ended = False
 
     async def open(self) -> None:
@@ -86,6 +88,7 @@ class Keeper:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         if self.writers.is_new:
             self._skipped_for.clear()  # others have come in place of those that were gone
+            self._borrowed_from.clear()
         history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
             self.levels.join(hello)
@@ -104,12 +107,13 @@ class Keeper:
     def leave(self, local_rank: int, message: Goodbye) -> None:
         """A writer takes leave: what waits for it takes what it lends, or will not be whole."""
         self._hear_of_other_nodes(message.closed)
-        self.writers.leave(local_rank, Loan(message.lends, message.details) if message.lends else None)
+        loan = Loan(message.lends, message.details) if message.lends else None
+        self.writers.leave(local_rank, message.history, loan)
         self._settle(local_rank)
 
     def _settle(self, gone: int) -> None:
         """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
-        for slot in self.slots if self.arena.is_there() else ():
+        for slot in sorted(self.slots, key=lambda slot: slot.id or ()) if self.arena.is_there() else ():
             if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
                 continue
             slot.read_part(gone)  # it may have finished a part that it could not report any more
@@ -125,15 +129,28 @@ class Keeper:
         for rank, loan in self.writers.lenders(save):
             if to_lend in (None, rank):
                 self._room.note(slot, dict(loan.files), rank)
-                loans.borrow(self.arena.path, slot.path, loan.files)
+                try:
+                    loans.borrow(self.arena.path, slot.path, loan.files)
+                except OSError:
+                    self.writers.withdraw(rank)
+                    raise
                 slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
                 slot.read_part(rank)
+                self._tell_of_loan(save, rank)
+
+    def _tell_of_loan(self, save: SaveId, rank: int) -> None:
+        """Log, once for each rank, from which save on others take what it has lent."""
+        if rank not in self._borrowed_from:
+            self._borrowed_from.add(rank)
+            text = "from step %d on checkpoints have the part of %s as it was when that closed"
+            logger.warning(text, save.step, self.writers.name(rank))
 
     def _lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone."""
         newest = self.newest()
-        if newest is not None and newest.id is not None and save <= newest.id:
-            return  # of a rank that is late
+        if save <= max(self._lost, newest.id if newest and newest.id else self._lost):
+            return  # it is counted, or of a rank that is late
+        self._lost = save
         if not self._skipped_for[why]:
             logger.warning("saves are skipped from step %d on: %s", save.step, why)
         self._skipped_for[why] += 1
@@ -255,9 +272,10 @@ class Keeper:
         read() if self.arena.is_there() else slot.forget()
         for target in slot.take_wanted():
             self.persister.submit(slot, target)
-        if slot.id is not None and slot.wanted and (why := self._obstacle(slot)):
+        if slot.id is not None and (why := self._obstacle(slot)):
+            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
+                self._lose(slot.id, why)
             slot.wanted.clear()
-            self._lose(slot.id, why)
 
     def _obstacle(self, slot: Slot) -> str:
         """Why the save in a slot can never be whole; empty if it is, or may be."""
@@ -316,9 +334,11 @@ class Keeper:
         newest = self.newest()
         ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
         kept = max(ids, default=None)
-        for why, count in self._skipped_for.items():
+        for why, count in self._skipped_for.items() if kept is None or kept < self._lost else ():
             saves = "1 save was" if count == 1 else f"{count} saves were"
-            logger.error("%s skipped, as %s: the newest checkpoint is %s", saves, why, kept or "none")
+            logger.error(
+                "%s skipped, as %s: the newest checkpoint is %s in %s", saves, why, kept or "none", self._directory
+            )
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()

@@ -169,6 +169,7 @@ class Snapshotter:
 
         Raises:
             OSError: Memory is full.
+            NotLoadable: It would save, but not load.
         """
         sizes = {}
         for name, state in states.items():
@@ -176,6 +177,7 @@ class Snapshotter:
             slot, done = self._last or (None, None)
             is_saved = slot and done and done.id == save and name in done.files
             if not (is_saved and loans.copy_into(path, slot / name, done.files[name])):  # type: ignore[operator, union-attr]
+                self._plans.plan({name: state})  # raises NotLoadable, as a save would
                 torch.save(state, path)
             sizes[name] = path.stat().st_size
         return sizes

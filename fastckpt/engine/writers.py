@@ -1,7 +1,7 @@
 """The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastckpt.errors import FastckptError
@@ -9,6 +9,8 @@ from fastckpt.format.ids import LARGEST, SaveId
 
 NEVER = SaveId(LARGEST, LARGEST)
 """What a writer that has left begins next."""
+CLOSED = "has closed"
+"""How a writer has left that took leave."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,18 @@ class Departure:
     Attributes:
         how: In words.
         last: The newest save that it has begun; None for none.
-        loan: What it lends to all from that one on; None for nothing.
+        history: The one that it wrote.
+        loan: What it lends to all of this history from that one on; None for nothing.
     """
 
     how: str
     last: SaveId | None
+    history: int = 0
     loan: Loan | None = None
 
     def lends_to(self, save: SaveId) -> bool:
         """Whether a save may take its part from what it lends."""
-        return self.loan is not None and (self.last is None or save >= self.last)
+        return self.loan is not None and save.history == self.history and (self.last is None or save >= self.last)
 
 
 class Writers:
@@ -54,6 +58,7 @@ class Writers:
         self._latest: dict[int, SaveId] = {}
         self._present: dict[int, int] = {}
         self._gone: dict[int, Departure] = {}
+        self._former: dict[int, Departure] = {}
         self._histories: list[int] = []
         self._rounds: dict[int, int] = {}
 
@@ -69,13 +74,20 @@ class Writers:
         self._present[rank] = pid
         self._ranks[rank] = of_job
         self._latest.pop(rank, None)
-        self._gone.pop(rank, None)
+        if rank in self._gone:  # it has another checkpointer now, and writes another history
+            self._former[rank] = self._gone.pop(rank)
         return self.next_history(rank)
 
-    def leave(self, rank: int, loan: Loan | None = None) -> None:
-        """A rank takes leave."""
+    def leave(self, rank: int, history: int, loan: Loan | None = None) -> None:
+        """A rank that wrote a history takes leave."""
         self._present.pop(rank, None)
-        self._gone[rank] = Departure("has closed", self._latest.get(rank), loan)
+        self._gone[rank] = Departure(CLOSED, self._latest.get(rank), history, loan)
+
+    def withdraw(self, rank: int) -> None:
+        """What a rank lent is not there any more, or there is no memory for it."""
+        for gone in (self._gone, self._former):
+            if rank in gone:
+                gone[rank] = replace(gone[rank], loan=None)
 
     def lose(self, rank: int, pid: int) -> bool:
         """A rank hung up or died without taking leave; False if it was gone before."""
@@ -123,7 +135,7 @@ class Writers:
 
     def lenders(self, save: SaveId) -> Iterator[tuple[int, Loan]]:
         """Who is gone, and lends its part to a save."""
-        for rank, departure in sorted(self._gone.items()):
+        for rank, departure in self._gone_from(save):
             if departure.loan is not None and departure.lends_to(save):
                 yield rank, departure.loan
 
@@ -132,12 +144,21 @@ class Writers:
 
         ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
         """
-        for rank, departure in sorted(self._gone.items()):
+        for rank, departure in self._gone_from(save):
             if (lacking is None or rank in lacking) and not departure.lends_to(save):
-                return f"rank {self._ranks.get(rank, rank)} {departure.how}"
+                return f"{self.name(rank)} {departure.how}"
         if self.elsewhere is not None and save.history == self.elsewhere[1].history and save > self.elsewhere[1]:
-            return f"rank {self.elsewhere[0]} has closed"
+            return f"rank {self.elsewhere[0]} {CLOSED}"
         return ""
+
+    def _gone_from(self, save: SaveId) -> list[tuple[int, Departure]]:
+        """Who takes no part in a save any more: gone, or on to a later history with another checkpointer."""
+        former = {rank: each for rank, each in self._former.items() if save.history <= each.history}
+        return sorted((self._gone | former).items())
+
+    def name(self, rank: int) -> str:
+        """A local rank in words, by its number among the ranks of all nodes."""
+        return f"rank {self._ranks.get(rank, rank)}"
 
     def is_inside(self, rank: int, save: SaveId) -> bool:
         """Whether a rank is here, and may be copying its part of a save."""
@@ -148,6 +169,7 @@ class Writers:
         self._latest.clear()
         self._present.clear()
         self._gone.clear()
+        self._former.clear()
         self._histories.clear()
         self._rounds.clear()
         self.elsewhere = None

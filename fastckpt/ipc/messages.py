@@ -191,6 +191,7 @@ class Goodbye:
     """The writer saves no more: nobody need wait for it. Answer: Done.
 
     Attributes:
+        history: The one that it wrote.
         lends: Files that later saves of the others take as its part, and their sizes (bytes): they lie in the arena.
             Without any, no later save can be whole.
         details: What its done record tells of them.
@@ -198,6 +199,7 @@ class Goodbye:
             empty for none.
     """
 
+    history: int = 0
     lends: dict[str, int] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)

@@ -13,6 +13,7 @@ FOLDER = "lent"
 def place_of(arena: Path, name: str) -> Path:
     """Where a file of this name is lent; makes the directory. Raises OSError."""
     path = arena / FOLDER / name
+    (arena / FOLDER).mkdir(mode=0o700, exist_ok=True)  # not the arena: one that was removed is its owner's to make
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 

@@ -44,7 +44,7 @@ class Opened:
 
     def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
-        if extent.offset + extent.size > self._length:
+        if not 0 <= extent.offset <= self._length - extent.size:
             raise BadCheckpoint(
                 f"{self.name} is cut off: it has {self._length} bytes, but {extent.size} were to be at {extent.offset}"
             )

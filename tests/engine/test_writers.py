@@ -24,7 +24,7 @@ def test_a_rank_that_closes_lends_its_part_to_saves_from_its_last_one_on():
     for rank in (0, 1):
         writers.join(rank, 100 + rank, 4 + rank)
     writers.begin(1, SaveId(1, 5))
-    writers.leave(1, Loan({"rank_5.pt": 8}))
+    writers.leave(1, 1, Loan({"rank_5.pt": 8}))
     assert writers.obstacle(SaveId(1, 4)) == "rank 5 has closed"
     assert writers.obstacle(SaveId(1, 5)) == writers.obstacle(SaveId(1, 9)) == ""
     assert [rank for rank, _ in writers.lenders(SaveId(1, 5))] == [1]
@@ -35,10 +35,24 @@ def test_a_rank_that_closes_and_lends_nothing_ends_all_saves_until_it_joins_agai
     writers = Writers(2)
     for rank in (0, 1):
         writers.join(rank, 100 + rank, rank)
-    writers.leave(0)
+    writers.leave(0, 1)
     assert writers.obstacle(SaveId(1, 9)) == "rank 0 has closed" and not [*writers.lenders(SaveId(1, 9))]
     writers.join(0, 200, 0)
-    assert writers.obstacle(SaveId(1, 9)) == ""
+    assert writers.obstacle(SaveId(1, 9)) == "rank 0 has closed" and writers.obstacle(SaveId(2, 1)) == ""
+
+
+def test_a_rank_that_opens_another_checkpointer_still_lends_to_saves_of_the_former_history_alone():
+    writers = Writers(2)
+    for rank in (0, 1):
+        writers.join(rank, 100 + rank, rank)
+    writers.begin(1, SaveId(1, 3))
+    writers.leave(1, 1, Loan({"rank_1.pt": 8}))
+    assert [rank for rank, _ in writers.lenders(SaveId(1, 5))] == [1] and not [*writers.lenders(SaveId(2, 5))]
+    assert writers.join(1, 101, 1) == 2
+    assert [rank for rank, _ in writers.lenders(SaveId(1, 5))] == [1] and not [*writers.lenders(SaveId(2, 5))]
+    assert writers.obstacle(SaveId(2, 5)) == ""
+    writers.withdraw(1)
+    assert writers.obstacle(SaveId(1, 5)) == "rank 1 has closed"
 
 
 def test_a_rank_that_ends_without_closing_is_told_apart():
@@ -61,5 +75,5 @@ def test_a_rank_that_has_written_its_part_before_it_left_is_no_obstacle():
     writers = Writers(2)
     writers.join(0, 100, 0)
     writers.begin(0, SaveId(1, 8))
-    writers.leave(0)
+    writers.leave(0, 1)
     assert writers.obstacle(SaveId(1, 8), {1}) == "" and writers.obstacle(SaveId(1, 8), {0, 1}) == "rank 0 has closed"
