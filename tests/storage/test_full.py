@@ -10,6 +10,7 @@ import pytest
 from fastckpt import metrics
 from fastckpt.errors import PersistError
 from fastckpt.format.ids import SaveId
+from fastckpt.sizes import binary
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.storage.checkpoints import assert_clean, assert_sound, images, publish
 
@@ -44,7 +45,7 @@ def test_full(small, tmp_path, target, size):
         with pytest.raises(PersistError) as caught:
             directory.publish(SaveId(0, 9), source, target=target and str(directory.path / target))
         assert "No space left" in str(caught.value) and "MiB is free. Free space" in str(caught.value)
-        assert f"needs {(size + 8) / MiB:.2f} MiB" in str(caught.value)
+        assert f"needs {binary(size + 8)}" in str(caught.value)
         assert assert_sound(directory) == [(0, 1)]
         assert_clean(directory)
     source["model.pt"].write_bytes(b"small")
@@ -108,7 +109,7 @@ def test_a_limit_on_file_sizes(tmp_path, target):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MiB, before[1]))
     try:
-        with pytest.raises(PersistError, match=r"File too large\. It needs 3\.00 MiB; .* Raise the limit"):
+        with pytest.raises(PersistError, match=r"File too large\. It needs 3\.0 MiB; .* Raise the limit"):
             directory.publish(SaveId(0, 9), source, target=target and str(directory.path / target))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
