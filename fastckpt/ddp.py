@@ -215,9 +215,10 @@ class DdpCheckpointer(WithWriter):
 
         Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits.
         """
-        lends = not self._writes_model
-        own = self._given or {self._own: {"rng": rng_state(), "state": self.rank_state}}
-        self._writer.close(own if lends else {})
+        if self._writes_model:
+            self._writer.close()
+            return
+        self._writer.close(self._given or {self._own: {"rng": rng_state(), "state": self.rank_state}})
 
     def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
         def read(path: Path) -> Any:

@@ -22,6 +22,8 @@ A rank that dies or gives up is no reason to wait: who launched it ends the othe
 
 GLANCE, LONGEST_GLANCE = timedelta(seconds=2), timedelta(seconds=64)
 """After so long it is seen whether a rank that has said nothing has left; each time it is twice as long."""
+ANY = "any"
+"""The key that says that a rank has left; its own says which."""
 
 Answers = Callable[[], list[Any]]
 
@@ -113,6 +115,8 @@ class StoreAgreement:
                 if "timeout" not in str(error).lower() or time.monotonic() > end:
                     raise
             patience = min(2 * patience, LONGEST_GLANCE)
+            if not self._departures.check([ANY]):  # one question, as long as all are here
+                continue
             gone = [rank for rank in range(len(keys)) if self._departures.check([str(rank)])]
             if lacking := [rank for rank in gone if not self._store.check([keys[rank]])]:
                 raise Departed(f"rank {lacking[0]} has closed")
@@ -129,6 +133,7 @@ class StoreAgreement:
         """Say so in the store, unless that is gone, as the others are then."""
         with contextlib.suppress(dist.DistError, RuntimeError):
             self._departures.set(str(self._rank), "")
+            self._departures.set(ANY, "")
 
 
 def agreement(world_size: int, name: str = "resume") -> Agreement:
