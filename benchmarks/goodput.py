@@ -10,10 +10,10 @@ steps. The worker is killed with SIGKILL at instants that are exponentially dist
 a seed; time counts from the resume of the first start. At the end it is killed once more: the steps that it then
 resumes from were of use. Goodput is their number, of those that fit into the time without saves or kills.
 
-A run is added to ``--results`` when it has ended, and not repeated; tables are made of seeds that all contenders of the
-table have. Ratios are of the means over seeds, with 95% intervals by the jackknife over seeds, so that what two
-contenders reach at the same instants of kills stays together. The best of a kind is the best as measured, by the same
-seeds.
+A run is added to ``--results`` when it has ended, and not repeated. Contenders that were not measured with all seeds
+are shown with the number of theirs, and take no part in ratios: those are of the means over seeds, with 95% intervals
+by the jackknife over seeds, so that what two contenders reach at the same instants of kills stays together. The best of
+a kind is the best as measured, by the same seeds.
 """
 
 import argparse
@@ -215,12 +215,18 @@ def tables(options: argparse.Namespace) -> None:
         for line in known:
             if line["mean"] == mean:
                 found.setdefault(line["contender"], {})[line["seed"]] = line["goodput"]
-        seeds = sorted(set.intersection(*(set(each) for each in found.values())))
-        by = {name: [found[name][seed] for seed in seeds] for name in CONTENDERS if name in found}
-        if not seeds:
-            continue
-        cells = [f"{statistics.fmean(by[name]):.2f}" if name in by else "-" for name in CONTENDERS]
+        most = max(len(each) for each in found.values())
+        running = {name: each for name, each in found.items() if len(each) == most}
+        seeds = sorted(set.intersection(*(set(each) for each in running.values())))
+        by = {name: [each[seed] for seed in seeds] for name, each in running.items()}
+        cells = [cell(found[name], most) if name in found else "-" for name in CONTENDERS]
         row(f"{mean:g}", len(seeds), *cells, *(beside(by, kind) for kind in ("fixed", "torch")))
+
+
+def cell(by_seed: dict[int, float], most: int) -> str:
+    """A mean over seeds, and of how many, if that is fewer than others have."""
+    few = f" ({len(by_seed)})" if len(by_seed) < most else ""
+    return f"{statistics.fmean(by_seed.values()):.2f}{few}"
 
 
 def beside(by: dict[str, list[float]], kind: str) -> str:
