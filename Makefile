@@ -57,4 +57,4 @@ format: $(FRAMEWORKS)  ## format the code
 	$(BIN)/ruff check --fix .
 
 clean:  ## remove what these targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info runs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info build dist runs

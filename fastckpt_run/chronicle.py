@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fastckpt.memory.processes import Process
 from fastckpt.memory.telemetry import Telemetry
 from fastckpt.storage.store import is_url
 from fastckpt.tools.launches import ACCOUNTED
+from fastckpt.version import VERSION
 from fastckpt_run.event_log import EventLog
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -58,7 +58,7 @@ class Chronicle:
             run_id=spec.rdzv_handler.get_run_id(),
             host=socket.gethostname(),
             boot=Process.current().boot,
-            version=_version(),
+            version=VERSION,
             script=_name_of(spec),
             local_world_size=spec.local_world_size,
             max_restarts=spec.max_restarts,
@@ -172,14 +172,6 @@ class Chronicle:
 def outcome_of(result: RunResult | None) -> str:
     """What became of a job that ended by itself; without a result, the other nodes had ended it."""
     return "stopped" if result is None else "failed" if result.is_failed() else "succeeded"
-
-
-def _version() -> str:
-    """That of this library; empty if it is not installed, but only there to be imported."""
-    try:
-        return version("fastckpt")
-    except PackageNotFoundError:
-        return ""
 
 
 def _name_of(spec: WorkerSpec) -> str:

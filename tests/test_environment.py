@@ -1,5 +1,6 @@
 """The environment that `make test` makes: what constraints.txt pins, within the ranges that pyproject.toml allows."""
 
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +16,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 NEEDED = [*PROJECT["dependencies"], *(need for extra in EXTRAS.values() for need in extra)]
 
 
-@pytest.mark.parametrize("needed", sorted({need for need in NEEDED if not need.startswith("fastckpt")}))
+@pytest.mark.parametrize("needed", sorted({need for need in NEEDED if not need.startswith("fastckpt-run")}))
 def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed(needed):
     requirement = Requirement(needed)
     pinned, installed = PINNED[requirement.name], metadata.version(requirement.name)
@@ -24,5 +25,15 @@ def test_what_is_tested_with_is_pinned_installed_and_within_what_is_allowed(need
 
 
 def test_tests_have_all_extras():
-    own = Requirement(next(need for need in EXTRAS["dev"] if need.startswith("fastckpt")))
+    own = Requirement(next(need for need in EXTRAS["dev"] if need.startswith("fastckpt-run")))
     assert own.extras == EXTRAS.keys() - {"dev", "examples"}
+
+
+def test_commands_that_install_name_what_exists():
+    texts = [path for pattern in ("*.md", "docs/*.md", "fastckpt*/**/*.py") for path in ROOT.glob(pattern)]
+    commands = [line for path in texts for line in re.findall(r"pip install ([^`\n]+)", path.read_text())]
+    quoted = {need for line in commands for need in re.findall(r"'([^']+)'", line)}
+    own = {need for need in quoted if need.startswith(".[")}
+    assert quoted - own <= set(NEEDED)
+    assert {extra for need in own for extra in need[2:-1].split(",")} <= EXTRAS.keys()
+    assert not [line for line in commands if re.search(r"\bfastckpt\b", line)], "is another project's name"

@@ -1,12 +1,12 @@
 """The circumstances of a training: what was profiled counts under the very same."""
 
 from collections.abc import Iterable
-from importlib.metadata import version
 
 import torch
 
 from fastckpt.policy.profile_cache import Circumstances
 from fastckpt.storage.store import is_url
+from fastckpt.version import VERSION
 
 
 def circumstances(
@@ -35,7 +35,7 @@ def circumstances(
         world_size,
         directory.partition("://")[0] if is_url(directory) else "directory",
         torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        {"fastckpt": version("fastckpt"), "torch": torch.__version__},
+        {"fastckpt": VERSION, "torch": torch.__version__},
         names if overlaps or not names else f"{names}, without overlap",
     )
 

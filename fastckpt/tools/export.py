@@ -154,7 +154,7 @@ def _write_safetensors(state: Any, draft: Path) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
-        raise ConfigError(f"{error}: to export to safetensors, pip install 'fastckpt[export]'") from error
+        raise ConfigError(f"{error}: to export to safetensors, pip install 'safetensors>=0.4.3'") from error
     leaves = _leaves(state)
     tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
     values = {name: leaf for name, leaf in leaves.items() if name not in tensors}

@@ -2,6 +2,7 @@
 
 import click
 
+from fastckpt.version import VERSION
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
@@ -14,7 +15,7 @@ from fastckpt_run.cli.which import which
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="fastckpt")
+@click.version_option(VERSION)
 def main() -> None:
     """Look at checkpoints, check, compare, export and remove them; tell what happened.
 

@@ -155,7 +155,7 @@ def test_a_missing_directory_is_named(fastckpt: Fastckpt, three: Path, out: Path
 def test_safetensors_is_optional(fastckpt: Fastckpt, three: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     said = fastckpt("export", three, out / "m.safetensors")
-    assert said.code == 2 and "pip install 'fastckpt[export]'" in said.err and listed(out) == []
+    assert said.code == 2 and "pip install 'safetensors>=0.4.3'" in said.err and listed(out) == []
 
 
 def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
