@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fastckpt import torch_version
+
 if TYPE_CHECKING:
     from fastckpt.ddp import (
         CheckpointDeletionStrategy,
@@ -44,6 +46,9 @@ _HOMES = {
     "FsdpFullCheckpointer": "fastckpt.fsdp",
     "FsdpShardCheckpointer": "fastckpt.fsdp",
 }
+
+
+torch_version.check()
 
 
 def __getattr__(name: str) -> Any:

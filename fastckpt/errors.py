@@ -9,6 +9,13 @@ class ConfigError(FastckptError, ValueError):
     """A setting has a value that cannot be used."""
 
 
+class UnsupportedTorch(FastckptError, ImportError):
+    """The torch that is installed is older than all that this library works with."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, name="torch")
+
+
 class ArenaTooSmall(FastckptError):
     """Shared memory cannot hold the slots that a checkpoint directory needs."""
 

@@ -1,5 +1,5 @@
 """``python -m fastckpt_run`` is the command fastckpt-run."""
 
-from fastckpt_run.main import main
+from fastckpt_run.commands import launch
 
-main()
+launch()
