@@ -139,6 +139,9 @@ class Place:
     """Where this process stands in the job, as torchrun's variables tell it.
 
     Without a launcher it is the only worker of a job of one.
+
+    Attributes:
+        store_outlives_workers: Whether the process group is formed in a store of torchrun's, also by restarted workers.
     """
 
     rank: int = 0
@@ -151,6 +154,7 @@ class Place:
     run_id: str = ""
     master: str = ""
     agent: str = ""
+    store_outlives_workers: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
@@ -176,4 +180,5 @@ class Place:
             run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
             master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
             agent=environment.get(AGENT_VARIABLE, ""),
+            store_outlives_workers=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
         )

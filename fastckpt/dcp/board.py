@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.checkpoint import metadata, planner
 
+from fastckpt.engine.job_store import job_store
 from fastckpt.errors import FastckptError
 
 PIECE = 4 << 20
@@ -104,12 +105,14 @@ class Board:
 
 
 def board(world_size: int, name: str) -> Board:
-    """The board of this job's ranks that bears this name; raises FastckptError if they cannot talk yet."""
+    """The board of this job's ranks that bears this name, which all of them call for.
+
+    Raises FastckptError if they cannot talk yet, and torch's DistStoreError if one of them does not come.
+    """
     if world_size == 1:
         return Board(HashStore())
     if not dist.is_initialized():
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"
         )
-    store = dist.distributed_c10d._get_default_store()
-    return Board(PrefixStore(f"fastckpt/{name}", store))
+    return Board(job_store(name))

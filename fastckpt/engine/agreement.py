@@ -11,17 +11,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
 
+from fastckpt.engine.job_store import GLANCE, TIMEOUT, forgetting_addresses, job_store, session
 from fastckpt.errors import ConfigError, FastckptError
 
-TIMEOUT = timedelta(hours=1)
-"""How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
-
-A rank that dies or gives up is no reason to wait: who launched it ends the others.
-"""
-
-
-GLANCE, LONGEST_GLANCE = timedelta(seconds=2), timedelta(seconds=64)
-"""After so long it is seen whether a rank that has said nothing has left; each time it is twice as long."""
+LONGEST_GLANCE = timedelta(seconds=64)
+"""After a glance it is seen whether a rank that has said nothing has left; each glance is twice as long."""
 ANY = "any"
 """The key that says that a rank has left; its own says which."""
 
@@ -81,19 +75,22 @@ class StoreAgreement:
     Agreements of other names go on beside it: between what is said in one and its answers, another may be made.
     """
 
-    _rounds: ClassVar[defaultdict[str, Iterator[int]]] = defaultdict(itertools.count)
+    _rounds: ClassVar[defaultdict[tuple[str, str], Iterator[int]]] = defaultdict(itertools.count)
 
     def __init__(self, name: str, of: str = "") -> None:
-        """Make one, beside the one ``of`` a name, if that is given: who leaves that leaves this."""
+        """Make one, beside the one ``of`` a name, if that is given: who leaves that leaves this.
+
+        All ranks make one, and the first one together; raises torch's DistStoreError if a rank does not come.
+        """
         self._name, self._of, self._rank = name, of or name, dist.get_rank()
-        store = dist.distributed_c10d._get_default_store()
-        self._store = dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", store)
-        self._departures = dist.distributed_c10d.PrefixStore(f"fastckpt/{self._of}/left", store)
+        self._store, self._departures = job_store(name), job_store(f"{self._of}/left")
+        self._round = self._rounds[session(), name]
 
     def say(self, value: Any) -> Answers:
         """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come, or Departed."""
-        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._rounds[self._name])
+        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._round)
         keys = [f"{number}/{each}" for each in range(world)]
+        forget = forgetting_addresses() if number == 0 else None
         self._store.set(keys[rank], json.dumps(value))
 
         def answers() -> list[Any]:
@@ -101,6 +98,8 @@ class StoreAgreement:
             said = [json.loads(self._store.get(key)) for key in keys]
             if number:  # whoever spoke in this round has heard the one before
                 self._store.delete_key(f"{number - 1}/{rank}")
+            if forget is not None:
+                forget()
             return said
 
         return answers

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from fastckpt.config import Place
+from fastckpt.engine.job_store import job_store_if_met
 from fastckpt.format.ids import SaveId
 
 
 class Departures:
     """Ranks of several nodes that have closed and lend nothing, of one checkpoint directory.
 
-    They say so in the store that formed the process group: one word for all of them. Without a process group, and on
-    one node, whose saver knows by itself, there are none.
+    They say so in the store that formed the process group: one word for all of them. On one node,
+    whose saver knows by itself, and before a load, which several nodes need to save, there are none.
     """
 
     def __init__(self, directory: str, place: Place) -> None:
@@ -44,7 +45,4 @@ class Departures:
         return self._found.get(history, ())
 
     def _store(self) -> "dist.distributed_c10d.Store | None":
-        if self._place.group_world_size == 1 or not dist.is_initialized():
-            return None
-        store = dist.distributed_c10d._get_default_store()
-        return dist.distributed_c10d.PrefixStore(f"fastckpt/closed/{self._key}", store)
+        return None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")
