@@ -21,6 +21,7 @@ from fastckpt.storage.store import is_url
 from fastckpt.tools.launches import ACCOUNTED
 from fastckpt.version import VERSION
 from fastckpt_run.event_log import EventLog
+from fastckpt_run.workers import run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -175,7 +176,9 @@ def outcome_of(result: RunResult | None) -> str:
 
 
 def _name_of(spec: WorkerSpec) -> str:
-    """The name of the script, or of the command that is no Python, without its arguments, which may be secret."""
+    """The name of the script, of a function, or of a command that is no Python; arguments may be secret."""
+    if callable(spec.entrypoint) and spec.entrypoint is not run_script_path:
+        return str(getattr(spec.entrypoint, "__qualname__", ""))
     program = "python" if callable(spec.entrypoint) else Path(str(spec.entrypoint)).name
     if not program.startswith("python"):
         return program

@@ -1,13 +1,14 @@
 """The parser that is torchrun's own, speaking as fastckpt-run: its help and its errors."""
 
 from argparse import Action, ArgumentParser, HelpFormatter
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from fastckpt_run.options import command
+from fastckpt_run.version import version_line
 
 USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
 DESCRIPTION = """\
@@ -27,12 +28,23 @@ class TorchrunHelp(HelpFormatter):
         return f"{action.help} [{pet}default: {shown}]"
 
 
+class _TellVersion(Action):
+    """argparse's own would look them up at each start."""
+
+    def __call__(self, parser: ArgumentParser, *_: Any) -> NoReturn:
+        print(version_line("fastckpt-run"))
+        parser.exit()
+
+
 class LauncherParser(ArgumentParser):
     """A parser with all the arguments of another; differs in the text of help and errors."""
 
     def __init__(self, torchrun: ArgumentParser) -> None:
         super().__init__(
             "fastckpt-run", USAGE, parents=[torchrun], add_help=False, formatter_class=TorchrunHelp, epilog=None
+        )
+        self.add_argument(
+            "--version", action=_TellVersion, nargs=0, help="show the versions of this and of torch, and exit"
         )
 
     def format_help(self) -> str:

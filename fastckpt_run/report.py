@@ -3,11 +3,10 @@
 from collections.abc import Container
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing import MultiprocessContext, PContext
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from fastckpt_run.last_words import last_traceback, tail_of
-from fastckpt_run.workers import FunctionWorkers
 
 
 def explain(failure: ProcessFailure, workers: PContext, hung: Container[int]) -> None:
@@ -33,7 +32,7 @@ def _summary(failure: ProcessFailure) -> str:
 def _on_console(workers: PContext, local_rank: int) -> bool:
     """Whether what the worker wrote to stderr has been shown; functions' tracebacks go to error files only."""
     teed = any(local_rank in tail._log_files for tail in workers._tail_logs[1:2])
-    return not isinstance(workers, FunctionWorkers) and (teed or not workers.stderrs[local_rank])
+    return not isinstance(workers, MultiprocessContext) and (teed or not workers.stderrs[local_rank])
 
 
 def _last_traceback(log: Path) -> str:

@@ -16,7 +16,10 @@ def require_script(spec: WorkerSpec) -> None:
     An interpreter that the user put in place of ours may find scripts where we cannot; it is not checked.
     """
     if callable(spec.entrypoint):
-        found, script = spec.entrypoint is not run_script_path or Path(spec.args[0]).exists(), spec.args[0]
+        if spec.entrypoint is not run_script_path:
+            return
+        script = spec.args[0]
+        found = Path(script).exists()
     elif runs_script(spec):
         script = spec.args[1]
         found = script in ("-", "-m") or Path(script).exists()

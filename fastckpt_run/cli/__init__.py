@@ -2,7 +2,6 @@
 
 import click
 
-from fastckpt.version import VERSION
 from fastckpt_run.cli.diff import diff
 from fastckpt_run.cli.export import export
 from fastckpt_run.cli.ls import ls
@@ -12,10 +11,19 @@ from fastckpt_run.cli.shm import shm
 from fastckpt_run.cli.show import show
 from fastckpt_run.cli.verify import verify
 from fastckpt_run.cli.which import which
+from fastckpt_run.version import version_line
+
+
+def _tell_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(version_line("fastckpt"))
+        context.exit()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(VERSION)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_tell_version, help="Show it and exit."
+)
 def main() -> None:
     """Look at checkpoints, check, compare, export and remove them; tell what happened.
 

@@ -1,7 +1,9 @@
 """Our own options: where they may stand, what they mean, and what is said when they are wrong."""
 
+import platform
 import re
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -10,6 +12,8 @@ from torch.distributed.run import get_args_parser
 
 from fastckpt.config import Settings, variable
 from fastckpt.errors import ConfigError
+from fastckpt.version import VERSION
+from fastckpt_run.cli import main as inspect_checkpoints
 from fastckpt_run.help import launcher_parser
 from fastckpt_run.main import main
 from fastckpt_run.options import command, parse, split
@@ -197,3 +201,14 @@ def test_help_shows_ours_and_torchruns(capfd) -> None:
             assert f"env: PET_{action.dest.upper()}; default: " in text
     assert "env: PET_NNODES; default: 1:1" in text
     assert "Places in an arena" in text
+
+
+def test_version_of_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a bug report: this library, torch and Python; an option of the script's own stays that."""
+    rest = f" {VERSION} (torch {version('torch')}, Python {platform.python_version()})\n"
+    main(["--version"])  # it returns: torch's record takes an exit code of 0 for that
+    assert capsys.readouterr().out == f"fastckpt-run{rest}"
+    with pytest.raises(SystemExit) as end:
+        inspect_checkpoints(["--version"], prog_name="fastckpt")
+    assert (end.value.code, capsys.readouterr().out) == (0, f"fastckpt{rest}")
+    assert parse(launcher_parser(), ["train.py", "--version"])[1].training_script_args == ["--version"]
