@@ -38,6 +38,7 @@ class Settings:
         check_overlap: Whether to look for unseen changes of what is copied behind training: slow, for tests.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
+        stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
         hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
@@ -56,6 +57,7 @@ class Settings:
     check_overlap: bool = False
     max_stalls: int = 3
     restart_budget: str = ""
+    stop_grace: float = 0.0
     preload: str = "auto"
     hang_timeout: str = "auto"
     event_log: bool = True
@@ -77,6 +79,11 @@ class Settings:
             raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
         if self.max_stalls < 0:
             raise ConfigError(f"max_stalls is {self.max_stalls}; give a number of failures, or 0 for no limit")
+        self._check_waits_for_workers()
+
+    def _check_waits_for_workers(self) -> None:
+        if not 0 <= self.stop_grace < math.inf:
+            raise ConfigError(f"stop_grace is {self.stop_grace}; give seconds, or 0 to kill workers at once")
         if self.hang_timeout not in ("auto", "off") and not _is_positive(self.hang_timeout):
             raise ConfigError(f"hang_timeout is {self.hang_timeout!r}; give a number of seconds, auto or off")
 

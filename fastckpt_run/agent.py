@@ -1,7 +1,7 @@
 """torch's elastic agent with a saver: it outlives its workers, and so do the checkpoints in memory."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +42,7 @@ class FastckptAgent(LocalElasticAgent):
       a signal included, waits for the last flush.
     - A death is noticed when it happens; ``monitor_interval`` is only the longest wait.
     - Workers that hang are killed, like those that died by themselves.
-    - Workers that another's failure takes along are killed at once, with their children.
+    - Workers that another's failure takes along are killed at once, or after ``stop_grace``, with their children.
     - Each round starts with an empty store, so that restarted workers find each other.
     - There is no restart where it would be in vain; progress gives restarts back.
     - A group that is beyond repair is a failure, with an exit code that says so.
@@ -135,9 +135,8 @@ class FastckptAgent(LocalElasticAgent):
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
             self._tell(death)
-        if any((death.exitcode or 0) > 0 for death in deaths):
-            dead = {death.local_rank for death in died}
-            self._have_saved(partial(self._saver.let_copies_end, dead))
+        if deaths:
+            self._prepare_stop({death.local_rank for death in died}, deaths)
         self._preloader.tend()
         self._chronicle.look()
         result: RunResult = super()._monitor_workers(worker_group)
@@ -152,6 +151,13 @@ class FastckptAgent(LocalElasticAgent):
             self._allow(self._restarts.failed(result.failures, self._pcontext, self._remaining_restarts))
         return result
 
+    def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
+        """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
+        if any((death.exitcode or 0) > 0 for death in failed):
+            self._have_saved(partial(self._saver.let_copies_end, dead))
+        if self._settings.stop_grace:  # what is newest now need not wait for those that are asked to end
+            self._have_saved(self._saver.flush)
+
     def _allow(self, restarts: int) -> None:
         """Change how many restarts are left, but not how many there were: that number names each of them."""
         self._remaining_restarts += restarts
@@ -164,6 +170,8 @@ class FastckptAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        if self._pcontext is not None:
+            self._pcontext.close()  # those that run are stopped for another node: as for a failure on this one
         super()._stop_workers(worker_group)
         self._chronicle.look(now=True)
         metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])

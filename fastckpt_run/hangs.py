@@ -16,8 +16,8 @@ from fastckpt.memory.telemetry import Telemetry
 from fastckpt.policy.hangs import Sight, Witness, culprits, hung, limits, occupied
 from fastckpt_run.activity import Activity, processor_times, state_of
 from fastckpt_run.deaths import peek
+from fastckpt_run.grace import kill_group
 from fastckpt_run.pace import Lines, Pace, Waits
-from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
 

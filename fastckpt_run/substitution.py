@@ -22,8 +22,8 @@ def substituted(settings: Settings) -> Iterator[None]:
     preloader = Preloader(settings.preload)
     ours: list[tuple[ModuleType, str, Any]] = [
         (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),
-        (multiprocessing, "SubprocessContext", ScriptWorkers),
-        (multiprocessing, "MultiprocessContext", FunctionWorkers),
+        (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
+        (multiprocessing, "MultiprocessContext", partial(FunctionWorkers, grace=settings.stop_grace)),
         (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
     ]
     torchs = [(module, name, getattr(module, name)) for module, name, _ in ours]

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import threading
-from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,23 +18,12 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from fastckpt_run.bond import die_with
 from fastckpt_run.deaths import peek
+from fastckpt_run.grace import ask_to_end, kill_group, wake
 from fastckpt_run.preload.launcher import Preloader
 
 logger = logging.getLogger("fastckpt.launcher")
 
 _KILL_WAIT = 30.0
-
-
-def kill_group(leader: int) -> None:
-    """Kill all processes of the group that the unreaped child ``leader`` leads."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-
-
-def wake(leader: int) -> None:
-    """Let all processes of a child's group run: stopped ones (SIGSTOP) would not hear that they are to end."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGCONT)
 
 
 def kill_orphans(leader: int) -> None:
@@ -94,16 +82,20 @@ def _die_after(agent: BaseProcess) -> None:
 
 
 class ScriptWorkers(SubprocessContext):
-    """Workers that run a command; those that one worker's failure takes along are killed, not asked."""
+    """Workers that run a command; those that a failure takes along are killed, after ``grace`` seconds if any."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, grace: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._grace = grace
         self.stopped: set[int] = set()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """As torch's; without a signal, which is how torch stops the others after a failure, SIGKILL."""
         if death_sig is None:
-            self.stopped |= {r for r, handler in self.subprocess_handlers.items() if handler.proc.poll() is None}
+            running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
+            self.stopped |= running.keys()
+            if self._grace:
+                ask_to_end(running.values(), self._grace)
         for handler in self.subprocess_handlers.values():
             if death_sig is not None and handler.proc.poll() is None:
                 wake(handler.proc.pid)
@@ -123,15 +115,18 @@ class ScriptWorkers(SubprocessContext):
 class FunctionWorkers(MultiprocessContext):
     """Workers that run a function, with the same manners."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, grace: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._grace = grace
         self.stopped: set[int] = set()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """As torch's; without a signal SIGKILL."""
-        for process in self._pc.processes if death_sig is not None and self._pc is not None else ():
-            if process.is_alive():
-                wake(process.pid)
+        running = [p.pid for p in self._pc.processes if p.is_alive()] if self._pc is not None else []
+        if death_sig is None and self._grace:
+            ask_to_end(running, self._grace)
+        for pid in running if death_sig is not None else ():
+            wake(pid)
         super().close(death_sig or signal.SIGKILL, timeout)
 
     def _poll(self) -> RunProcsResult | None:
@@ -143,6 +138,9 @@ class FunctionWorkers(MultiprocessContext):
 
     def _kill_all_but_tell(self, failed: set[int]) -> None:
         assert self._pc is not None
+        others = [p.pid for rank, p in enumerate(self._pc.processes) if rank not in failed and p.is_alive()]
+        if self._grace:
+            ask_to_end(others, self._grace)
         for process in self._pc.processes:
             kill_group(process.pid)
             process.kill()  # one that has not come to its own session yet

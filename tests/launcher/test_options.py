@@ -52,6 +52,7 @@ def test_each_setting_has_an_option() -> None:
         "--fast-no-check-overlap",
         "--fast-max-stalls",
         "--fast-restart-budget",
+        "--fast-stop-grace",
         "--fast-preload",
         "--fast-hang-timeout",
         "--fast-event-log",
