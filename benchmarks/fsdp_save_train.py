@@ -304,7 +304,7 @@ def loads(bench: Bench) -> None:
         checkpointer.wait_latest_checkpoint()
         for step in range(2, 6):  # every slot is used
             dist.barrier()
-            if not (result := checkpointer.save_checkpoint(step, state)):
+            if not (result := checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)):
                 raise RuntimeError(result.reason)
         bare.ready()
         bare.save(1)

@@ -97,13 +97,15 @@ def worker_saves(out: Path, gigabytes: float, repeats: int, prepared: bool) -> N
         if prepared:
             checkpointer.prepare(state)
             time.sleep(8 * gigabytes + 2)
-        first = seconds(lambda: checkpointer.save_checkpoint(0, state))
+        first = seconds(lambda: checkpointer.save_checkpoint(0, state, storage_type=StorageType.MEMORY))
         time.sleep(3 * gigabytes)
         for step in range(1, 4):
-            checkpointer.save_checkpoint(step, state)  # every slot is used once
+            checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY)  # every slot is used once
         later, copies = [], []
         for step in range(4, 4 + 3 * repeats):
-            later.append(seconds(lambda step=step: checkpointer.save_checkpoint(step, state)))
+            later.append(
+                seconds(lambda step=step: checkpointer.save_checkpoint(step, state, storage_type=StorageType.MEMORY))
+            )
             copies += warm_copy(state, 1)
             torch.set_num_threads(1)
         saved = sum(t.numel() for t in unique_bytes(state).values())
@@ -118,12 +120,12 @@ def worker_saves(out: Path, gigabytes: float, repeats: int, prepared: bool) -> N
 
 def worker_resumes(out: Path, gigabytes: float, repeats: int) -> None:
     """Save once; then each restart measures either a resume or a copy of the same tensors into fresh memory."""
-    from fastckpt import DdpCheckpointer
+    from fastckpt import DdpCheckpointer, StorageType
 
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     checkpointer = DdpCheckpointer(out.parent / "checkpoints")
     if restart == 0:
-        checkpointer.save_checkpoint(0, gpt2_with_adamw(gigabytes))
+        checkpointer.save_checkpoint(0, gpt2_with_adamw(gigabytes), storage_type=StorageType.MEMORY)
         os.kill(os.getpid(), signal.SIGKILL)
     if restart % 2:
         held: list[Any] = []
@@ -142,16 +144,18 @@ held_copies: list[torch.Tensor] = []
 
 def worker_counts(out: Path, repeats: int) -> None:
     """What a save costs beside its fill, by number of tensors."""
-    from fastckpt import DdpCheckpointer, metrics
+    from fastckpt import DdpCheckpointer, StorageType, metrics
 
     for count in (450, 2000, 10000):
         state = many_tensors(count)
         with DdpCheckpointer(out.parent / f"checkpoints-{count}") as checkpointer:
-            first = seconds(lambda c=checkpointer, s=state: c.save_checkpoint(0, s))
+            first = seconds(lambda c=checkpointer, s=state: c.save_checkpoint(0, s, storage_type=StorageType.MEMORY))
             costs = []
             for step in range(1, 6 + repeats):
                 state["step"] = step
-                whole = seconds(lambda c=checkpointer, s=state, i=step: c.save_checkpoint(i, s))
+                whole = seconds(
+                    lambda c=checkpointer, s=state, i=step: c.save_checkpoint(i, s, storage_type=StorageType.MEMORY)
+                )
                 costs.append(whole - metrics.seconds["fill.copy"])
             record(out, count=count, first=first, repeated=costs[5:])
 

@@ -57,15 +57,16 @@ class Fastckpt:
     """Memory, by way of fastckpt-run."""
 
     def __init__(self, folder: Path) -> None:
-        from fastckpt.ddp import DdpCheckpointer
+        from fastckpt.ddp import DdpCheckpointer, StorageType
 
         self._checkpointer = DdpCheckpointer(folder)
+        self._memory = StorageType.MEMORY
 
     def load(self) -> State:
         return self._checkpointer.load_checkpoint()
 
     def save(self, step: int, state: State) -> bool:
-        return self._checkpointer.save_checkpoint(step, state).saved
+        return self._checkpointer.save_checkpoint(step, state, storage_type=self._memory).saved
 
 
 class DLRover:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fastckpt import metrics
-from fastckpt.ddp import DdpCheckpointer
+from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.engine.samples import Samples
 from fastckpt.engine.still import Digests
 from fastckpt.errors import OverlapError
@@ -66,7 +66,7 @@ class Training:
         self.overlap.defer([self.optimizer])  # as if it had not been turned off
         self.number += 1
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        result = self.saves.save_checkpoint(self.number, state)
+        result = self.saves.save_checkpoint(self.number, state, storage_type=StorageType.MEMORY)
         assert result.saved, result
         if result.pending and self.overlap._pending is not None:
             places = {each.data_ptr() for each in self.parameters}

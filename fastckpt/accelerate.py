@@ -26,6 +26,7 @@ from fastckpt.config import Place
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.named import is_foreign
+from fastckpt.engine.result import at_least
 from fastckpt.engine.unknown import refuse_foreign
 from fastckpt.engine.view import written
 from fastckpt.engine.wishes import SecondLevel
@@ -103,7 +104,7 @@ class AccelerateCheckpointer(WithWriter):
     def save_state(
         self,
         step: int,
-        storage_type: StorageType = StorageType.MEMORY,
+        storage_type: StorageType | None = None,
         *,
         name: str = "",
         safe_serialization: bool = True,
@@ -113,7 +114,9 @@ class AccelerateCheckpointer(WithWriter):
 
         Args:
             step: The step, not below the last one saved.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``name`` or
+                ``metrics`` it becomes durable, as with DISK.
             name: What its directory is called in the checkpoint directory; default ``checkpoint-<step>``.
             safe_serialization: As for ``accelerator.save_state``: whether weights are files of safetensors.
             metrics: As for `DdpCheckpointer.save_checkpoint`.
@@ -130,7 +133,7 @@ class AccelerateCheckpointer(WithWriter):
         shared, own = self._files(safe_serialization)
         files = shared | own if self._folders.writes_common else own
         return self._folders.save_checkpoint(
-            step, files, storage_type, common=shared.keys(), named=Named(name), metrics=metrics
+            step, files, at_least(storage_type, name), common=shared.keys(), named=Named(name), metrics=metrics
         )
 
     def load_state(self, path: str | os.PathLike[str] = "", **load_state_kwargs: Any) -> int:

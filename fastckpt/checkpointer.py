@@ -25,11 +25,12 @@ from fastckpt.engine.departures import Departures
 from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
-from fastckpt.engine.result import SaveResult, StorageType
+from fastckpt.engine.result import SaveResult, StorageType, Wish, at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
+from fastckpt.engine.turns import Turns
 from fastckpt.engine.unloaded import warn_of_unloaded
 from fastckpt.engine.wishes import SecondLevel, wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
@@ -80,6 +81,7 @@ class Writer:
         lanes = Lanes()
         self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
         self._departures = Departures(self.directory, self.place)
+        self._turns = Turns(self.directory, self.place, self.link.status)
         self._snapshots = Snapshotter(
             self.link, self.threads, lanes, self.overlap, self._departures, weights_only=weights_only
         )
@@ -105,12 +107,14 @@ class Writer:
         self,
         step: int,
         states: Mapping[str, Any],
-        storage_type: StorageType,
+        storage_type: StorageType | None,
         path: str,
         metrics: Mapping[str, float] | None = None,
         details: Mapping[str, Any] = MappingProxyType({}),
     ) -> SaveResult:
         """Save the states as files of these names; ``details`` (JSON) are kept with them.
+
+        Without a storage type, and without metrics, newer saves may be persisted in the place of this one.
 
         Raises:
             StepError: The step is older than one saved since the last resume.
@@ -119,18 +123,19 @@ class Writer:
         """
         self.be_ready()
         save, path = self._id(step), target_in(self.directory, path)
-        persist = StorageType(storage_type) is StorageType.DISK
+        place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
-        late = self._hear_of_pending()
+        late, overtakable = self._hear_of_pending(), place is None
+        wish = Wish(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
         if save == self._held:
-            return self._save_again(save, persist, path, measures, late)
+            return self._save_again(save, wish, path, measures, late)
         if self._is_first and not (self.place.rank or self.resumed_from or self._rollback):
             warn_of_unloaded(self.link, save)
         self._is_first = False
         self._last = save
         self._in_step = self._member.save(save)
         with self.beats.save(save.step):
-            outcome = self._snapshots.save(save, states, persist=persist, details=self._details(path) | measures)
+            outcome = self._snapshots.save(save, states, wish=wish, details=self._details(path) | measures)
         if outcome.skipped:
             self.skipped += 1
             counts["skipped_saves"] += 1
@@ -161,7 +166,7 @@ class Writer:
             told.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
         return "; ".join(filter(None, told))
 
-    def _save_again(self, save: SaveId, persist: bool, path: str, measures: dict[str, Any], trouble: str) -> SaveResult:
+    def _save_again(self, save: SaveId, wish: Wish, path: str, measures: dict[str, Any], trouble: str) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
         with self.beats.stall("save"):
             try:
@@ -169,8 +174,8 @@ class Writer:
                     self._snapshots.add_details(measures)
             except OSError as error:
                 trouble = f"the metrics of {save} could not be kept: {error}"
-            if persist:
-                trouble = self._snapshots.notify(save, persist=True, path=path) or trouble
+            if wish.persist:
+                trouble = self._snapshots.notify(save, wish, path=path) or trouble
         return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
@@ -324,6 +329,8 @@ class WithWriter:
 
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
         """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
+
+        Of saves that newer ones may overtake, the newest is.
 
         Args:
             timeout: Seconds.

@@ -25,6 +25,7 @@ from fastckpt.engine.deletion import (
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.predict import with_optimizer_state
+from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.engine.unknown import refuse_foreign
@@ -131,7 +132,7 @@ class DdpCheckpointer(WithWriter):
         step: int,
         state_dict: dict[str, Any],
         path: str | os.PathLike[str] = "",
-        storage_type: StorageType = StorageType.MEMORY,
+        storage_type: StorageType | None = None,
         rank_state: dict[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
@@ -148,7 +149,9 @@ class DdpCheckpointer(WithWriter):
             state_dict: What all ranks have in common. Only the first rank of each node reads it.
             path: Where the file lies once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If
                 the checkpoint directory is a URL: where a copy lies, as such a URL or relative to that directory.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
+                ``metrics`` it becomes durable, as with DISK.
             rank_state: What differs on this rank, such as its position in the data. The state of torch's random
                 generators (CPU and accelerators) is added, and restored by `load_checkpoint`.
             metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
@@ -163,7 +166,8 @@ class DdpCheckpointer(WithWriter):
                 comes to be too large later is skipped.
             OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
-        return self._writer.save(step, self._states(state_dict, rank_state), storage_type, os.fspath(path), metrics)
+        path, states = os.fspath(path), self._states(state_dict, rank_state)
+        return self._writer.save(step, states, at_least(storage_type, path), path, metrics)
 
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
         """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.

@@ -130,7 +130,7 @@ class FolderCheckpointer(WithWriter):
         self,
         step: int,
         files: Mapping[str, Any],
-        storage_type: StorageType = StorageType.MEMORY,
+        storage_type: StorageType | None = None,
         *,
         common: Collection[str] = (),
         named: Named = BY_STEP,
@@ -142,7 +142,9 @@ class FolderCheckpointer(WithWriter):
             step: The step, not below the last one saved.
             files: By their relative paths: states, which become files of torch.save; `Tensors`, files of safetensors;
                 `Raw`, files of bytes.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With
+                ``metrics`` it becomes durable, as with DISK.
             common: Names of those files that the first rank of each node saves, with equal contents.
             named: How the checkpoint is called.
             metrics: As for `DdpCheckpointer.save_checkpoint`.

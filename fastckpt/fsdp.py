@@ -33,6 +33,7 @@ from fastckpt.dcp.writer import step_of
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.offers import Files
+from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.engine.wishes import SecondLevel
@@ -132,7 +133,7 @@ class FsdpShardCheckpointer(WithWriter):
         step: int,
         state_dict: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] = "",
-        storage_type: StorageType = StorageType.MEMORY,
+        storage_type: StorageType | None = None,
         **training: Unpack[Training],
     ) -> SaveResult:
         """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
@@ -146,7 +147,9 @@ class FsdpShardCheckpointer(WithWriter):
             step: The step, not below the last one saved.
             state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
             path: Empty, or where it will lie on storage: ``<checkpoint_dir>/checkpoint-<step>``.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
+                ``metrics`` it becomes durable, as with DISK.
             **training: ``model``, ``optimizer`` and ``extra_sd`` instead of a state dict; ``rank_state`` and
                 ``metrics`` with either. See `Training`.
 
@@ -163,10 +166,10 @@ class FsdpShardCheckpointer(WithWriter):
         common = apart(training.get("extra_sd", {}))
         shards = {name: each for name, each in state_of(state_dict, training).items() if name not in common}
         state = State(shards, common, training.get("rank_state", {}))
-        return self._save(step, state, storage_type, training.get("metrics"))
+        return self._save(step, state, at_least(storage_type, path), training.get("metrics"))
 
     def _save(
-        self, step: int, state: State, storage_type: StorageType, metrics: Mapping[str, float] | None
+        self, step: int, state: State, storage_type: StorageType | None, metrics: Mapping[str, float] | None
     ) -> SaveResult:
         writer = self._writer
         writer.be_ready()
@@ -175,7 +178,7 @@ class FsdpShardCheckpointer(WithWriter):
         save = SaveId(writer.link.history, index(step))
         try:
             with phase("snapshot.shards", step=step):
-                together = StorageType(storage_type) is StorageType.DISK
+                together = storage_type is not StorageType.MEMORY
                 files: dict[str, Any] = dict(self._shards.files(save, state.shards, together=together))
         except Unplanned as reason:
             return self._skip(step, str(reason), is_final=isinstance(reason, Departed))

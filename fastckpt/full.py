@@ -25,7 +25,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         step: int,
         state_dict: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] = "",
-        storage_type: StorageType = StorageType.MEMORY,
+        storage_type: StorageType | None = None,
         **training: Unpack[Training],
     ) -> SaveResult:
         """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`."""

@@ -37,6 +37,7 @@ def report(tallies: Iterable[Tally]) -> None:
             seconds=tally.seconds,
             newest_durable=tally.durable,
             not_durable=tally.lacking,
+            overtaken=tally.overtaken,
             skipped=dict(tally.skips),
             persist_failures=tally.failures,
             last_failure=tally.last_failure,
@@ -86,6 +87,8 @@ def _lines(tally: Tally) -> Iterator[str]:
     if tally.persisted:
         size = f"{decimal(tally.size)} in {tally.seconds:.1f} s"
         yield f"  persisted    {words.count(tally.persisted, 'checkpoint')}, {size}"
+    if tally.overtaken:
+        yield f"  overtaken    {words.count(tally.overtaken, 'save')}: a newer one was persisted instead"
     if tally.durable:
         yield f"  durable      {tally.durable}"
     if tally.lacking:

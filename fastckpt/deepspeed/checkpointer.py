@@ -19,6 +19,7 @@ from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.named import is_foreign
+from fastckpt.engine.result import at_least
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError
 from fastckpt.folder import Folder, FolderCheckpointer, Named, Needs, Raw
@@ -93,7 +94,7 @@ class DeepSpeedCheckpointer(WithWriter):
         tag: object = None,
         client_state: Mapping[str, Any] = {},
         save_latest: bool = True,
-        storage_type: StorageType = StorageType.DISK,
+        storage_type: StorageType | None = None,
         exclude_frozen_parameters: bool = False,
     ) -> SaveResult:
         """Save the engine, as its own `save_checkpoint`. Once this returns, training may go on.
@@ -106,7 +107,9 @@ class DeepSpeedCheckpointer(WithWriter):
             tag: Its name; default ``global_step<engine.global_steps>``.
             client_state: What else to save, with ordinary keys.
             save_latest: Whether ``latest`` is to name it, once all of it is durable.
-            storage_type: MEMORY, or DISK to have it persisted in the background as well.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With a ``tag`` it
+                becomes durable, as with DISK.
             exclude_frozen_parameters: Whether to leave these out.
 
         Raises:
@@ -115,7 +118,7 @@ class DeepSpeedCheckpointer(WithWriter):
             NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
         self._writer.be_ready()
-        engine, folders, storage_type = self._engine, self._folders, StorageType(storage_type)
+        engine, folders, storage_type = self._engine, self._folders, at_least(storage_type, tag is not None)
         step, tag = engine.global_steps, str(f"global_step{engine.global_steps}" if tag is None else tag)
         named = self._named(save_dir, tag, step, save_latest=save_latest)
         if (micro := accumulated(engine)) and not self._has_warned:
@@ -133,7 +136,7 @@ class DeepSpeedCheckpointer(WithWriter):
         files[self._own] = own_state(engine)
         if folders.writes_common:
             files[NAME] = Raw(written(engine), may_end_with_spaces=True)
-        if storage_type is StorageType.DISK and not self._has_scripts:
+        if storage_type is not StorageType.MEMORY and not self._has_scripts:
             put_scripts(engine, self._writer.directory)
             self._has_scripts = True
         self._last = step, tag

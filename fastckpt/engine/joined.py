@@ -7,6 +7,7 @@ from contextlib import suppress
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Offers
+from fastckpt.engine.result import TO_DISK
 from fastckpt.errors import FastckptError
 from fastckpt.format.ids import SaveId
 
@@ -35,7 +36,7 @@ def join_on_storage(offers: Offers, link: Link, agreement: Agreement) -> None:
     if link.place.local_rank == 0:
         logger.info("%s is in the memory of all nodes, and joined on storage", save)
         with suppress(FastckptError):
-            link.committed(save, persist=True)
+            link.committed(save, TO_DISK)
     end, pause = time.monotonic() + DEADLINE, 0.02
     while any(states := agreement.gather(_missing(save, link, end))) and GIVEN_UP not in states:
         time.sleep(pause)

@@ -11,6 +11,7 @@ from fastckpt.config import Settings
 from fastckpt.engine.digester import Digester
 from fastckpt.engine.levels import Levels
 from fastckpt.engine.marking import Marking
+from fastckpt.engine.owed import urgency_of
 from fastckpt.engine.persister import PIN
 from fastckpt.engine.place import left_elsewhere, place
 from fastckpt.engine.progress import Progress
@@ -240,6 +241,9 @@ class Keeper:
         self.digester.make_way()
         self._room.look_again()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+        if isinstance(choice, Skip):  # what other ranks have told of the save before may not have been read yet
+            self._read(*(slot for slot in self.slots if slot.id is not None and not slot.committed))
+            choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
 
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
@@ -270,8 +274,8 @@ class Keeper:
     def _take(self, slot: Slot, read: Callable[[], None]) -> None:
         # What lies in an arena that was removed since may be another job's.
         read() if self.arena.is_there() else slot.forget()
-        for target in slot.take_wanted():
-            self.persister.submit(slot, target)
+        for target, urgency in slot.take_wanted().items():
+            self.persister.submit(slot, target, urgency)
         if slot.id is not None and (why := self._obstacle(slot)):
             if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
                 self._lose(slot.id, why)
@@ -287,12 +291,13 @@ class Keeper:
         slot = next((slot for slot in self.slots if slot.id == save), None)
         if slot is None:
             return
-        if message.persist and message.path not in slot.wanted:  # all writers of a save ask for the same
-            slot.wanted.append(message.path)
+        if message.persist:
+            slot.want(message.path, urgency_of(message))
         self._take(slot, partial(slot.read_part, writer))
         if slot.committed:
             self.digester.look()
             self.persister.tally.save(save, slot.size)
+            self.persister.owed.look()
 
     async def prepare(self, writer: int, files: dict[str, int]) -> None:
         """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
@@ -315,7 +320,7 @@ class Keeper:
         way = self.persister
         # What lacks the part of the one who asks cannot become whole while it waits.
         others = [slot for slot in self.slots if writer not in slot.writers - slot.done]
-        waiting = way.waiting + sum(len(slot.wanted) for slot in others)
+        waiting = way.waiting + (way.owed.save is not None) + sum(len(slot.wanted) for slot in others)
         filling = sum(slot.id is not None and not slot.committed and not self._obstacle(slot) for slot in others)
         news, durable = self.news(writer), list(way.durable or ())
         return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)

@@ -17,7 +17,8 @@ class Levels:
     """Memory is persisted to the first level; what is durable there is uploaded to the second."""
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier) -> None:
-        self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier)
+        alone = hello.local_world_size == hello.world_size
+        self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier, alone=alone)
         remote = hello.remote if hello.group_rank == 0 else ""  # the nodes of a job share the first level
         self.upload = Upload(self.persister.storage, remote, copier)
         self.persister.after = self.upload.look

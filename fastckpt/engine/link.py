@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fastckpt import errors
 from fastckpt.config import Place
+from fastckpt.engine.result import Wish
 from fastckpt.engine.wishes import Wishes
 from fastckpt.errors import FastckptError, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
@@ -112,9 +113,10 @@ class Link:
         self.news += [SaveId(*pair) for pair in answer.persisted]
         return answer
 
-    def committed(self, save: SaveId, *, persist: bool, path: str = "") -> None:
+    def committed(self, save: SaveId, wish: Wish, path: str = "") -> None:
         """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
-        self._channel.send(m.Committed(save.history, save.step, persist, path))
+        overtakable = wish.overtakable, wish.agreed
+        self._channel.send(m.Committed(save.history, save.step, wish.persist, path, *overtakable))
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""

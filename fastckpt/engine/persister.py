@@ -13,6 +13,7 @@ from typing import Any
 from fastckpt import metrics
 from fastckpt.engine.deletion import retire
 from fastckpt.engine.handover import hand_over
+from fastckpt.engine.owed import Owed, Urgency
 from fastckpt.engine.peers import Peers
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.tally import Tally
@@ -42,6 +43,7 @@ class _Job:
     id: SaveId
     target: str
     flush: bool
+    lasting: bool = True
     attempts: int = 0
 
     def pin(self) -> None:
@@ -57,16 +59,26 @@ class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, and its caller told so. While storage is in trouble nothing is
-    pinned, so that memory stays new, and only the newest checkpoint is tried again.
+    what cannot have a slot meanwhile is skipped, and its caller told so. What newer ones may overtake is pinned as it
+    begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
+    checkpoint is tried again.
 
     Attributes:
+        owed: What is to be persisted next, unless a newer one is.
         after: Called when a checkpoint has become durable.
         in_use: A durable checkpoint that must not be retired now.
         newest_history: The newest one of which some nodes had written a part when this was opened.
     """
 
-    def __init__(self, location: str, group_rank: int, newest_slot: Callable[[], Slot | None], copier: Copier) -> None:
+    def __init__(
+        self,
+        location: str,
+        group_rank: int,
+        newest_slot: Callable[[], Slot | None],
+        copier: Copier,
+        *,
+        alone: bool = True,
+    ) -> None:
         self._first = group_rank == 0
         self.storage = open_store(location, copier)
         self.policy: Policy = KeepAll()
@@ -76,6 +88,7 @@ class Persister:
         self.after: Callable[[], None] = lambda: None
         self.in_use: Callable[[], SaveId | None] = lambda: None
         self.newest_history = 0
+        self.owed = Owed(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
@@ -115,32 +128,52 @@ class Persister:
         """How many persists wait, run, or need the other nodes."""
         return len(self._jobs) + self._peers.waiting
 
-    def submit(self, slot: Slot, target: str = "") -> None:
+    def submit(self, slot: Slot, target: str = "", urgency: Urgency = Urgency.LASTING) -> None:
         """Persist the checkpoint in ``slot`` with its model at ``target``, unless it is or will be there already.
 
         An empty target is what the first rank gave when it saved, or the default.
         """
-        if slot.id is not None:
-            self.tally.want(slot.id)
-            self._submit(slot, target, flush=False)
+        if slot.id is None:
+            return
+        self.tally.want(slot.id)
+        if urgency is Urgency.LASTING:
+            self._submit(slot, target)
+        elif all(slot.id > id for id in self._on_their_way):
+            if self._jobs and self._jobs[0].attempts:
+                self._jobs[0].attempts = 1
+            self.owed.want(slot.id, agreed=urgency is Urgency.AGREED)
+
+    def _pay(self) -> None:
+        """Persist the newest checkpoint in memory, if it is as new as what is owed."""
+        newest = self._newest_slot()
+        if newest is not None and newest.id is not None and newest.id >= (self.owed.save or newest.id):
+            self._submit(newest, "", lasting=False)
+        self.owed.forget()
+
+    @property
+    def _on_their_way(self) -> list[SaveId]:
+        """What is durable, is being persisted, or waits for other nodes."""
+        durable = [self.durable] if self.durable else []
+        return durable + [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
 
     def flush(self, slot: Slot) -> None:
         """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
         if slot.id is None:
             return
         self.tally.want(slot.id)
-        on_their_way = [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
-        if all(slot.id > id for id in on_their_way + ([self.durable] if self.durable else [])):
+        if all(slot.id > id for id in self._on_their_way):
             metrics.event("flush_started", step=slot.id.step)
             self._submit(slot, "", flush=True)
 
-    def _submit(self, slot: Slot, target: str, *, flush: bool) -> None:
+    def _submit(self, slot: Slot, target: str, *, flush: bool = False, lasting: bool = True) -> None:
         assert slot.id is not None
-        job = _Job(slot, slot.id, target or slot.target, flush)
+        job = _Job(slot, slot.id, target or slot.target, flush, lasting)
+        self.owed.paid(job.id)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
         if (job.id, job.target) in known:
             return
-        self.tally.asked.add((job.id, job.target))
+        if lasting:
+            self.tally.asked.add((job.id, job.target))
         if self._jobs and self._jobs[0].attempts:
             self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
             self._jobs[0].flush |= flush
@@ -159,6 +192,7 @@ class Persister:
         end = time.monotonic() + seconds
         if self._looking is not None:  # it may find that what memory holds must be persisted again
             await asyncio.wait([self._looking], timeout=seconds)
+        self.owed.hurry()
         done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
         await self._peers.drain(end - time.monotonic())
         return bool(done)
@@ -167,6 +201,7 @@ class Persister:
         """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
         if self._task is not None:
             self._task.cancel()
+        self.owed.forget()
         self._peers.close()
         self._pool.shutdown(wait=wait, cancel_futures=True)
         if wait:
@@ -184,7 +219,8 @@ class Persister:
                 self._finish(job)
                 for slot in filter(None, (job.slot, self._newest_slot())):
                     for target in self.tally.targets(slot.id):  # it was asked for while storage was in trouble
-                        self._submit(slot, target, flush=False)
+                        self._submit(slot, target)
+            self.owed.look()
 
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
@@ -195,6 +231,7 @@ class Persister:
         await asyncio.wait([work])
         if error := work.exception():
             return error
+        self.owed.paid(job.id)  # a retry has taken the newest
         if isinstance(result := work.result(), Manifest):
             await self._persisted(job, start, result)
         else:
@@ -233,6 +270,8 @@ class Persister:
             self._jobs.append(job)
             await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
             self._retarget(job)
+        else:
+            self.owed.forget()
 
     def _give_up(self, job: _Job, error: BadSource) -> None:
         """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
@@ -254,6 +293,7 @@ class Persister:
         if job.id != newest.id:
             logger.warning("%s is given up for %s", job.id, newest.id)
             job.target = newest.target
+            self.tally.overtaken += not job.lasting
         job.slot, job.id = newest, newest.id
         job.pin()
 

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 
 class StorageType(enum.Enum):
@@ -16,6 +17,36 @@ class StorageType(enum.Enum):
         if isinstance(value, enum.Enum) and type(value).__name__ == cls.__name__:
             return cls.__members__.get(value.name)
         return None
+
+
+def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | None:
+    """The storage type of a save: if it was left out, DISK where anything else is given that asks for storage.
+
+    None, for one that was left out, is DISK, too, but for a newer save that may be persisted in its place.
+
+    Raises ValueError for what is no StorageType.
+    """
+    if storage_type is None:
+        return StorageType.DISK if any(given) else None
+    return StorageType(storage_type)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Whether a save is to be persisted, and how.
+
+    Attributes:
+        persist: Whether it is.
+        overtakable: Whether a newer one may be persisted instead, as long as this one waits.
+        agreed: Whether all nodes persist it, unless they are busy.
+    """
+
+    persist: bool = False
+    overtakable: bool = False
+    agreed: bool = False
+
+
+TO_MEMORY, TO_DISK = Wish(), Wish(persist=True)
 
 
 @dataclass(frozen=True)

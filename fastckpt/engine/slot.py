@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fastckpt import metrics
+from fastckpt.engine.owed import Urgency
 from fastckpt.format.completeness import lacks, missing_files
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
@@ -23,7 +24,7 @@ class Slot:
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
         target: Where its writers want its model's file, once it is whole; empty for the default.
-        wanted: Where its model's file is to lie on storage, once it is whole; as in Persister.submit.
+        wanted: Where its model's file is to lie on storage, once it is whole, and how; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
         lost: What it held that was found bad, and why; until the next save.
@@ -36,7 +37,7 @@ class Slot:
     committed: bool = False
     size: int = 0
     target: str = ""
-    wanted: list[str] = field(default_factory=list)
+    wanted: dict[str, Urgency] = field(default_factory=dict)
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
     lost: str = ""
@@ -138,9 +139,13 @@ class Slot:
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
 
-    def take_wanted(self) -> list[str]:
-        """Where its model is to lie on storage, which is told once; nowhere yet, if it is not whole."""
-        wanted, self.wanted = (self.wanted, []) if self.committed else ([], self.wanted)
+    def want(self, path: str, urgency: Urgency) -> None:
+        """Have it persisted once it is whole; of what its writers ask for, the most counts."""
+        self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
+
+    def take_wanted(self) -> dict[str, Urgency]:
+        """Where its model is to lie on storage, and how, which is told once; nowhere yet, if it is not whole."""
+        wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
         return wanted
 
     def view(self) -> SlotView:

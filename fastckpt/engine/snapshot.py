@@ -20,6 +20,7 @@ from fastckpt.engine.link import Link
 from fastckpt.engine.outcome import Outcome
 from fastckpt.engine.overlap import Overlap
 from fastckpt.engine.plans import Plans
+from fastckpt.engine.result import TO_MEMORY, Wish
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan
@@ -81,7 +82,7 @@ class Snapshotter:
         save: SaveId,
         states: Mapping[str, Any],
         *,
-        persist: bool = False,
+        wish: Wish = TO_MEMORY,
         details: dict[str, Any] | None = None,
         commit: bool = True,
     ) -> Outcome:
@@ -115,11 +116,11 @@ class Snapshotter:
             return Outcome(answer.reason, answer.trouble)
         self._plans.sizes |= sizes
         self._plans.forget_but(states)
-        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, {}, details or {}), persist if commit else None)
+        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, {}, details or {}), wish if commit else None)
         return replace(outcome, trouble=outcome.trouble or answer.trouble)
 
-    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, persist: bool | None) -> Outcome:
-        """Copy; then commit, unless ``persist`` is None."""
+    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, wish: Wish | None) -> Outcome:
+        """Copy; then commit, unless ``wish`` is None."""
         try:
             self._link.stay()
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
@@ -131,11 +132,11 @@ class Snapshotter:
             return Outcome(f"{slot} cannot be written to: {error}", "")
         if self._begun is not None and self._begun[0] == done.id:
             images = self._begun[1] | images
-        if persist is None:
+        if wish is None:
             self._begun = done.id, images
             return Outcome("", "")
         done = replace(done, files={name: image.size for name, image in images.items()})
-        finish = partial(self._finish, slot, done, list(images.values()), persist)
+        finish = partial(self._finish, slot, done, list(images.values()), wish)
         if still is not None and later:
             self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
             return Outcome("", "", pending=True)
@@ -144,7 +145,7 @@ class Snapshotter:
             self._overlap.watch(done.id, still)
         return outcome
 
-    def _finish(self, slot: Path, done: slots.Done, images: Sequence[Image], persist: bool, stage: str) -> Outcome:
+    def _finish(self, slot: Path, done: slots.Done, images: Sequence[Image], wish: Wish, stage: str) -> Outcome:
         """Commit and tell, when all is copied; ``stage`` begins the names of the phases."""
         try:
             with metrics.phase(f"{stage}.commit", step=done.id.step):
@@ -154,7 +155,7 @@ class Snapshotter:
         except OSError as error:
             return Outcome(f"{slot} cannot be written to: {error}", "")
         metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
-        return Outcome("", self.notify(done.id, persist=persist, stage=stage))
+        return Outcome("", self.notify(done.id, wish, stage=stage))
 
     def _commit(self, slot: Path, done: slots.Done) -> None:
         slots.commit(slot, self._link.place.local_rank, done)
@@ -225,14 +226,14 @@ class Snapshotter:
             self._link.begin(save, sizes)
             return self._link.slot()
 
-    def notify(self, save: SaveId, *, persist: bool, path: str = "", stage: str = "snapshot") -> str:
+    def notify(self, save: SaveId, wish: Wish, *, path: str = "", stage: str = "snapshot") -> str:
         """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
 
         Returns why it could not be told; empty if it was.
         """
         try:
             with metrics.phase(f"{stage}.notify", step=save.step):
-                self._link.committed(save, persist=persist, path=path)
+                self._link.committed(save, wish, path)
         except TROUBLE as error:
             logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
             return str(error)

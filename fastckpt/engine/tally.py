@@ -22,6 +22,7 @@ class Tally:
         persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
         failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
         asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
+        overtaken: Saves for storage that were not persisted, since newer ones came while they waited.
         skips: How many saves were skipped, by reason.
         resumes: How many times a job was resumed, by tier.
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
@@ -39,6 +40,7 @@ class Tally:
     failures: int = 0
     last_failure: str = ""
     asked: set[tuple[SaveId, str]] = field(default_factory=set)
+    overtaken: int = 0
     skips: Counter[str] = field(default_factory=Counter)
     resumes: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)

@@ -88,13 +88,18 @@ class Skipped:
 class Committed:
     """The writer's done record of this id is in the slot; persist it if ``persist``. There is no answer.
 
-    ``path`` is where the user wants the model's file; empty for the default.
+    Attributes:
+        path: Where the user wants the model's file; empty for the default.
+        overtakable: Whether a newer one may be persisted instead, as long as this one waits.
+        agreed: Whether all nodes persist it, unless they are busy.
     """
 
     history: int
     step: int
     persist: bool
     path: str = ""
+    overtakable: bool = False
+    agreed: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,13 +225,13 @@ class Status:
     """What is durable, what is on its way, and what went wrong.
 
     Attributes:
-        waiting: Persists that wait or run.
+        waiting: Persists that wait or run, and what is to be persisted unless a newer one is.
         newest: History and step of the newest durable checkpoint; empty for none.
         persisted: As in Granted.
         trouble: The last failure of a persist that no later one has made good; empty for none.
         since: When the newest durable checkpoint became that, in seconds of the monotonic clock; 0 if it was before
             this saver.
-        persists: Those of the waiting that are in memory whole: they end without any rank's doing.
+        persists: Those that nothing overtakes, and that are in memory whole: they end without any rank's doing.
         filling: Saves in memory that are not whole yet, and may still come to be.
     """
 

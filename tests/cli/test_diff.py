@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.tools import values
 from fastckpt.tools.diff import Difference, Distance, diff_files
 from fastckpt.tools.inventory import File
@@ -90,8 +90,8 @@ def test_files_that_one_side_lacks(fastckpt: Fastckpt, three: Path, tmp_path: Pa
 
 def test_memory_and_storage_hold_the_same(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.rand(100), "step": 1})
-        checkpointer.save_checkpoint(2, {"w": torch.rand(100), "step": 2})
+        checkpointer.save_checkpoint(1, {"w": torch.rand(100), "step": 1}, storage_type=StorageType.MEMORY)
+        checkpointer.save_checkpoint(2, {"w": torch.rand(100), "step": 2}, storage_type=StorageType.MEMORY)
         publish(directory, 3, state={"w": torch.rand(5), "step": 2})
         assert fastckpt("diff", f"{directory}@1:memory", f"{directory}@2:memory").code == 1
         assert fastckpt("diff", f"{directory}@2:memory", f"{directory}@2").code == 0

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -161,7 +161,7 @@ def test_safetensors_is_optional(fastckpt: Fastckpt, three: Path, out: Path, mon
 def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch):
     save = torch.save
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.ones(10)})
+        checkpointer.save_checkpoint(1, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         assert fastckpt("export", directory, out / "one.pt").code == 0
         assert torch.equal(torch.load(out / "one.pt")["w"], torch.ones(10))
 
@@ -169,7 +169,9 @@ def test_memory_of_a_running_job(fastckpt: Fastckpt, directory: Path, out: Path,
             save(*arguments)
             monkeypatch.undo()
             for step in (2, 3, 4):
-                checkpointer.save_checkpoint(step, {"w": torch.full((10,), float(step))})
+                checkpointer.save_checkpoint(
+                    step, {"w": torch.full((10,), float(step))}, storage_type=StorageType.MEMORY
+                )
 
         shm = os.environ["FASTCKPT_SHM_DIR"]
         monkeypatch.setattr(torch, "save", save_while_training)

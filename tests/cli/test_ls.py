@@ -18,7 +18,7 @@ def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
         for step in (1, 2):
             checkpointer.save_checkpoint(step, {"w": torch.ones(10)}, storage_type=StorageType.DISK)
             checkpointer.wait_latest_checkpoint(60)
-        checkpointer.save_checkpoint(3, {"w": torch.ones(10)})
+        checkpointer.save_checkpoint(3, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         harm.lengthen(directory / "checkpoint-1/model.pt")
         document = fastckpt("ls", directory, "--json").document
         shown = fastckpt("ls", directory)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt_run.cli import answer, main
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
@@ -60,7 +60,7 @@ KEYS: dict[str, dict[str, Any]] = {
 def test_documents_have_these_keys(fastckpt: Fastckpt, three: Path, tmp_path: Path, command: str):
     more: dict[str, list[Any]] = {"prune": ["--keep-last", 1], "export": [tmp_path / "out.pt"], "diff": [f"{three}@10"]}
     with DdpCheckpointer(three) as checkpointer:
-        checkpointer.save_checkpoint(40, {"w": torch.ones(1)})
+        checkpointer.save_checkpoint(40, {"w": torch.ones(1)}, storage_type=StorageType.MEMORY)
         leave_log(three)
         arguments = [] if command.startswith("shm") else [three, *more.get(command, [])]
         said = fastckpt(*command.split(), *arguments, "--json")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.format.ids import SaveId
 from fastckpt.storage import removal
 from fastckpt.storage.directory import CheckpointDirectory
@@ -101,7 +101,7 @@ def test_a_file_that_the_user_named_is_deleted_too(fastckpt: Fastckpt, three: Pa
 
 def test_beside_a_running_job(fastckpt: Fastckpt, three: Path):
     with DdpCheckpointer(three) as checkpointer:
-        checkpointer.save_checkpoint(40, {"x": 1})
+        checkpointer.save_checkpoint(40, {"x": 1}, storage_type=StorageType.MEMORY)
         document = fastckpt("prune", three, "--keep-last", "1", "--yes", "--json").document
         assert [job["arena"] for job in document["jobs"]] and steps(three)[-1] == 30
         assert "in use by process" in fastckpt("prune", three, "--keep-last", "1").out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from tests.cli.conftest import Fastckpt
 from tests.faults.jobs import Job
 
@@ -66,7 +66,7 @@ def test_an_unknown_arena(fastckpt: Fastckpt):
 
 def test_the_table(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.ones(2)})
+        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         shown = fastckpt("shm", "ls").out.splitlines()
         assert shown[0].split() == ["STATE", "SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
         assert f"{os.getpid()} on " in shown[1] and str(directory) in shown[1] and "step 1 of history 1" in shown[1]

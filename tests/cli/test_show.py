@@ -15,7 +15,7 @@ import numpy
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.format.skeleton import sketch
 from fastckpt.tools import tree as tree_module
 from fastckpt.tools.pickled import Tensor
@@ -74,7 +74,9 @@ def test_the_tree_for_people(fastckpt: Fastckpt, three: Path):
 def test_memory_is_shown_too(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):  # the second writes its numbers in place
-            checkpointer.save_checkpoint(step, {"w": torch.full((5,), step), "step": step})
+            checkpointer.save_checkpoint(
+                step, {"w": torch.full((5,), step), "step": step}, storage_type=StorageType.MEMORY
+            )
         document = fastckpt("show", directory, "--file", "model.pt", "--json").document
         assert document["checkpoint"]["tier"] == "memory" and document["checkpoint"]["step"] == 2
         values = {entry["name"]: entry["value"] for entry in document["files"][0]["entries"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
 from fastckpt.storage.directory import CheckpointDirectory
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_tool_is_none_of_ours(fastckpt: Fastckpt, three:
 
 def test_memory_is_checked_by_its_digests(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(7, {"w": torch.ones(1000)})
+        checkpointer.save_checkpoint(7, {"w": torch.ones(1000)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
         slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
         said = fastckpt("verify", directory, "--json")
@@ -143,7 +143,7 @@ def test_memory_is_checked_by_its_digests(fastckpt: Fastckpt, directory: Path):
 
 def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(7, {"w": torch.ones(10)})
+        checkpointer.save_checkpoint(7, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
         (slot / ".digests").unlink(missing_ok=True)
         said = fastckpt("verify", f"{directory}@7", "--json")
@@ -153,7 +153,7 @@ def test_memory_without_digests_is_neither_good_nor_bad(fastckpt: Fastckpt, dire
 
 def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, directory: Path, monkeypatch):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(7, {"w": torch.ones(10)})
+        checkpointer.save_checkpoint(7, {"w": torch.ones(10)}, storage_type=StorageType.MEMORY)
         [slot] = [slot for slot in Path(os.environ["FASTCKPT_SHM_DIR"]).glob("*/slot-*") if slots.read(slot).committed]
         slots.write_digests(slot, SaveId(1, 7), {name: digest(slot / name) for name in slots.read(slot).files})
 

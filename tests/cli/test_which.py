@@ -137,7 +137,7 @@ def test_memory_is_nearer_and_its_job_is_named(fastckpt: Fastckpt, directory: Pa
         assert (document["choice"]["step"], document["choice"]["tier"]) == (1, "memory")
         assert [(o["tier"], o["why"]) for o in document["others"]] == [("storage", "memory is nearer than storage")]
         assert document["jobs"][0]["pid"] == os.getpid()
-        checkpointer.save_checkpoint(2, {"w": torch.ones(2)})
+        checkpointer.save_checkpoint(2, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         document = fastckpt("which", directory, "--json").document
         assert (document["choice"]["step"], document["choice"]["tier"]) == (2, "memory")
         assert "another launch is refused" in fastckpt("which", directory).out
@@ -150,7 +150,7 @@ def arena_slots() -> list[Path]:
 def test_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
         for step in (1, 2):
-            checkpointer.save_checkpoint(step, {"w": torch.ones(2)})
+            checkpointer.save_checkpoint(step, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         [newest] = [slot for slot in arena_slots() if slots.read(slot).committed == (1, 2)]
         [free] = [slot for slot in arena_slots() if slots.read(slot).committed is None]
         slots.begin(free, slots.Begin(SaveId(1, 3), frozenset({0, 1})))
@@ -167,7 +167,7 @@ def test_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
 
 def test_memory_of_a_directory_that_was_removed_since(fastckpt: Fastckpt, directory: Path):
     with DdpCheckpointer(directory) as checkpointer:
-        checkpointer.save_checkpoint(1, {"w": torch.ones(2)})
+        checkpointer.save_checkpoint(1, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         shutil.rmtree(directory)
         directory.mkdir()
         document = fastckpt("which", directory, "--json").document

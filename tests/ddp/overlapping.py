@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastckpt import metrics
-from fastckpt.ddp import DdpCheckpointer
+from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.memory import slots
 from tests.format.baking import assert_same, reference
 
@@ -71,7 +71,7 @@ def proven(one: DdpCheckpointer, optimizer: torch.optim.Optimizer, state: Callab
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    assert not one.save_checkpoint(0, state()).pending
+    assert not one.save_checkpoint(0, state(), storage_type=StorageType.MEMORY).pending
     optimizer.step()
 
 
@@ -96,7 +96,7 @@ def assert_right(
             assert_same(got, wanted)
         current = state()
         wanted = reference(current)
-        result = one.save_checkpoint(step, current)
+        result = one.save_checkpoint(step, current, storage_type=StorageType.MEMORY)
         assert (result.saved, result.pending, result.trouble) == (True, step > 1, ""), result
         del current
         after_save()

@@ -27,7 +27,9 @@ def no_arena() -> bool:
 
 def test_a_script_of_its_own_saves_loads_and_says_what_it_lacks_once(directory: Path, said):
     with DdpCheckpointer(directory) as one, DdpCheckpointer(directory.with_name("other")) as other:
-        assert one.save_checkpoint(1, state(1)) and other.save_checkpoint(5, state(5))
+        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and other.save_checkpoint(
+            5, state(5), storage_type=StorageType.MEMORY
+        )
         assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "memory"
     assert said.text.count("not started by fastckpt-run") == 1
 
@@ -35,7 +37,7 @@ def test_a_script_of_its_own_saves_loads_and_says_what_it_lacks_once(directory: 
 def test_close_waits_for_the_last_flush(directory: Path):
     with DdpCheckpointer(directory) as one:
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
-        one.save_checkpoint(2, state(2))
+        one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
     assert on_storage(directory)[-1] == 2
     assert no_arena()
     with DdpCheckpointer(directory) as one:
@@ -66,7 +68,7 @@ def test_a_rank_that_is_behind_may_finish_its_last_save(ranks: Ranks, directory:
     monkeypatch.setenv("MASTER_PORT", "1")
     first, second = ranks.start_workers(2)
     for member in (first, second):
-        assert member.save_checkpoint(1, state(1))
+        assert member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     assert first.save_checkpoint(2, state(2), storage_type=StorageType.DISK)
     closing = threading.Thread(target=first.close)
     closing.start()

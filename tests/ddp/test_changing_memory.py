@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 from fastckpt.memory.presence import drive_out, signed
 from fastckpt.memory.processes import Process
 from fastckpt.storage.identity import identity
@@ -22,10 +22,10 @@ def state(mebibytes: float, value: float) -> dict[str, torch.Tensor]:
 def test_an_arena_that_is_removed_is_made_anew(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(4):
-            assert checkpointer.save_checkpoint(step, state(1, step))
+            assert checkpointer.save_checkpoint(step, state(1, step), storage_type=StorageType.MEMORY)
         shutil.rmtree(checkpointer._writer.link.arena)
         for step in range(4, 9):
-            assert checkpointer.save_checkpoint(step, state(1, step))
+            assert checkpointer.save_checkpoint(step, state(1, step), storage_type=StorageType.MEMORY)
         assert checkpointer.load_checkpoint()["w"][-1] == 8
         assert checkpointer.loaded_from == "memory"
         arena = checkpointer._writer.link.arena
@@ -39,9 +39,9 @@ def test_a_state_that_outgrows_three_slots_has_two(tmp_path: Path, small_tmpfs: 
     small_tmpfs(40)
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(4):
-            assert checkpointer.save_checkpoint(step, state(4, step))
+            assert checkpointer.save_checkpoint(step, state(4, step), storage_type=StorageType.MEMORY)
         for step in range(4, 9):
-            assert checkpointer.save_checkpoint(step, state(14, step))
+            assert checkpointer.save_checkpoint(step, state(14, step), storage_type=StorageType.MEMORY)
         assert checkpointer.load_checkpoint()["w"][-1] == 8
 
 
@@ -51,7 +51,7 @@ def test_a_state_that_grows_a_little_where_there_is_little_room(
     small_tmpfs(40)
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(6):
-            assert checkpointer.save_checkpoint(step, state(10.5, step))
+            assert checkpointer.save_checkpoint(step, state(10.5, step), storage_type=StorageType.MEMORY)
         for step in range(6, 12):
-            assert checkpointer.save_checkpoint(step, state(11.4, step))
+            assert checkpointer.save_checkpoint(step, state(11.4, step), storage_type=StorageType.MEMORY)
         assert checkpointer.load_checkpoint()["w"][-1] == 11

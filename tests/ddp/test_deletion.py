@@ -159,7 +159,7 @@ class TestOurs:
         save(one, 1, loss=[1.0])
         for step in (2, 3):
             one.load_checkpoint()
-            one.save_checkpoint(step, state(step))
+            one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
         one.load_checkpoint()
         save(one, 4, loss=[9.0])
         becomes(directory, 1, 4)
@@ -212,7 +212,7 @@ class TestTheirs:
 
     def test_hears_of_the_flush_after_a_restart(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
-        one.save_checkpoint(7, state(7))
+        one.save_checkpoint(7, state(7), storage_type=StorageType.MEMORY)
         ranks.workers_die()
         strategy = Mine(directory)
         (one,) = ranks.start_workers(deletion_strategy=strategy)
@@ -286,7 +286,7 @@ class TestTheirs:
         until(lambda: ranks.saver.report()[0].persisted == 2, "the step is durable in two places")
         for step in (2, 3):
             with pytest.raises(KeyError, match=f"no plan {step - 1}") as raised:
-                one.save_checkpoint(step, state(step))
+                one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
             assert "Raised by the deletion strategy for step 1" in raised.value.__notes__[0]
         save(one, 4, 5, 6)
         assert [step for step, _ in strategy.seen] == [1, 1, 4, 5, 6]
@@ -299,8 +299,8 @@ class TestTheirs:
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
         until(lambda: ranks.saver.report()[0].persisted == 1, "step 1 is durable")
         with pytest.raises(NotLoadable, match=r"state\['path'\]"):
-            one.save_checkpoint(2, {**state(2), "path": directory})
-        one.save_checkpoint(3, state(3))
+            one.save_checkpoint(2, {**state(2), "path": directory}, storage_type=StorageType.MEMORY)
+        one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
         assert [step for step, _ in strategy.seen] == [1]
 
     def test_that_storage_refuses_does_not_end_training(self, ranks: Ranks, directory: Path, monkeypatch, said):
@@ -322,13 +322,13 @@ class TestMetrics:
     def test_are_in_the_manifest(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics={"loss": torch.tensor(1.5), "epoch": 3})
-        one.save_checkpoint(2, state(2), metrics={"loss": 1.25})
+        one.save_checkpoint(2, state(2), metrics={"loss": 1.25}, storage_type=StorageType.MEMORY)
         ranks.end()
         assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 1.25}}
 
     def test_may_come_when_memory_holds_the_state_already(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert one.save_checkpoint(1, state(9), storage_type=StorageType.DISK, metrics={"loss": 0.5})
         ranks.end()
         assert self.kept(directory) == {1: {"loss": 0.5}}
@@ -337,7 +337,7 @@ class TestMetrics:
 
     def test_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
         for rank, member in enumerate(ranks.start(2)):
-            member.save_checkpoint(1, state(1), metrics={"loss": float(rank)})
+            member.save_checkpoint(1, state(1), metrics={"loss": float(rank)}, storage_type=StorageType.MEMORY)
         ranks.end()
         assert self.kept(directory) == {1: {"loss": 0.0}}
 
@@ -353,8 +353,8 @@ class TestMetrics:
     ):
         (one,) = ranks.start()
         with pytest.raises(ConfigError, match=f"the metric 'loss' is {shown}"):
-            one.save_checkpoint(1, state(1), metrics={"loss": value})
-        assert one.save_checkpoint(1, state(1))
+            one.save_checkpoint(1, state(1), metrics={"loss": value}, storage_type=StorageType.MEMORY)
+        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert one.load_checkpoint()["step"] == 1
 
     def test_of_a_diverged_training_do_not_end_it(self, ranks: Ranks, directory: Path):
@@ -367,4 +367,4 @@ class TestMetrics:
     def test_are_named_by_texts(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(ConfigError, match="the metric 3 is"):
-            one.save_checkpoint(1, state(1), metrics={3: 0.5})  # type: ignore[dict-item]
+            one.save_checkpoint(1, state(1), metrics={3: 0.5}, storage_type=StorageType.MEMORY)  # type: ignore[dict-item]

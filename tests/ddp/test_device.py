@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import Checkpointer, metrics
+from fastckpt import Checkpointer, StorageType, metrics
 from fastckpt.engine import lanes
 from fastckpt.engine.tempo import Adaptive
 from fastckpt.memory import device as device_module
@@ -153,7 +153,7 @@ class TestSaves:
                 assert_same(got, wanted)
             wanted = reference(state())
             busy(device)
-            result = one.save_checkpoint(step, state())
+            result = one.save_checkpoint(step, state(), storage_type=StorageType.MEMORY)
             assert (result.saved, result.pending, result.trouble) == (True, overlaps and step > 0, "")
             average.update_parameters(model)  # moves at once
         assert_same(one.load_checkpoint(), wanted)
@@ -168,7 +168,7 @@ class TestSaves:
         for step in range(5):
             learn(model, optimizer)
             wanted = reference(whole(model, optimizer)())
-            one.save_checkpoint(step, whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert_same(one.load_checkpoint(), wanted)
         assert phases.count("overlap.aside") == 4
 
@@ -190,7 +190,7 @@ class TestSaves:
         for step in range(5):
             learn(model, optimizer)
             wanted = reference(whole(model, optimizer)())
-            assert one.save_checkpoint(step, whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert_same(one.load_checkpoint(), wanted)
         assert caplog.text.count("got short") == 1
 
@@ -212,7 +212,9 @@ class TestSaves:
             learn(model, optimizer)
             on_host = torch.full((5000,), float(step))
             wanted = reference(whole(model, optimizer, on_host=on_host)())
-            assert one.save_checkpoint(step, whole(model, optimizer, on_host=on_host)()).saved
+            assert one.save_checkpoint(
+                step, whole(model, optimizer, on_host=on_host)(), storage_type=StorageType.MEMORY
+            ).saved
             model.a_part.add_(1)
             optimizer.param_groups[0]["lr"].mul_(2)
             on_host.zero_()
@@ -228,13 +230,13 @@ class TestSaves:
         (one,) = ranks.start(overlap=optimizers)
         for model, optimizer in zip(models, optimizers, strict=True):
             learn(model, optimizer)
-        one.save_checkpoint(0, state)
+        one.save_checkpoint(0, state, storage_type=StorageType.MEMORY)
         for model, optimizer in zip(models, optimizers, strict=True):
             learn(model, optimizer)
         wanted = reference(state)
         torch.accelerator.synchronize()
         busy(device)
-        assert one.save_checkpoint(1, state).pending
+        assert one.save_checkpoint(1, state, storage_type=StorageType.MEMORY).pending
         for optimizer in optimizers:
             with torch.Stream(device):
                 optimizer.step()
@@ -252,7 +254,7 @@ class TestSaves:
             training.synchronize()
             wanted = reference(whole(model, optimizer)())
             busy(device)
-            assert one.save_checkpoint(step, whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
             with training:
                 model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
         assert_same(one.load_checkpoint(), wanted)
@@ -266,7 +268,7 @@ class TestSaves:
         (one,) = ranks.start(overlap=optimizer)
         for step in range(2):
             learn(model, optimizer)
-            one.save_checkpoint(step, whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         learn(model, optimizer)
         send, calls = Lane.send, iter(range(1, 9))
 
@@ -277,10 +279,10 @@ class TestSaves:
 
         with monkeypatch.context() as patch:
             patch.setattr(Lane, "send", fail)
-            assert one.save_checkpoint(2, whole(model, optimizer)()).pending
+            assert one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
             learn(model, optimizer)
             one._writer.overlap.wait()
-        result = one.save_checkpoint(3, whole(model, optimizer)())
+        result = one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert result.saved and "the device says no" in result.trouble and result.skipped == 1
         wanted = reference(whole(model, optimizer)())
         assert_same(one.load_checkpoint(), wanted)
@@ -299,7 +301,7 @@ class TestSaves:
         for step in range(4):
             learn(model, optimizer)
             wanted = reference(whole(model, optimizer)())
-            assert one.save_checkpoint(step, whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
             model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
         assert_same(one.load_checkpoint(), wanted)
 
@@ -311,7 +313,7 @@ class TestSaves:
             (one,) = ranks.start(overlap=optimizer)
             for step in range(3):
                 learn(model, optimizer)
-                one.save_checkpoint(step, whole(model, optimizer)())
+                one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
             wanted = reference(whole(model, optimizer)())
             assert device_module.host_buffer(8).device.type == "cpu"
             assert_same(one.load_checkpoint(), wanted)
@@ -321,7 +323,7 @@ class TestSaves:
     def test_random_numbers_go_on_on_every_device(self, ranks: Ranks, device: torch.device):
         devices = [torch.device(device.type, index) for index in range(torch.accelerator.device_count())]
         (one,) = ranks.start()
-        one.save_checkpoint(1, {"weight": torch.ones(3, device=device)})
+        one.save_checkpoint(1, {"weight": torch.ones(3, device=device)}, storage_type=StorageType.MEMORY)
         wanted = [torch.rand(5, device=each).tolist() for each in devices]
         one.load_checkpoint()
         assert [torch.rand(5, device=each).tolist() for each in devices] == wanted
@@ -339,7 +341,7 @@ class TestSaves:
                 half(torch.ones(16, 64, device=next(half.parameters()).device)).square().sum().backward()
             optimizer.step()
             wanted = reference(whole(halves, optimizer)())
-            assert one.save_checkpoint(step, whole(halves, optimizer)())
+            assert one.save_checkpoint(step, whole(halves, optimizer)(), storage_type=StorageType.MEMORY)
             for half in halves:
                 half[1].running_mean.add_(1)  # type: ignore[index]
         assert_same(one.load_checkpoint(), wanted)
@@ -350,11 +352,11 @@ class TestSaves:
         (one,) = ranks.start(overlap=optimizer)
         for step in range(2):
             learn(model, optimizer)
-            one.save_checkpoint(step, whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         with torch.no_grad():
             next(model.parameters()).mul_(2)
         learn(model, optimizer)
-        result = one.save_checkpoint(2, whole(model, optimizer)())
+        result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert result.saved and not result.pending
         assert "was written to" in result.trouble and in_memory(one)[0] == 2
 
@@ -369,7 +371,7 @@ class TestSaves:
         (one,) = ranks.start(overlap=optimizer)
         for step in range(2):
             learn(model, optimizer)
-            one.save_checkpoint(step, whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         learn(model, optimizer)
         begin, before = Transfer.begin, [each.data.clone() for each in model.parameters()]
 
@@ -385,13 +387,13 @@ class TestSaves:
 
         with monkeypatch.context() as patch:
             patch.setattr(Transfer, "begin", swapped)
-            assert one.save_checkpoint(2, whole(model, optimizer)()).pending
+            assert one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
             learn(model, optimizer)
             one._writer.overlap.wait()
         torch.accelerator.synchronize(device)
         assert in_memory(one)[0] == 1
         wanted = reference(whole(model, optimizer)())
-        result = one.save_checkpoint(3, whole(model, optimizer)())
+        result = one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert (result.saved, result.pending, result.skipped) == (True, False, 1)
         assert "was written to while it was copied" in result.trouble
         assert_same(one.load_checkpoint(), wanted)
@@ -405,11 +407,11 @@ class TestSaves:
         (one,) = ranks.start(overlap=optimizer)
         for step in range(3):
             learn(model, optimizer)
-            one.save_checkpoint(step, whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         learn(model, optimizer)
         wanted = reference(whole(model, optimizer)())
         torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]
-        one.save_checkpoint(3, whole(model, optimizer)())
+        one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         learn(model, optimizer)
         pending = one._writer.overlap._pending
         assert pending is not None and not pending[1].done()

@@ -48,7 +48,7 @@ def test_memory_stays_new_and_storage_catches_up(disk: Path) -> None:
         ballast.unlink()
         assert checkpointer.save_checkpoint(60, state, storage_type=StorageType.DISK)
         assert checkpointer.wait_latest_checkpoint(60) == 60
-        assert not checkpointer.save_checkpoint(61, state).trouble
+        assert not checkpointer.save_checkpoint(61, state, storage_type=StorageType.MEMORY).trouble
 
 
 def test_what_is_asked_for_during_the_retry_that_succeeds(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from fastckpt.storage import stored as stored_module
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.ddp.conftest import Ranks, state, until
 
-DISK = StorageType.DISK
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 def save(ranks: Ranks, *steps: int, storage_type: StorageType = DISK) -> None:
@@ -75,7 +75,7 @@ class TestWhatComesBack:
     def test_random_numbers_go_on(self, ranks: Ranks):
         (one,) = ranks.start()
         torch.manual_seed(1)
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         expected = torch.rand(3)
         torch.manual_seed(2)
         one.load_checkpoint()
@@ -83,10 +83,10 @@ class TestWhatComesBack:
 
     def test_does_not_alias_shared_memory(self, ranks: Ranks):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1, 70_000))
+        one.save_checkpoint(1, state(1, 70_000), storage_type=MEMORY)
         loaded = one.load_checkpoint()
         for step in range(2, 8):  # each slot is written to
-            one.save_checkpoint(step, state(step, 70_000))
+            one.save_checkpoint(step, state(step, 70_000), storage_type=MEMORY)
         assert torch.equal(loaded["weights"], state(1, 70_000)["weights"])
         assert not _mapped_in_arena(loaded["weights"])
 
@@ -99,7 +99,7 @@ class TestWhatComesBack:
         optimizer.step()
         whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         for member in ranks.members:
-            member.save_checkpoint(1, whole)
+            member.save_checkpoint(1, whole, storage_type=MEMORY)
         trained = []
         for loaded in ranks.load():
             other = nn.Linear(300, 300)
@@ -130,7 +130,7 @@ class TestWhatComesBack:
             "half": torch.ones(3, dtype=torch.bfloat16),
             "flags": torch.tensor([True, False]),
         }
-        one.save_checkpoint(1, whole)
+        one.save_checkpoint(1, whole, storage_type=MEMORY)
         loaded = one.load_checkpoint()
         for name, tensor in whole.items():
             assert torch.equal(loaded[name], tensor), name
@@ -143,7 +143,7 @@ class TestWhatComesBack:
     def test_another_number_of_threads_is_warned_about(self, ranks: Ranks, said):
         (one,) = ranks.start()
         before = torch.get_num_threads()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         try:
             one.load_checkpoint()
             assert "OMP_NUM_THREADS" not in said.text

@@ -25,7 +25,7 @@ from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.stored import digest
 from tests.ddp.conftest import Ranks, Rounds, state, until
 
-DISK = StorageType.DISK
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 class Nodes(Ranks):
@@ -55,7 +55,7 @@ class Nodes(Ranks):
     def save_to_memory(self, step: int, *ranks: int) -> None:
         for rank in ranks:
             own = {"position": 100 * step + rank}
-            assert self.members[rank].save_checkpoint(step, state(step), rank_state=own)
+            assert self.members[rank].save_checkpoint(step, state(step), rank_state=own, storage_type=MEMORY)
 
     def restart(self) -> None:
         """The workers of both nodes die, as far as their savers can tell, and others come."""
@@ -196,7 +196,7 @@ def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pyt
         nodes.save_alone(1, 0)
         with pytest.raises(PersistError, match=r"step 1 of history 1 lacks the parts of nodes \[1\]"):
             nodes.wait(0)
-    assert "nodes [1]" in nodes.members[0].save_checkpoint(2, state(2)).trouble
+    assert "nodes [1]" in nodes.members[0].save_checkpoint(2, state(2), storage_type=MEMORY).trouble
     nodes.save(3, 0, 1)
     assert nodes.wait(0, 1) == [3, 3]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt.ddp import DdpCheckpointer
+from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.engine import still
 from fastckpt.errors import ConfigError, OverlapError
 from fastckpt.format.plan import Plan, Planner
@@ -194,7 +194,7 @@ class TestModels:
         model(batch()).square().sum().backward()
         for step in range(1, 5):
             wanted = reference(current := state())
-            assert one.save_checkpoint(step, current)
+            assert one.save_checkpoint(step, current, storage_type=StorageType.MEMORY)
             model(batch()).square().sum().backward()
             if step % 2:
                 optimizer.step()
@@ -348,7 +348,7 @@ class TestChanges:
         optimizer = adam(model)
         one = start(ranks, optimizer)
         proven(one, optimizer, whole(model, optimizer))
-        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        assert one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
         (WRITES | UNSEEN)[write](model)
         assert not said.records
         optimizer.step()
@@ -357,11 +357,11 @@ class TestChanges:
         assert "state['model']['0.weight'] was written to between the save of step 1 and the next step" in warnings[0]
         assert "was not saved" in warnings[0] and newest(one)[0] == 0
         wanted = reference(whole(model, optimizer)())
-        result = one.save_checkpoint(2, whole(model, optimizer)())
+        result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert (result.saved, result.pending, result.skipped) == (True, False, 1)
         assert "step 1 of history 1 was not saved: state['model']['0.weight'] was written to" in result.trouble
         assert_same(in_memory(one), (2, wanted))
-        assert one.save_checkpoint(3, whole(model, optimizer)()).trouble == ""
+        assert one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY).trouble == ""
 
     def test_in_each_forward_is_found_before_any_save_is_lost(self, ranks: Ranks, said: pytest.LogCaptureFixture):
         model = torch.nn.Sequential(torch.nn.Embedding(9, 4, max_norm=0.1), torch.nn.Linear(4, 1))
@@ -372,7 +372,7 @@ class TestChanges:
             model(torch.arange(9)).sum().backward()
             optimizer.step()
             wanted = reference(whole(model, optimizer)())
-            result = one.save_checkpoint(step, whole(model, optimizer)())
+            result = one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
             assert (result.saved, result.pending, result.skipped, result.trouble) == (True, False, 0, "")
             assert_same(in_memory(one), (step, wanted))
         assert said.text.count("state['model']['0.weight'] was written to") == 1
@@ -395,7 +395,7 @@ class TestChanges:
         one = start(ranks, optimizer)
         proven(one, optimizer, whole(model, optimizer))
         wanted = reference(whole(model, optimizer)())
-        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        assert one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
         if elsewhere:
             queue = threading.Thread(target=model.share_memory)
             queue.start()
@@ -414,7 +414,7 @@ class TestChanges:
         writes = threading.Event()
         held.holds, held.on["overlap.copy"] = False, lambda: writes.wait(60)
         wanted = reference(whole(model, optimizer)())
-        assert one.save_checkpoint(1, whole(model, optimizer)()).pending
+        assert one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
         with torch.no_grad():
             writes.set()
             model.weight.exp_()
@@ -422,14 +422,14 @@ class TestChanges:
         step, found = in_memory(one)
         if step == 1:
             assert_same(found, wanted)
-        assert not one.save_checkpoint(2, whole(model, optimizer)()).pending
+        assert not one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
 
 
 def assert_right_after(one: DdpCheckpointer, model: torch.nn.Module, optimizer: Optimizer) -> None:
     """What is shared is copied at once from now on, and torch has no cause to wait for it."""
     optimizer.step()
     wanted = reference(whole(model, optimizer)())
-    result = one.save_checkpoint(2, whole(model, optimizer)())
+    result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
     assert (result.pending, result.skipped, result.trouble) == (True, 0, "")
     optimizer.step()
     assert_same(in_memory(one), (2, wanted))
@@ -452,7 +452,7 @@ class TestChecked:
         learn(model, optimizer)
         for step in range(3):
             wanted = reference(whole(model, optimizer)())
-            assert one.save_checkpoint(step, whole(model, optimizer)()).pending
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
             learn(model, optimizer)
             assert_same(in_memory(one), (step, wanted))
 
@@ -462,13 +462,13 @@ class TestChecked:
         one = start(ranks, optimizer)
         held.holds = False
         learn(model, optimizer)
-        one.save_checkpoint(1, whole(model, optimizer)())
+        one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         model[3].bias.data.clamp_(-0.01, 0.01)
         with pytest.raises(OverlapError, match=r"state\['model'\]\['3.bias'\] changed between the save of step 1"):
             optimizer.step()
         assert newest(one) is None
         optimizer.step()
-        result = one.save_checkpoint(2, whole(model, optimizer)())
+        result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         assert result.skipped == 1 and "3.bias" in result.trouble
 
     def test_so_does_one_that_was_taken_back(self, ranks: Ranks, held: Held):
@@ -480,7 +480,7 @@ class TestChecked:
         before = weight.clone()
         written, copied = threading.Event(), threading.Event()
         held.holds, held.on["overlap.copy"] = False, lambda: written.wait(60)
-        one.save_checkpoint(1, whole(model, optimizer)())
+        one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         weight.zero_()
         held.on["overlap.compare"] = copied.set
         written.set()
@@ -493,7 +493,7 @@ class TestChecked:
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
-        one.save_checkpoint(1, whole(model, optimizer)())
+        one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         model[0].weight.data.zero_()
         with pytest.raises(OverlapError):
             one.close()
@@ -504,7 +504,7 @@ class TestChecked:
         model = net()
         optimizer = adam(model)
         one = start(ranks, optimizer)
-        one.save_checkpoint(1, whole(model, optimizer)())
+        one.save_checkpoint(1, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         WRITES["clipped"](model)
         optimizer.step()
-        assert not one.save_checkpoint(2, whole(model, optimizer)()).pending
+        assert not one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending

@@ -20,7 +20,7 @@ from tests.ddp.conftest import Ranks, state
 from tests.ddp.overlapping import Held, in_memory, net, newest, proven
 from tests.format.baking import assert_same, reference
 
-DISK = StorageType.DISK
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 
 
 class Training:
@@ -31,7 +31,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.one = ranks.start(world, overlap=self.optimizer)[0]
         for other in ranks.members[1:]:
-            other.save_checkpoint(0, {})
+            other.save_checkpoint(0, {}, storage_type=MEMORY)
         proven(self.one, self.optimizer, self.state)
         self.wanted = reference(self.state())
         assert self.one.save_checkpoint(1, self.state(), storage_type=DISK).pending
@@ -62,10 +62,10 @@ def training(ranks: Ranks) -> Training:
 
 
 ACTS: dict[str, Callable[[DdpCheckpointer, dict[str, Any]], object]] = {
-    "a save": lambda one, state: one.save_checkpoint(2, state),
-    "the same step": lambda one, state: one.save_checkpoint(1, state),
+    "a save": lambda one, state: one.save_checkpoint(2, state, storage_type=MEMORY),
+    "the same step": lambda one, state: one.save_checkpoint(1, state, storage_type=MEMORY),
     "the same step to disk": lambda one, state: one.save_checkpoint(1, state, "mine.pt", DISK),
-    "metrics": lambda one, state: one.save_checkpoint(1, state, metrics={"loss": 1.0}),
+    "metrics": lambda one, state: one.save_checkpoint(1, state, metrics={"loss": 1.0}, storage_type=MEMORY),
     "a wait for storage": lambda one, _: one.wait_latest_checkpoint(60),
     "a load": lambda one, _: one.load_checkpoint(),
     "prepare": lambda one, state: one.prepare(state),
@@ -86,7 +86,7 @@ class TestWaits:
         assert_same(torch.load(training.one._writer.directory + "/checkpoint-1/model.pt"), training.wanted)
 
     def test_metrics_of_a_step_that_is_pending_are_kept(self, training: Training):
-        assert training.one.save_checkpoint(1, training.state(), metrics={"loss": 2.5})
+        assert training.one.save_checkpoint(1, training.state(), metrics={"loss": 2.5}, storage_type=MEMORY)
         assert slots.read(newest(training.one)[1]).details["metrics"] == {"loss": 2.5}
 
     def test_the_end_of_the_checkpointer(self, training: Training):
@@ -107,7 +107,7 @@ class TestWaits:
         training.optimizer.step()
         assert saved == [None, None]
         assert_same(in_memory(training.one), (1, training.wanted))
-        assert training.one.save_checkpoint(2, training.state()).trouble == ""
+        assert training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).trouble == ""
 
     def test_not_in_a_forked_child(self, training: Training):
         child = os.fork()
@@ -154,18 +154,18 @@ class TestTrouble:
         training.optimizer.step()
         assert "step 1 was not saved" in said.text
         del held.on["overlap.copy"]
-        result = training.one.save_checkpoint(2, training.state())
+        result = training.one.save_checkpoint(2, training.state(), storage_type=MEMORY)
         assert result.saved and result.skipped == 1 and "step 1 of history 1 was not saved" in result.trouble
         training.optimizer.step()
         assert newest(training.one)[0] == 2
-        assert training.one.save_checkpoint(3, training.state()).trouble == ""
+        assert training.one.save_checkpoint(3, training.state(), storage_type=MEMORY).trouble == ""
 
     def test_the_image_is_replaced_meanwhile(self, training: Training, held: Held):
         held.on["overlap.copy"] = training.replace_images
         training.optimizer.step()
         assert newest(training.one)[0] == 0
         del held.on["overlap.copy"]
-        assert "was removed" in training.one.save_checkpoint(2, training.state()).trouble
+        assert "was removed" in training.one.save_checkpoint(2, training.state(), storage_type=MEMORY).trouble
         training.optimizer.step()
         assert newest(training.one)[0] == 2
 
@@ -175,7 +175,7 @@ class TestTrouble:
         monkeypatch.setattr(saver, "WRITERS_TIMEOUT", 0.1)
         held.on["overlap.copy"] = ranks.saver.close
         training.optimizer.step()
-        result = training.one.save_checkpoint(2, training.state())
+        result = training.one.save_checkpoint(2, training.state(), storage_type=MEMORY)
         assert not result.saved and "gone" in result.reason
         training.optimizer.step()
 
@@ -202,7 +202,7 @@ class TestTrouble:
         for step, size in enumerate([10, 300_000, 10, 400_000], 2):
             more = training.state() | state(step, size)
             wanted = reference(more)
-            assert training.one.save_checkpoint(step, more).pending
+            assert training.one.save_checkpoint(step, more, storage_type=MEMORY).pending
             training.optimizer.step()
             assert_same(in_memory(training.one), (step, wanted))
 

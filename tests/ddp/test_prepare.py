@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
@@ -43,7 +43,7 @@ def test_the_first_save_finds_its_images_mapped(tmp_path: Path, name: str) -> No
         model(torch.randn(4, 300)).sum().backward()
         optimizer.step()
         for step in range(3):
-            assert checkpointer.save_checkpoint(step, state())
+            assert checkpointer.save_checkpoint(step, state(), storage_type=StorageType.MEMORY)
         assert {path: image._inode for path, image in images.items()} == before
         assert checkpointer.load_checkpoint().keys() == state().keys()
 
@@ -52,5 +52,7 @@ def test_a_prediction_that_was_wrong_costs_time_and_nothing_else(tmp_path: Path)
     with DdpCheckpointer(tmp_path) as checkpointer:
         checkpointer.prepare({"w": torch.ones(10)})
         for step in range(4):
-            assert checkpointer.save_checkpoint(step, {"w": torch.full((500_000,), float(step)), "more": [1, 2]})
+            assert checkpointer.save_checkpoint(
+                step, {"w": torch.full((500_000,), float(step)), "more": [1, 2]}, storage_type=StorageType.MEMORY
+            )
         assert checkpointer.load_checkpoint()["w"][-1] == 3

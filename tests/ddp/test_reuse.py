@@ -20,8 +20,8 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 def test_a_checkpointer_that_is_opened_again_writes_a_history_of_its_own(tmp_path: Path) -> None:
     for value, step in ((1.0, 5), (2.0, 5), (3.0, 3)):
         with DdpCheckpointer(tmp_path) as checkpointer:
-            assert checkpointer.save_checkpoint(step, weights(value))
-            assert checkpointer.save_checkpoint(step + 1, weights(value + 0.5))
+            assert checkpointer.save_checkpoint(step, weights(value), storage_type=StorageType.MEMORY)
+            assert checkpointer.save_checkpoint(step + 1, weights(value + 0.5), storage_type=StorageType.MEMORY)
             loaded = checkpointer.load_checkpoint()
             assert checkpointer.loaded_step == step + 1
             assert loaded["w"][0] == value + 0.5
@@ -31,7 +31,7 @@ def test_two_at_a_time_are_refused(tmp_path: Path) -> None:
     with DdpCheckpointer(tmp_path) as checkpointer:
         with pytest.raises(FastckptError, match="close that one first"):
             DdpCheckpointer(tmp_path)
-        assert checkpointer.save_checkpoint(1, weights(1))
+        assert checkpointer.save_checkpoint(1, weights(1), storage_type=StorageType.MEMORY)
         assert checkpointer.load_checkpoint()["w"][0] == 1
 
 
@@ -51,14 +51,18 @@ def test_each_value_that_would_not_load_is_refused_however_often_others_were_sav
     with DdpCheckpointer(tmp_path) as checkpointer:
         for step in range(20):
             opaque = {"blob": bytes(8), "w": torch.ones(3)}
-            assert checkpointer.save_checkpoint(2 * step, opaque | {"note": "x" * step})
+            assert checkpointer.save_checkpoint(
+                2 * step, opaque | {"note": "x" * step}, storage_type=StorageType.MEMORY
+            )
             with pytest.raises(NotLoadable, match="note"):
-                checkpointer.save_checkpoint(2 * step + 1, opaque | {"note": datetime.date(2020, 1, 1)})
+                checkpointer.save_checkpoint(
+                    2 * step + 1, opaque | {"note": datetime.date(2020, 1, 1)}, storage_type=StorageType.MEMORY
+                )
 
 
 def test_a_promotion_that_nobody_hears_does_not_end_training(tmp_path: Path) -> None:
     checkpointer = DdpCheckpointer(tmp_path)
-    assert checkpointer.save_checkpoint(1, weights(1))
+    assert checkpointer.save_checkpoint(1, weights(1), storage_type=StorageType.MEMORY)
     link = checkpointer._writer.link
     link._channel.close()
     result = checkpointer.save_checkpoint(1, weights(1), storage_type=StorageType.DISK)

@@ -41,7 +41,7 @@ def in_memory(member: DdpCheckpointer) -> list[int]:
 class TestPromotion:
     def test_a_disk_save_of_a_step_in_memory_copies_nothing(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
-        assert one.save_checkpoint(4, state(4))
+        assert one.save_checkpoint(4, state(4), storage_type=MEMORY)
         before = metrics.counts["snapshot.fill"], metrics.counts["snapshot.skeleton"]
         result = one.save_checkpoint(4, state(4), storage_type=DISK)
         assert result and result.reason == "memory held it already"
@@ -60,8 +60,8 @@ class TestPromotion:
 
     def test_saved_twice_the_first_stays(self, ranks: Ranks):
         (one,) = ranks.start()
-        assert one.save_checkpoint(4, state(4)).reason == ""
-        again = one.save_checkpoint(4, state(5))
+        assert one.save_checkpoint(4, state(4), storage_type=MEMORY).reason == ""
+        again = one.save_checkpoint(4, state(5), storage_type=MEMORY)
         assert again.saved and again.reason == "memory held it already"
         assert one.load_checkpoint()["step"] == 4
 
@@ -77,13 +77,13 @@ class TestPromotion:
         ranks.start(2)
         first = ranks.members[0]
         for step in (1, 2, 3):
-            assert first.save_checkpoint(step, state(step))
-        assert not first.save_checkpoint(4, state(4))
+            assert first.save_checkpoint(step, state(step), storage_type=MEMORY)
+        assert not first.save_checkpoint(4, state(4), storage_type=MEMORY)
         assert not first.save_checkpoint(4, state(4), storage_type=DISK)
 
     def test_takes_the_path_that_came_with_the_disk_save(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
-        one.save_checkpoint(4, state(4))
+        one.save_checkpoint(4, state(4), storage_type=MEMORY)
         one.save_checkpoint(4, state(4), tmp_path / "mine.pt", storage_type=DISK)
         one.wait_latest_checkpoint(60)
         assert torch.load(tmp_path / "mine.pt", weights_only=True)["step"] == 4
@@ -92,21 +92,21 @@ class TestPromotion:
 class TestSteps:
     def test_a_smaller_step_is_refused_with_a_remedy(self, ranks: Ranks):
         (one,) = ranks.start()
-        one.save_checkpoint(7, state(7))
+        one.save_checkpoint(7, state(7), storage_type=MEMORY)
         with pytest.raises(StepError, match=r"step 6 comes after step 7.*load_checkpoint\(resume_path=\.\.\.\)"):
-            one.save_checkpoint(6, state(6))
-        assert one.save_checkpoint(8, state(8))
+            one.save_checkpoint(6, state(6), storage_type=MEMORY)
+        assert one.save_checkpoint(8, state(8), storage_type=MEMORY)
 
     @pytest.mark.parametrize("step", [-1, -(2**70)])
     def test_a_negative_step_is_refused(self, ranks: Ranks, step: int):
         (one,) = ranks.start()
         with pytest.raises(StepError, match="whole numbers from 0"):
-            one.save_checkpoint(step, state(0))
+            one.save_checkpoint(step, state(0), storage_type=MEMORY)
 
     def test_a_step_that_is_too_large_is_refused_and_the_next_is_saved(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(FastckptError):
-            one.save_checkpoint(2**70, state(0))
+            one.save_checkpoint(2**70, state(0), storage_type=MEMORY)
         assert one.save_checkpoint(2**62, state(0), storage_type=DISK)
         assert one.wait_latest_checkpoint(60) == 2**62
 
@@ -114,12 +114,12 @@ class TestSteps:
     def test_no_whole_number_is_refused(self, ranks: Ranks, step: object):
         (one,) = ranks.start()
         with pytest.raises(TypeError):
-            one.save_checkpoint(step, state(0))  # type: ignore[arg-type]
+            one.save_checkpoint(step, state(0), storage_type=MEMORY)  # type: ignore[arg-type]
 
     def test_numbers_of_other_kinds_are_steps(self, ranks: Ranks):
         (one,) = ranks.start()
-        assert one.save_checkpoint(torch.tensor(3), state(3)).step == 3  # type: ignore[arg-type]
-        assert one.save_checkpoint(np.int64(4), state(4)).step == 4  # type: ignore[arg-type]
+        assert one.save_checkpoint(torch.tensor(3), state(3), storage_type=MEMORY).step == 3  # type: ignore[arg-type]
+        assert one.save_checkpoint(np.int64(4), state(4), storage_type=MEMORY).step == 4  # type: ignore[arg-type]
 
     def test_zero_is_a_step(self, ranks: Ranks):
         (one,) = ranks.start()
@@ -127,21 +127,21 @@ class TestSteps:
         assert one.wait_latest_checkpoint(60) == 0
         assert one.load_checkpoint()["step"] == 0 and one.loaded_step == 0
 
-    @pytest.mark.parametrize("storage_type", ["DISK", 7, None])
+    @pytest.mark.parametrize("storage_type", ["DISK", 7])
     def test_a_bad_storage_type_is_refused_and_nothing_is_saved(self, ranks: Ranks, storage_type: object):
         (one,) = ranks.start()
         with pytest.raises((ValueError, TypeError)):
             one.save_checkpoint(1, state(1), storage_type=storage_type)  # type: ignore[arg-type]
         assert in_memory(one) == []
-        assert one.save_checkpoint(1, state(1))
+        assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
 
 
 class TestOneRankAlone:
     def test_is_skipped_with_a_reason_once_no_slot_is_free_and_tears_nothing(self, ranks: Ranks):
         first, second = ranks.start(2)
         for member in (first, second):
-            assert member.save_checkpoint(1, state(1))
-        results = [first.save_checkpoint(step, state(step)) for step in (2, 3, 4, 5)]
+            assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
+        results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3, 4, 5)]
         assert [result.saved for result in results] == [True, True, False, False]
         assert "waits for local rank 1" in results[2].reason
         assert [result.skipped for result in results] == [0, 0, 1, 2]
@@ -151,27 +151,27 @@ class TestOneRankAlone:
     def test_the_other_rank_is_told_the_same(self, ranks: Ranks):
         first, second = ranks.start(2)
         before = metrics.counts["skipped_saves"]
-        reasons = [first.save_checkpoint(step, state(step)).reason for step in (1, 2, 3, 4)]
-        late = [second.save_checkpoint(step, state(step)) for step in (1, 2, 3, 4)]
+        reasons = [first.save_checkpoint(step, state(step), storage_type=MEMORY).reason for step in (1, 2, 3, 4)]
+        late = [second.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (1, 2, 3, 4)]
         assert [result.saved for result in late] == [True, True, True, False]
         assert late[3].reason == reasons[3] != ""
         assert metrics.counts["skipped_saves"] == before + 2
         assert in_memory(first) == [1, 2, 3]
         for member in (first, second):
-            assert member.save_checkpoint(5, state(5))
+            assert member.save_checkpoint(5, state(5), storage_type=MEMORY)
 
     def test_a_rank_that_has_closed_holds_no_slot_up(self, ranks: Ranks):
         first, second = ranks.start(2)
         for member in (first, second):
-            assert member.save_checkpoint(1, state(1))
-        assert first.save_checkpoint(2, state(2))
-        assert first.save_checkpoint(3, state(3))
+            assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
+        assert first.save_checkpoint(2, state(2), storage_type=MEMORY)
+        assert first.save_checkpoint(3, state(3), storage_type=MEMORY)
         second.close()
         steps = iter(range(4, 1000))
 
         def saved() -> bool:
             time.sleep(0.05)  # the saver learns of it soon
-            return bool(first.save_checkpoint(next(steps), state(9)))
+            return bool(first.save_checkpoint(next(steps), state(9), storage_type=MEMORY))
 
         assert any(saved() for _ in range(40))
 
@@ -182,11 +182,11 @@ class TestOneRankAlone:
         ranks.start(0)
         first = ranks.join(0, 2)
         ranks.members = [first]
-        assert first.save_checkpoint(1, state(1))
+        assert first.save_checkpoint(1, state(1), storage_type=MEMORY)
         assert in_memory(first) == []
         second = ranks.join(1, 2)
         ranks.members = [first, second]
-        assert second.save_checkpoint(1, state(1), rank_state={"mine": 1})
+        assert second.save_checkpoint(1, state(1), rank_state={"mine": 1}, storage_type=MEMORY)
         assert in_memory(first) == [1]
 
 
@@ -196,7 +196,7 @@ class TestEnded:
         one.close()
         one.close()
         for act in (
-            lambda: one.save_checkpoint(1, state(1)),
+            lambda: one.save_checkpoint(1, state(1), storage_type=MEMORY),
             one.wait_latest_checkpoint,
             one.load_checkpoint,
         ):
@@ -207,8 +207,12 @@ class TestEnded:
 
     def test_a_forked_process_is_refused_and_disturbs_nothing(self, ranks: Ranks):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
-        acts = (lambda: one.save_checkpoint(2, state(2)), one.wait_latest_checkpoint, one.load_checkpoint)
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
+        acts = (
+            lambda: one.save_checkpoint(2, state(2), storage_type=MEMORY),
+            one.wait_latest_checkpoint,
+            one.load_checkpoint,
+        )
         child = os.fork()
         if child == 0:
             refused = 0
@@ -220,17 +224,17 @@ class TestEnded:
             one.close()
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(acts)
-        assert one.save_checkpoint(2, state(2))
+        assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 2
 
     def test_a_lost_launcher_is_told_and_does_not_end_training(self, ranks: Ranks, monkeypatch):
         monkeypatch.setattr(saver, "WRITERS_TIMEOUT", 0.1)
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         assert ranks.saver is not None
         ranks.saver.close()
         for step in (2, 3):
-            result = one.save_checkpoint(step, state(step))
+            result = one.save_checkpoint(step, state(step), storage_type=MEMORY)
             assert not result.saved and "gone" in result.reason
         assert result.skipped == 2
         with pytest.raises(AgentLost, match="gone"):
@@ -302,30 +306,30 @@ class TestNotLoadable:
     @pytest.mark.parametrize("what", REFUSED)
     def test_names_the_key(self, ranks: Ranks, what: str):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         bad = state(2) | {"extra": {"deep": [0, REFUSED[what]]}}
         with pytest.raises(NotLoadable, match=r"state\['extra'\]\['deep'\]\[1\]"):
-            one.save_checkpoint(2, bad)
+            one.save_checkpoint(2, bad, storage_type=MEMORY)
         assert in_memory(one) == [1]
-        assert one.save_checkpoint(2, state(2))
+        assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.load_checkpoint()["step"] == 2
 
     def test_of_the_state_of_a_rank_names_it_too(self, ranks: Ranks):
         (one,) = ranks.start()
         with pytest.raises(NotLoadable, match=r"\['state'\]\['generator'\]"):
-            one.save_checkpoint(1, state(1), rank_state={"generator": np.random.get_state()})
-        assert one.save_checkpoint(1, state(1))
+            one.save_checkpoint(1, state(1), rank_state={"generator": np.random.get_state()}, storage_type=MEMORY)
+        assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
 
     def test_is_found_again_when_it_comes_later(self, ranks: Ranks):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         for step in (2, 3):
             with pytest.raises(NotLoadable, match="when"):
-                one.save_checkpoint(step, state(step) | {"when": datetime.date(2026, 1, 1)})
+                one.save_checkpoint(step, state(step) | {"when": datetime.date(2026, 1, 1)}, storage_type=MEMORY)
 
     def test_is_allowed_to_who_trusts_the_directory(self, ranks: Ranks):
         (one,) = ranks.start(weights_only=False)
-        assert one.save_checkpoint(1, state(1) | {"when": datetime.date(2026, 1, 1)})
+        assert one.save_checkpoint(1, state(1) | {"when": datetime.date(2026, 1, 1)}, storage_type=MEMORY)
         assert one.load_checkpoint()["when"] == datetime.date(2026, 1, 1)
 
     @pytest.mark.parametrize("culprit", [threading.Lock(), lambda: 0, (x for x in ())])
@@ -347,7 +351,7 @@ class TestStructure:
     def test_the_state_may_change_at_once(self, ranks: Ranks):
         (one,) = ranks.start()
         current = state(1, 500_000)
-        one.save_checkpoint(1, current)
+        one.save_checkpoint(1, current, storage_type=MEMORY)
         current["weights"].fill_(9)
         assert torch.equal(one.load_checkpoint()["weights"], state(1, 500_000)["weights"])
 
@@ -363,7 +367,7 @@ class TestStructure:
         (one,) = ranks.start()
         values = [0, 0.0, -0.0, False, True, 1, 1.0, float("inf"), 2**62, -(2**63), 2**64, 1e-320, -0.0, 0.0, 3]
         for step, value in enumerate(values):
-            one.save_checkpoint(step, {"value": value, "pair": (value, {"v": value})})
+            one.save_checkpoint(step, {"value": value, "pair": (value, {"v": value})}, storage_type=MEMORY)
             loaded = one.load_checkpoint()
             assert repr(loaded) == repr({"value": value, "pair": (value, {"v": value})})
 
@@ -372,5 +376,5 @@ class TestStructure:
         for step, key in enumerate(
             [1, 1.0, True, 0.0, -0.0, (1, 0), (1, False), (1.0, 0), (1, (0, 1)), (1, (0, True))]
         ):
-            one.save_checkpoint(step, {key: "here"})
+            one.save_checkpoint(step, {key: "here"}, storage_type=MEMORY)
             assert repr(one.load_checkpoint()) == repr({key: "here"})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import Checkpointer
+from fastckpt import Checkpointer, StorageType
 from fastckpt.engine import samples, still
 from fastckpt.engine.samples import DeviceSamples, Samples
 from fastckpt.errors import ConfigError, OverlapError
@@ -49,7 +49,7 @@ class Training:
         swapped, copied = threading.Event(), threading.Event()
         held.on = {"overlap.copy": lambda: swapped.wait(DEADLINE), "overlap.compare": copied.set}
         wanted = reference(self.state())
-        assert self.one.save_checkpoint(step, self.state()).pending
+        assert self.one.save_checkpoint(step, self.state(), storage_type=StorageType.MEMORY).pending
         next(swap)
         swapped.set()
         assert copied.wait(DEADLINE)
@@ -69,7 +69,7 @@ def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(
     warnings = [record.message for record in said.records if "overlap with" in record.message]
     assert len(warnings) == 1 and "state['model']['0.weight'] was written to" in warnings[0]
     wanted = reference(training.state())
-    result = training.one.save_checkpoint(2, training.state())
+    result = training.one.save_checkpoint(2, training.state(), storage_type=StorageType.MEMORY)
     assert (result.saved, result.pending, result.skipped) == (True, False, 1)
     assert "was written to while it was copied" in result.trouble
     assert_same(in_memory(training.one), (2, wanted))
@@ -119,7 +119,7 @@ class TestAtAnyTime:
         for step in range(1, 31):
             one._writer.overlap.defer([optimizer])  # as if it had not been turned off
             wanted = reference(state())
-            assert one.save_checkpoint(step, state()).pending
+            assert one.save_checkpoint(step, state(), storage_type=StorageType.MEMORY).pending
             time.sleep(random.random() * 0.02)
             for _ in diffusers(model):
                 pass

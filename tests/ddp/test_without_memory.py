@@ -45,7 +45,7 @@ def killed(directory: Path, *arguments: str) -> None:
 
 def test_they_are_in_the_temporary_directory(without_memory, ranks: Ranks):
     (one,) = ranks.start()
-    assert one.save_checkpoint(1, state(1, MEBI))
+    assert one.save_checkpoint(1, state(1, MEBI), storage_type=StorageType.MEMORY)
     assert one._writer.link.arena.parent == Path(os.environ["TMPDIR"])
     assert one.save_checkpoint(2, state(2, MEBI), storage_type=StorageType.DISK)
     assert one.wait_latest_checkpoint(60) == 2
@@ -59,13 +59,13 @@ def test_a_disk_that_is_too_small(small_disk, without_memory, ranks: Ranks, monk
     with pytest.raises(
         ArenaTooSmall, match=rf"^the disk cannot hold 2 x 40\.0 MiB, 80\.\d MiB in all: the disk under {disk}"
     ):
-        one.save_checkpoint(1, state(1, 40 * MEBI))
+        one.save_checkpoint(1, state(1, 40 * MEBI), storage_type=StorageType.MEMORY)
     with pytest.raises(
         ArenaTooSmall, match=r"Free some of it, or name a directory on a larger disk with --fast-shm-dir\.$"
     ):
         one.prepare(state(1, 40 * MEBI))
     for step in range(1, 6):  # and one that just fits never ends a process, as a mapping of a full disk would
-        assert one.save_checkpoint(step, state(step, 20 * MEBI))
+        assert one.save_checkpoint(step, state(step, 20 * MEBI), storage_type=StorageType.MEMORY)
         assert float(one.load_checkpoint()["weights"].sum()) == step * 20 * MEBI
     ranks.end()
 

@@ -47,7 +47,9 @@ def held(monkeypatch: pytest.MonkeyPatch, soon: None) -> tuple[threading.Event, 
 def test_what_stays_the_newest_is_digested(ranks: Ranks):
     first, second = ranks.start(2)
     for member in (first, second):
-        member.save_checkpoint(1, state(member._writer.place.rank), rank_state={"at": 1})
+        member.save_checkpoint(
+            1, state(member._writer.place.rank), rank_state={"at": 1}, storage_type=StorageType.MEMORY
+        )
     slot = slot_of(ranks, 1)
     assert digests(slot) == {}
     until(lambda: digests(slot) != {}, "digests")
@@ -65,7 +67,7 @@ def test_what_does_not_stay_the_newest_is_not(ranks: Ranks, monkeypatch: pytest.
     step = 0
     while time.monotonic() < end:
         step += 1
-        assert one.save_checkpoint(step, state(step))
+        assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
     assert read == []
     until(lambda: read == ["model.pt", "rank_0.pt"], "one digest at the end")
     time.sleep(0.5)
@@ -89,11 +91,13 @@ def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: t
     """It is no reason to skip one; nor are digests of the old save written beside the new one."""
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     slot = slot_of(ranks, 1)
     assert begun.wait(30)
     for step in range(2, 8):
-        assert one.save_checkpoint(step, state(step)), "each slot was written to in turn"
+        assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY), (
+            "each slot was written to in turn"
+        )
     go_on.set()
     until(lambda: digests(slot_of(ranks, 7)) != {}, "digests of the newest")
     for path in slot.parent.glob("slot-*"):
@@ -105,10 +109,10 @@ def test_a_slot_that_is_being_digested_takes_the_next_save(ranks: Ranks, held: t
 def test_a_save_into_another_slot_stops_it(ranks: Ranks, held: tuple[threading.Event, ...], monkeypatch):
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     assert begun.wait(30)
     monkeypatch.setattr(digester, "SETTLED", 3600)
-    one.save_checkpoint(2, state(2))
+    one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
     (keeper,) = ranks.saver._keepers.values()
     go_on.set()
     until(keeper.digester._task.done, "it has stopped")
@@ -118,7 +122,7 @@ def test_a_save_into_another_slot_stops_it(ranks: Ranks, held: tuple[threading.E
 def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[threading.Event, ...]):
     begun, go_on = held
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     assert begun.wait(30)
     start = time.monotonic()
     ranks.workers_die()
@@ -132,7 +136,7 @@ def test_a_breakpoint_and_the_end_do_not_wait_for_it(ranks: Ranks, held: tuple[t
 def test_memory_that_is_adopted_is_digested(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, soon: None):
     monkeypatch.setenv("FASTCKPT_FLUSH", "0")
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     slot = slot_of(ranks, 1)
     until(lambda: digests(slot) != {}, "digests")
     before = digests(slot)
@@ -147,14 +151,14 @@ def test_a_file_that_cannot_be_read_is_told(ranks: Ranks, soon: None, monkeypatc
 
     monkeypatch.setattr(digester, "digest_file", refuse)
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     until(lambda: "could not be digested: unreadable" in said.text, "a warning")
-    assert one.save_checkpoint(2, state(2))
+    assert one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
 
 
 def test_without_verifying_there_are_none(ranks: Ranks, soon: None):
     (one,) = ranks.start(verify="never")
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
     time.sleep(0.5)
     assert digests(slot_of(ranks, 1)) == {}
 
@@ -185,7 +189,7 @@ class TestWhenWorkersHaveDied:
 
     def test_nor_what_was_flushed_since(self, ranks: Ranks, monkeypatch):
         for member in ranks.start(2):
-            member.save_checkpoint(1, state(1))
+            member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         ranks.workers_die()
         until(lambda: self.verified(ranks), "flush")
         ranks.start_workers(2)
@@ -208,7 +212,7 @@ class TestWhenWorkersHaveDied:
         ranks.start_workers(2)
         ranks.load()
         for member in ranks.members:
-            member.save_checkpoint(2, state(2))
+            member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
         flip(slot / "model.pt")
         flip(slot_of(ranks, 2) / "model.pt")
         until(lambda: len(digests(slot_of(ranks, 2))) == 3, "digests")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt import StorageType
 from fastckpt.engine import marking, persister
 from fastckpt.memory.arena import arena_path
 from fastckpt.memory.claim import Claim
@@ -65,7 +66,7 @@ def fill(directory: Path) -> Path:
 def saved_in_vain(jobs: Ranks) -> None:
     """A job of one step, whose end cannot persist it."""
     (one,) = jobs.start()
-    assert one.load_checkpoint() == {} and one.save_checkpoint(3, state(3))
+    assert one.load_checkpoint() == {} and one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
     jobs.end()
 
 
@@ -103,7 +104,7 @@ def test_read_only_at_the_first_start(jobs: Ranks, directory: Path):
 def test_it_is_marked_as_soon_as_that_works(jobs: Ranks, directory: Path):
     ballast = fill(directory)
     (one,) = jobs.start()
-    assert one.save_checkpoint(1, state(1)) and identity(directory) == ""
+    assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and identity(directory) == ""
     ballast.unlink()
     until(lambda: Claim.read(arena(directory)).seen, "a mark")
     assert identity(directory) == Claim.read(arena(directory)).seen
@@ -122,7 +123,7 @@ def test_a_mark_that_was_never_whole_is_no_obstacle(jobs: Ranks, directory: Path
 
 def test_who_empties_the_directory_starts_afresh_and_is_told(jobs: Ranks, directory: Path, said):
     (one,) = jobs.start()
-    assert one.save_checkpoint(3, state(3))
+    assert one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
     before, kept = identity(directory), arena(directory).with_name("kept")
     shutil.copytree(arena(directory), kept)
     jobs.end()
@@ -137,9 +138,9 @@ def test_who_empties_the_directory_starts_afresh_and_is_told(jobs: Ranks, direct
 def test_who_empties_it_while_it_is_used_is_not_contradicted(jobs: Ranks, directory: Path):
     """What was marked once is not marked again by the same job."""
     (one,) = jobs.start()
-    assert one.save_checkpoint(1, state(1)) and identity(directory)
+    assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and identity(directory)
     shutil.rmtree(directory / ".fastckpt")
-    assert one.save_checkpoint(2, state(2))
+    assert one.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
     jobs.end()
     assert identity(directory) == ""
 

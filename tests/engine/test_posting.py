@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt import StorageType
 from fastckpt.engine.posting import Posting, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 from fastckpt.ipc.channel import Channel
@@ -168,7 +169,7 @@ def test_another_users_postings_and_sockets_are_in_nobodys_way(
             find(shm, key, 0)
         first, second = ranks.start_workers(2)
         for member in (first, second):
-            assert member.save_checkpoint(1, state(1))
+            assert member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
         assert [found["step"] for found in ranks.load()] == [1, 1]
         second.close()
         first.close()

@@ -102,7 +102,7 @@ def left_behind(ranks: Ranks, world: int) -> Path:
     ranks.start(world)
     for step in (1, 2, 3):
         for member in ranks.members:
-            assert member.save_checkpoint(step, state(step))
+            assert member.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
     arena = ranks.members[0]._writer.link.arena
     kept = arena.with_name("kept")
     shutil.copytree(arena, kept)
@@ -119,7 +119,7 @@ class TestWhatTakesLongIsDoneInAThread:
         (one,) = ranks.start()
         found = removals(monkeypatch)
         for step in (4, 5):
-            assert one.save_checkpoint(step, state(step))
+            assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
         assert [name for name, _ in found] == ["rank_1.pt"] * 2
         assert {thread.rpartition("_")[0] for _, thread in found} == {"fastckpt-reserve"}
         assert len(list(arena.glob("slot-*/rank_1.pt"))) == 1

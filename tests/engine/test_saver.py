@@ -33,7 +33,7 @@ from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt_run import summary
 from tests.ddp.conftest import Ranks, state, until
 
-DISK = StorageType.DISK
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,7 +51,7 @@ def left_in_memory(ranks: Ranks, directory: Path) -> Path:
     (one,) = ranks.start()
     one.save_checkpoint(1, state(1), storage_type=DISK)
     one.wait_latest_checkpoint(60)
-    one.save_checkpoint(2, state(2))
+    one.save_checkpoint(2, state(2), storage_type=MEMORY)
     path = one._writer.link.arena
     kept = path.with_name("kept")
     shutil.copytree(path, kept)
@@ -64,16 +64,16 @@ def left_in_memory(ranks: Ranks, directory: Path) -> Path:
 class TestRecordsCountNotMessages:
     def test_a_commit_of_which_no_message_came_is_flushed_at_the_end(self, ranks: Ranks, directory: Path, monkeypatch):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
-        one.save_checkpoint(2, state(2))
+        one.save_checkpoint(2, state(2), storage_type=MEMORY)
         ranks.end()
         assert on_storage(directory) == [2]
 
     def test_and_after_a_death(self, ranks: Ranks, directory: Path, monkeypatch):
         (one,) = ranks.start()
         monkeypatch.setattr(one._writer.link, "committed", lambda *_, **__: None)
-        one.save_checkpoint(2, state(2))
+        one.save_checkpoint(2, state(2), storage_type=MEMORY)
         ranks.workers_die()
         (one,) = ranks.start_workers()
         assert one.load_checkpoint()["step"] == 2
@@ -91,7 +91,7 @@ class TestRecordsCountNotMessages:
     def test_a_save_that_one_writer_has_not_finished_is_gone_after_a_death(self, ranks: Ranks, directory: Path):
         first, second = ranks.start(2)
         for member in (first, second):
-            member.save_checkpoint(1, state(1))
+            member.save_checkpoint(1, state(1), storage_type=MEMORY)
         first.save_checkpoint(2, state(2), storage_type=DISK)
         ranks.workers_die()
         ranks.start_workers(2)
@@ -104,12 +104,12 @@ class TestRecordsCountNotMessages:
         """Rank 0 had saved step 2; after the restart rank 1 saves step 2: that is no checkpoint."""
         first, second = ranks.start(2)
         for member in (first, second):
-            member.save_checkpoint(1, state(1))
-        first.save_checkpoint(2, state(2))
+            member.save_checkpoint(1, state(1), storage_type=MEMORY)
+        first.save_checkpoint(2, state(2), storage_type=MEMORY)
         ranks.workers_die()
         ranks.start_workers(2)
         ranks.load()
-        ranks.members[1].save_checkpoint(2, state(2))
+        ranks.members[1].save_checkpoint(2, state(2), storage_type=MEMORY)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
 
@@ -138,7 +138,7 @@ class TestStorageRefuses:
         assert one.wait_latest_checkpoint(60) == 1
         assert tried == [1] * 4 and on_storage(directory) == [1]
         assert metrics.counts["persist_failures"] == before + 3
-        assert one.save_checkpoint(2, state(2)).trouble == ""
+        assert one.save_checkpoint(2, state(2), storage_type=MEMORY).trouble == ""
 
     def test_saves_go_on_and_tell_of_it(self, ranks: Ranks, monkeypatch):
         self.refusing(monkeypatch, 10**6)
@@ -146,7 +146,7 @@ class TestStorageRefuses:
         assert one.save_checkpoint(1, state(1), storage_type=DISK)
         with pytest.raises(PersistError, match=r"step 1 of history 1 could not be persisted .*no space left for it"):
             one.wait_latest_checkpoint(60)
-        results = [one.save_checkpoint(step, state(step)) for step in (2, 3, 4, 5)]
+        results = [one.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3, 4, 5)]
         assert all(result.saved for result in results)
         assert "no space left for it" in results[-1].trouble
         monkeypatch.undo()
@@ -167,7 +167,7 @@ class TestStorageRefuses:
         (one,) = ranks.start()
         one.save_checkpoint(1, state(1), storage_type=DISK)
         until(lambda: tried == [1], "a first attempt")
-        one.save_checkpoint(2, state(2))
+        one.save_checkpoint(2, state(2), storage_type=MEMORY)
         assert one.wait_latest_checkpoint(60) == 2
         assert (tried, on_storage(directory)) == ([1, 2], [2])
 
@@ -210,7 +210,7 @@ class TestStorageRefuses:
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointDirectory, "publish", self._refuse)
             (one,) = ranks.start()
-            one.save_checkpoint(1, state(1))
+            one.save_checkpoint(1, state(1), storage_type=MEMORY)
             slot = newest_slot(ranks)
             ranks.end()
         assert f"cp -r {slot} DESTINATION" in said.text
@@ -233,7 +233,7 @@ class TestStorageRefuses:
 
         monkeypatch.setattr(CheckpointDirectory, "publish", slow)
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
         arena = one._writer.link.arena
         ranks.end()
         assert "not done in 0.05 s" in said.text and arena.is_dir()
@@ -252,7 +252,7 @@ class TestStorageRefuses:
         for other in others:
             other.start_workers()
         for step, member in enumerate((one, *(other.members[0] for other in others)), start=1):
-            assert member.save_checkpoint(step, state(step))
+            assert member.save_checkpoint(step, state(step), storage_type=MEMORY)
             member.close()
         go_on, publish, close = threading.Event(), CheckpointDirectory.publish, keeper.Keeper.close
 
@@ -288,13 +288,15 @@ class TestTwoJobs:
                 second.start()
         finally:
             second.end()
-        assert ranks.members[0].save_checkpoint(1, state(1))
+        assert ranks.members[0].save_checkpoint(1, state(1), storage_type=MEMORY)
 
     def test_of_other_directories_do_not_meet(self, ranks: Ranks, tmp_path: Path):
         (one,) = ranks.start()
         other = Ranks(tmp_path / "other", ranks._monkeypatch)
         (two,) = other.start()
-        assert one.save_checkpoint(1, state(1)) and two.save_checkpoint(2, state(2))
+        assert one.save_checkpoint(1, state(1), storage_type=MEMORY) and two.save_checkpoint(
+            2, state(2), storage_type=MEMORY
+        )
         assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
         other.end()
 
@@ -302,21 +304,23 @@ class TestTwoJobs:
         (one,) = ranks.start()
         ranks.directory = tmp_path / "other"
         two = ranks.join(0, 1)
-        assert one.save_checkpoint(1, state(1), storage_type=DISK) and two.save_checkpoint(2, state(2))
+        assert one.save_checkpoint(1, state(1), storage_type=DISK) and two.save_checkpoint(
+            2, state(2), storage_type=MEMORY
+        )
         assert (one.load_checkpoint()["step"], two.load_checkpoint()["step"]) == (1, 2)
         two.close()
 
     def test_one_that_made_a_removed_arena_anew_keeps_it(self, ranks: Ranks, directory: Path, said):
         (one,) = ranks.start()
-        assert one.save_checkpoint(1, state(1))
+        assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
         arena = one._writer.link.arena
         shutil.rmtree(arena)
         other = Ranks(directory, ranks._monkeypatch)
         (two,) = other.start()
-        assert two.save_checkpoint(7, state(7))
+        assert two.save_checkpoint(7, state(7), storage_type=MEMORY)
         held = {slot: slots.read(slot) for slot in arena.glob("slot-*")}
         for step in (2, 3):
-            refused = one.save_checkpoint(step, state(step))
+            refused = one.save_checkpoint(step, state(step), storage_type=MEMORY)
             assert not refused and "another job has made it anew" in refused.reason
         with pytest.raises(FileNotFoundError):
             next(iter(ranks.saver._keepers.values())).arena.reserve(arena / "slot-0", "model.pt", 4096)
@@ -344,7 +348,7 @@ class TestTwoJobs:
             joining = thread.submit(ranks.join, 0, 1)
             try:
                 assert waits.wait(60)
-                assert one.save_checkpoint(1, state(1))
+                assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
                 assert not joining.done()
             finally:
                 go_on.set()
@@ -391,7 +395,7 @@ class TestFailingToOpen:
     def test_without_a_reader_of_old_leftovers_it_opens_all_the_same(self, ranks: Ranks, directory: Path):
         (directory / ".fastckpt" / "writers").mkdir(parents=True)
         (one,) = ranks.start()
-        assert one.save_checkpoint(1, state(1)) and one.load_checkpoint()["step"] == 1
+        assert one.save_checkpoint(1, state(1), storage_type=MEMORY) and one.load_checkpoint()["step"] == 1
         shutil.rmtree(directory / ".fastckpt")
 
     def test_a_long_path_to_shared_memory_works_or_is_told(self, ranks: Ranks, monkeypatch):
@@ -400,7 +404,7 @@ class TestFailingToOpen:
         monkeypatch.setenv("FASTCKPT_SHM_DIR", str(deep))
         try:
             (one,) = ranks.start()
-            assert one.save_checkpoint(1, state(1))
+            assert one.save_checkpoint(1, state(1), storage_type=MEMORY)
         finally:
             ranks.end()
             shutil.rmtree(deep.parent)
@@ -421,7 +425,7 @@ class TestOrphans:
         orphan.close()
         assert "writers of an earlier job still use" in said.text
         assert one.load_checkpoint()["step"] == 1 and one.loaded_from == "storage"
-        assert one.save_checkpoint(3, state(3))
+        assert one.save_checkpoint(3, state(3), storage_type=MEMORY)
 
     def test_one_that_is_about_to_die_is_waited_for(self, ranks: Ranks, directory: Path):
         path = left_in_memory(ranks, directory)
@@ -485,20 +489,20 @@ class TestStrangeLeftovers:
         (one,) = ranks.start()
         assert one.load_checkpoint()["step"] == 1
         for step in range(3, 9):
-            assert one.save_checkpoint(step, state(step)), "each slot can be written to"
+            assert one.save_checkpoint(step, state(step), storage_type=MEMORY), "each slot can be written to"
         assert one.load_checkpoint()["step"] == 8 and one.loaded_from == "memory"
         assert elsewhere.read_bytes() == before
 
     def test_while_the_job_runs_a_save_is_skipped_at_worst(self, ranks: Ranks, directory: Path):
         (one,) = ranks.start()
         for step in range(1, 4):
-            assert one.save_checkpoint(step, state(step))
+            assert one.save_checkpoint(step, state(step), storage_type=MEMORY)
         for slot in one._writer.link.arena.glob("slot-*"):
             if slots.read(slot).committed != (1, 3):
                 os.mkfifo(slot / ".done-7")
                 (slot / "model.pt").rename(slot / "other.pt")
                 (slot / "model.pt").symlink_to(slot / "other.pt")
-        results = [one.save_checkpoint(step, state(step)) for step in range(4, 10)]
+        results = [one.save_checkpoint(step, state(step), storage_type=MEMORY) for step in range(4, 10)]
         assert results[-1].saved
         ranks.workers_die()
         (one,) = ranks.start_workers()
@@ -629,7 +633,7 @@ class TestTheDead:
         """The first rank may get as far as a save before the agent kills it, too."""
         first, second = ranks.start(2)
         for member in (first, second):
-            member.save_checkpoint(1, state(1))
+            member.save_checkpoint(1, state(1), storage_type=MEMORY)
         second._writer.close()  # which lends nothing
         ranks.members = [first]
         program = f"""
@@ -642,7 +646,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=False)
         assert done.returncode == -signal.SIGKILL
         time.sleep(0.3)  # the saver learns of it
-        first.save_checkpoint(2, state(2))
+        first.save_checkpoint(2, state(2), storage_type=MEMORY)
         steps = [slots.read(slot).committed for slot in first._writer.link.arena.glob("slot-*")]
         assert max(id.step for id in steps if id) == 1
 
@@ -650,8 +654,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 class TestPins:
     def test_a_reader_that_dies_pins_nothing(self, ranks: Ranks):
         (one,) = ranks.start()
-        one.save_checkpoint(1, state(1))
-        one.save_checkpoint(2, state(2))
+        one.save_checkpoint(1, state(1), storage_type=MEMORY)
+        one.save_checkpoint(2, state(2), storage_type=MEMORY)
         program = f"""
 import os, signal, time
 from fastckpt.ipc import messages as m
@@ -668,9 +672,12 @@ os.kill(os.getpid(), signal.SIGKILL)
         reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
         assert reader.stdout.readline() == "2\n"
         reader.wait(60)
-        until(lambda: one.save_checkpoint(one._writer._last.step + 1, state(3)).saved, "the pins are gone")
+        until(
+            lambda: one.save_checkpoint(one._writer._last.step + 1, state(3), storage_type=MEMORY).saved,
+            "the pins are gone",
+        )
         for step in range(100, 106):
-            assert one.save_checkpoint(step, state(step)), "each slot can be written to again"
+            assert one.save_checkpoint(step, state(step), storage_type=MEMORY), "each slot can be written to again"
         os.killpg(reader.pid, signal.SIGKILL)
         reader.stdout.close()
 
@@ -678,14 +685,14 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_without_a_telemetry_block_there_is_no_telemetry_and_all_else(ranks: Ranks, said):
     """Somebody has cleaned up in /dev/shm."""
     (one,) = ranks.start()
-    one.save_checkpoint(1, state(1))
+    one.save_checkpoint(1, state(1), storage_type=MEMORY)
     unlink(telemetry_name(one._writer.link.arena))
-    assert one.save_checkpoint(2, state(2))
+    assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
     ranks.workers_die()
     (one,) = ranks.start_workers()
     assert "cannot be told" in said.text
     assert one.load_checkpoint()["step"] == 2
-    assert one.save_checkpoint(3, state(3))
+    assert one.save_checkpoint(3, state(3), storage_type=MEMORY)
 
 
 def test_the_telemetry_of_a_killed_worker_says_how_far_it_was(ranks: Ranks):

@@ -82,7 +82,7 @@ def save(member: DdpCheckpointer, *which: int) -> Any:
 def test_the_newest_arrives_and_the_end_waits_for_it(ranks, remote):  # noqa: F811
     (member,) = ranks.start(remote=remote)
     save(member, 1)
-    member.save_checkpoint(2, state(2))
+    member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY)
     ranks.end()
     assert steps(ranks.directory) == [1, 2]
     assert steps(remote)[-1] == 2
@@ -248,7 +248,7 @@ def test_memory_is_resumed_from_while_the_store_is_gone(on_s3, s3):  # noqa: F81
         member.prepare(state(1))
     on_s3.together(lambda member, _: member.save_checkpoint(1, state(1), storage_type=StorageType.DISK))
     on_s3.members[0].wait_latest_checkpoint(60)
-    on_s3.together(lambda member, _: member.save_checkpoint(2, state(2)))
+    on_s3.together(lambda member, _: member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY))
     on_s3.workers_die()
     until(lambda: newest_at("s3://bucket/run") == 2, "the flush")
     s3.befalls(Fault("drop", times=10**6))

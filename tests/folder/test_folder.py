@@ -16,7 +16,7 @@ from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, StorageType, 
 from fastckpt.format.ids import SaveId
 from fastckpt.storage.directory import CheckpointDirectory
 
-DISK = StorageType.DISK
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 NEEDS = Needs("state.json", "optimizer/rank_0.pt")
 
 
@@ -54,7 +54,7 @@ def test_memory_and_storage_have_the_same_files(directory):
             assert (found.step, found.tier, found.path.name) == (7, "memory", "checkpoint-7")
             check(found.path, 7)
         assert not found.path.exists()
-        assert one.save_checkpoint(8, files(8))
+        assert one.save_checkpoint(8, files(8), storage_type=MEMORY)
     with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
         assert (found.step, found.tier) == (8, "storage")
         check(found.path, 8)
@@ -62,11 +62,11 @@ def test_memory_and_storage_have_the_same_files(directory):
 
 def test_what_was_found_stays_until_it_is_closed(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
-        one.save_checkpoint(1, files(1))
+        one.save_checkpoint(1, files(1), storage_type=MEMORY)
         found = one.find()
         check(found.path, 1)
         for step in range(2, 6):
-            assert one.save_checkpoint(step, files(step))
+            assert one.save_checkpoint(step, files(step), storage_type=MEMORY)
             assert not found.path.exists(), "a save lets go of it"
         found.close()
         with one.find() as found:
@@ -90,7 +90,7 @@ def test_a_directory_has_the_name_of_the_framework(directory):
             one.find(directory / "step9")
         for name in ("../elsewhere", "a/b", ".hidden", "checkpoint-5"):
             with pytest.raises(ConfigError, match="cannot be called"):
-                one.save_checkpoint(6, files(6), named=Named(name))
+                one.save_checkpoint(6, files(6), named=Named(name), storage_type=MEMORY)
 
 
 def test_one_step_under_two_names(directory):
@@ -160,7 +160,7 @@ def test_names_with_numbers_of_steps_take_no_more_memory(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in range(1, 13):
             numbered = {f"global_step{step}/rank_0.pt": {"w": torch.full((1 << 18,), float(step))}}
-            assert one.save_checkpoint(step, files(1) | numbered), step
+            assert one.save_checkpoint(step, files(1) | numbered, storage_type=MEMORY), step
         arena = one._writer.link.arena
         held = [path.name for path in arena.glob("slot-*/global_step*")]
         assert sorted(held) == ["global_step10", "global_step11", "global_step12"]
@@ -175,7 +175,7 @@ def test_files_that_not_every_save_has(directory):
         for step in range(1, 21):
             some = {f"new_{step}.bin": Raw(os.urandom(70_000))} if step % 5 == 0 else {}
             some |= {"some.bin": Raw(bytes([step]) * 70_000)} if step % 2 else {}
-            assert one.save_checkpoint(step, files(step) | some)
+            assert one.save_checkpoint(step, files(step) | some, storage_type=MEMORY)
             with one.find() as found:
                 check(found.path, step)
                 there = {str(path.relative_to(found.path)) for path in found.path.rglob("*") if path.is_file()}
@@ -202,9 +202,9 @@ def test_files_that_not_every_save_has(directory):
 def test_names_that_no_file_can_have(directory, name):
     """They are refused at once: nothing is saved elsewhere, and no save goes on that would never count."""
     with FolderCheckpointer(directory, NEEDS) as one:
-        one.save_checkpoint(1, files(1))
+        one.save_checkpoint(1, files(1), storage_type=MEMORY)
         with pytest.raises(ConfigError, match="cannot have a file called"):
-            one.save_checkpoint(2, files(2) | {name: Raw(b"x")})
+            one.save_checkpoint(2, files(2) | {name: Raw(b"x")}, storage_type=MEMORY)
         for odd in ("with spaces.txt", "Größe/重み.bin", "x" * 200):
             assert one.save_checkpoint(3, files(3) | {odd: Raw(b"x")}, DISK)
             one.wait_latest_checkpoint()
@@ -220,7 +220,7 @@ def test_memory_that_is_removed_is_made_anew(directory):
         arena = one._writer.link.arena
         shutil.rmtree(arena)
         (one.scratch() / "small").write_text("before the next save")
-        assert one.save_checkpoint(2, files(2))
+        assert one.save_checkpoint(2, files(2), storage_type=MEMORY)
         with one.find() as found:
             assert found.tier == "memory"
             check(found.path, 2)
@@ -228,7 +228,7 @@ def test_memory_that_is_removed_is_made_anew(directory):
         with one.find() as found:
             assert (found.step, found.tier) == (1, "storage")
             check(found.path, 1)
-        assert one.save_checkpoint(3, files(3))
+        assert one.save_checkpoint(3, files(3), storage_type=MEMORY)
 
 
 def test_what_users_did_with_directories_is_theirs(directory):

@@ -88,7 +88,7 @@ def test_the_two_forms_are_told_apart(checkpointer: Made):
         with pytest.raises(ConfigError):
             checkpointer.save_checkpoint(1, **wrong)
     with pytest.raises(TypeError, match="'models'; there are model, "):
-        checkpointer.save_checkpoint(1, models=training.model)  # type: ignore[call-arg]
+        checkpointer.save_checkpoint(1, models=training.model, storage_type=StorageType.MEMORY)  # type: ignore[call-arg]
 
 
 def test_ranks_that_cannot_talk_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -98,7 +98,7 @@ def test_ranks_that_cannot_talk_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         FsdpShardCheckpointer(tmp_path)
     monkeypatch.delenv("RANK")
     with FsdpShardCheckpointer(tmp_path) as checkpointer:
-        assert checkpointer.save_checkpoint(1, {"n": 1})
+        assert checkpointer.save_checkpoint(1, {"n": 1}, storage_type=StorageType.MEMORY)
 
 
 def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
@@ -107,7 +107,7 @@ def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
     path = tmp_path / "run" / "checkpoint-4"
     assert checkpointer.save_checkpoint(4, state, path, StorageType.DISK)
     with pytest.raises(ConfigError, match=r"leave it out"):
-        checkpointer.save_checkpoint(5, state, tmp_path / "elsewhere")
+        checkpointer.save_checkpoint(5, state, tmp_path / "elsewhere", storage_type=StorageType.MEMORY)
     noise = torch.rand(2)
     loaded: dict[str, Any] = {"w": torch.zeros(5), "deep": {"n": 0}}
     dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
@@ -197,7 +197,9 @@ def test_the_structure_may_change(checkpointer: Made):
     for step in range(1, 12):
         shape = (3,) if step < 4 else (4,)
         dtype = torch.float32 if step < 8 else torch.bfloat16
-        result = checkpointer.save_checkpoint(step, {"w": torch.full(shape, step, dtype=dtype), "n": [step] * 5})
+        result = checkpointer.save_checkpoint(
+            step, {"w": torch.full(shape, step, dtype=dtype), "n": [step] * 5}, storage_type=StorageType.MEMORY
+        )
         saved += [step] * bool(result)
 
     assert saved == list(range(1, 12)), "alone a rank need not wait for others"
@@ -209,7 +211,7 @@ def test_the_structure_may_change(checkpointer: Made):
 def test_values_that_grow_do_so_into_ever_more_room(checkpointer: Made):
     plans = counts["snapshot.plan"]
     for step in range(200):
-        assert checkpointer.save_checkpoint(step, {"losses": [0.5] * (20 * step)})
+        assert checkpointer.save_checkpoint(step, {"losses": [0.5] * (20 * step)}, storage_type=StorageType.MEMORY)
     assert 2 < counts["snapshot.plan"] - plans < 25
     loaded = {"losses": None}
     dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
@@ -219,7 +221,7 @@ def test_values_that_grow_do_so_into_ever_more_room(checkpointer: Made):
 def test_what_differs_although_it_is_equal(checkpointer: Made):
     values: list[Any] = [0.0, -0.0, 0, False, 1, True, 1.0, float("nan")]
     for step, value in enumerate(values):
-        assert checkpointer.save_checkpoint(step, {"v": value, "t": (value, [value])})
+        assert checkpointer.save_checkpoint(step, {"v": value, "t": (value, [value])}, storage_type=StorageType.MEMORY)
         loaded: dict[str, Any] = {"v": None, "t": None}
         dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
         assert repr(loaded) == repr({"v": value, "t": (value, [value])})
@@ -227,7 +229,7 @@ def test_what_differs_although_it_is_equal(checkpointer: Made):
 
 def test_errors_name_what_cannot_be_saved(checkpointer: Made):
     with pytest.raises(Exception) as error:
-        checkpointer.save_checkpoint(1, {"deep": {"f": lambda: 0}})
+        checkpointer.save_checkpoint(1, {"deep": {"f": lambda: 0}}, storage_type=StorageType.MEMORY)
     assert "deep.f cannot be saved" in error.value.__notes__
 
     with pytest.raises(NotLoadable, match="when"):

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastckpt.engine.still import Still
 from fastckpt.format.distcp import ShardPlanner
-from fastckpt.fsdp import FsdpShardCheckpointer
+from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
 from tests.dcp.states import same, zeros
 from tests.ddp.overlapping import Held, newest
 
@@ -53,7 +53,7 @@ class Training:
 
     def save(self, **more: Any) -> Any:
         self.number += 1
-        return self.saves.save_checkpoint(self.number, self.state | more)
+        return self.saves.save_checkpoint(self.number, self.state | more, storage_type=StorageType.MEMORY)
 
     def has_saved(self, number: int, wanted: dict[str, Any]) -> bool:
         """Whether that is the newest checkpoint in memory, as torch itself reads it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt import mapping
+from fastckpt import StorageType, mapping
 from fastckpt.mapping import window
 from fastckpt.memory.image import Image
 from tests.ddp.conftest import Ranks, directory, ranks, state  # noqa: F401 (fixtures)
@@ -84,7 +84,7 @@ def test_images_that_were_replaced_do_not_live_on_in_a_worker_of_a_data_loader(r
     """It is forked between saves, and is still there when the state has grown."""
     (one,) = ranks.start()
     for step in (1, 2, 3):
-        assert one.save_checkpoint(step, state(step))
+        assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
     arena = one._writer.link.arena
     assert maps(arena)
     ours, theirs = os.pipe()
@@ -95,7 +95,9 @@ def test_images_that_were_replaced_do_not_live_on_in_a_worker_of_a_data_loader(r
         os._exit(0)
     try:
         for step in (4, 5, 6):
-            assert one.save_checkpoint(step, {**state(step), "more": torch.ones(1 << 18)})
+            assert one.save_checkpoint(
+                step, {**state(step), "more": torch.ones(1 << 18)}, storage_type=StorageType.MEMORY
+            )
         assert not maps(arena, loader)
         assert maps(arena) and "(deleted)" not in "".join(
             line for line in Path("/proc/self/maps").read_text().splitlines() if str(arena) in line

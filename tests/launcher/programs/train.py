@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fastckpt import DdpCheckpointer
+from fastckpt import DdpCheckpointer, StorageType
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
@@ -62,5 +62,5 @@ for step in range(checkpointer.loaded_step + 1 if loaded else 1, arguments.steps
     optimizer.step()
     log(f"step {step}")
     if step % arguments.every == 0:
-        checkpointer.save_checkpoint(step, {"w": w.detach()})
+        checkpointer.save_checkpoint(step, {"w": w.detach()}, storage_type=StorageType.MEMORY)
     time.sleep(arguments.pace)
