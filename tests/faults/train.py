@@ -41,6 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--memory", type=int, default=2)
     parser.add_argument("--disk", type=int, default=10)
+    parser.add_argument("--default", action="store_true", help="leave out the storage type")
     parser.add_argument("--named", action="store_true", help="give each file that is persisted a name of its own")
     parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--settle", action="store_true")
@@ -134,7 +135,7 @@ def train(args: argparse.Namespace) -> None:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             if args.ballast and rank == 0:  # the only one that copies it
                 state["ballast"] = torch.ones(args.ballast[-1 if step >= args.grow_at else 0] << 18)
-            place = StorageType.MEMORY if step % args.disk else StorageType.DISK
+            place = None if args.default else StorageType.MEMORY if step % args.disk else StorageType.DISK
             own = {"epoch": data.epoch, "taken": data.taken}
             path = str(args.out / f"named-{step}.pt") if args.named and not step % args.disk else ""
             result = checkpointer.save_checkpoint(step, state, path, storage_type=place, rank_state=own)

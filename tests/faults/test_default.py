@@ -1,0 +1,35 @@
+"""Jobs that leave out the storage type, at a disk much slower than their saves: a worker dies; nodes persist alike."""
+
+from pathlib import Path
+
+from tests.faults.faults import kill
+from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.nodes import Nodes
+
+EACH = ("--default", "--memory", "1", "--steps", "120")
+SLOW = {"FASTCKPT_PERSIST_MBPS": "4"}
+"""A checkpoint of 86 KB takes several steps."""
+
+
+def test_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
+    job = Job(tmp_path / "job").befalls(
+        kill(rank=1, at="train.step", step=60), kill(rank=0, at="snapshot.fill", step=90)
+    )
+    job.run(*EACH, **SLOW)
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(*EACH), interval=1)
+    assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
+    assert job.skips() == set()
+    assert job.stored()[0] == 120
+
+
+def test_several_nodes_make_one_durable_after_the_other(tmp_path: Path):
+    nodes = Nodes(tmp_path / "job")
+    try:
+        nodes.run(*EACH, **SLOW)
+        steps = nodes.job.stored()
+        assert steps[0] == 120 and len(steps) > 2, steps
+        assert nodes.job.skips() == set()
+        assert "overtaken" in nodes.text()
+    finally:
+        nodes.end()
