@@ -1,0 +1,143 @@
+"""The mistakes that newcomers make, and the answer that each of them is to get: value, limit and remedy.
+
+A mistake is a function of a `Scene`; above it stands what it is to be answered with, and its code is what a newcomer
+writes. What is right after all, and is to work, stands among them.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from fastckpt import Checkpointer, DdpCheckpointer
+from fastckpt.data import ResumableDataLoader
+
+WARNING = "a warning, and the job goes on"
+WORKS = "no answer: it works"
+
+
+@dataclass
+class Scene:
+    """What a mistake is made with: a fresh directory, an environment, and what else was printed."""
+
+    directory: str
+    environment: pytest.MonkeyPatch
+    mount: Callable[[int], Path]
+    printed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What a newcomer writes, and what the answer is to be.
+
+    Attributes:
+        make: Makes it.
+        answer: The class of the exception, WARNING or WORKS.
+        value: What the message says of what was given.
+        limit: What it says of what is allowed.
+        remedy: What it says of what to do.
+    """
+
+    make: Callable[[Scene], object]
+    answer: type[BaseException] | str
+    value: str
+    limit: str
+    remedy: str
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def answered(
+    answer: type[BaseException] | str, *, value: str = "", limit: str = "", remedy: str = ""
+) -> Callable[[Callable[[Scene], object]], Callable[[Scene], object]]:
+    """Put a mistake into the table."""
+
+    def note(make: Callable[[Scene], object]) -> Callable[[Scene], object]:
+        MISTAKES[make.__name__] = Mistake(make, answer, value, limit, remedy)
+        return make
+
+    return note
+
+
+class Noise(Dataset[Any]):
+    """Rows of noise with a label."""
+
+    def __init__(self, length: int = 64) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((8,), float(index)), index % 2
+
+
+def network(width: int = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+
+
+def parts(**others: Any) -> dict[str, Any]:
+    """A model, its optimizer and its data; ``others`` take the place of some."""
+    model = others.get("model")
+    model = model if isinstance(model, torch.nn.Module) else network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = ResumableDataLoader(Noise(), batch_size=8, shuffle=True)
+    return {"model": model, "optimizer": optimizer, "data": loader} | others
+
+
+def learn(given: dict[str, Any], batch: Any) -> None:
+    given["optimizer"].zero_grad()
+    torch.nn.functional.cross_entropy(given["model"](batch[0]), batch[1]).backward()
+    given["optimizer"].step()
+
+
+def train(
+    directory: Any,
+    number: Callable[[int], Any] = lambda step: step,
+    *,
+    steps: int = 3,
+    close: bool = True,
+    resume: bool = True,
+    options: dict[str, Any] | None = None,
+    **others: Any,
+) -> Checkpointer:
+    """The three lines; ``number`` is what the loop gives to step(), as a function of the true number."""
+    given = parts(**others)
+    checkpointer = Checkpointer(directory, **given, **(options or {}))
+    try:
+        step = checkpointer.resume() if resume else 0
+        for batch in itertools.islice(given["data"], steps):
+            learn(given, batch)
+            step += 1
+            checkpointer.step(number(step))
+    finally:
+        if close:
+            checkpointer.close()
+    return checkpointer
+
+
+def save(
+    directory: Any,
+    call: Callable[[DdpCheckpointer, int, dict[str, Any]], object] = lambda c, step, state: c.save_checkpoint(
+        step, state
+    ),
+    *,
+    steps: int = 3,
+    load: bool = True,
+    **options: Any,
+) -> DdpCheckpointer:
+    """A loop that saves each step by ``call``."""
+    state = {"weights": torch.zeros(8), "layers": [torch.zeros(2)]}
+    with DdpCheckpointer(directory, **options) as checkpointer:
+        if load:
+            checkpointer.load_checkpoint()
+        first = checkpointer.loaded_step + 1
+        for step in range(first, first + steps):
+            call(checkpointer, step, dict(state))
+    return checkpointer
