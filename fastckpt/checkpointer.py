@@ -265,12 +265,13 @@ class Writer:
         try:
             self._snapshots.close()
         finally:
-            goodbye = self._goodbye({} if _is_failing() else lends)
+            failed = _is_failing()
+            goodbye = self._goodbye({} if failed else lends)
             self.beats.close()
             self._cleaner.close()
             self.link.close(goodbye)
             if not self.place.agent:
-                leave_own_saver()
+                leave_own_saver(failed=failed)
 
     def _goodbye(self, lends: Mapping[str, Any]) -> Goodbye:
         self._hear_of_pending()

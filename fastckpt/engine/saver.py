@@ -35,7 +35,9 @@ CLOSE_TIMEOUT = 60.0
 COPY_PAUSE = 0.005
 """Seconds between two looks at whether copies have ended."""
 GLANCE = 0.05
-"""Seconds after which a process that has failed looks again whether they have."""
+"""Seconds after which a process that has failed, or may have, looks again whether they have."""
+SILENCE = 0.5
+"""Seconds without a word after which they count as waiting for this process, if that ends with checkpointers open."""
 START_TIMEOUT = 10.0
 """Seconds for the service to listen, and to answer the agent."""
 
@@ -120,7 +122,8 @@ class Saver:
         """Flush what memory holds newer than storage, then remove the arenas; waits up to ``flush_timeout``.
 
         Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
-        the others may be waiting for, only as long as a save may still become whole by them.
+        the others may be waiting for, only as long as a save may still become whole by them. One that ends with a
+        checkpointer open may have failed, too, and said so by its exit code alone: they have it as long as they talk.
         """
         if self._loop.is_closed():
             return
@@ -152,13 +155,16 @@ class Saver:
 
     async def _let_finish(self, *, failed: bool) -> None:
         end = time.monotonic() + WRITERS_TIMEOUT
-        for keeper in self._keepers.values() if failed else ():
+        hurries = failed or any(connection.is_writer_here for connection in self._connections.values())
+        for keeper in self._keepers.values() if hurries else ():
             keeper.look()
         while (left := end - time.monotonic()) > 0:
             writers = {task: c for task, c in self._connections.items() if c.is_writer_elsewhere}
-            if not writers or (failed and not any(c.may_finish(writers.values()) for c in writers.values())):
+            talks = not failed and any(c.silence < SILENCE for c in writers.values())
+            may_finish = talks or any(c.may_finish(writers.values()) for c in writers.values())
+            if not writers or (hurries and not may_finish):
                 return
-            await asyncio.wait(writers, timeout=min(left, GLANCE) if failed else left)
+            await asyncio.wait(writers, timeout=min(left, GLANCE) if hurries else left)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -209,11 +215,22 @@ class _Connection:
         self._find = find
         self._keeper: Keeper | None = None
         self._rank = -1
+        self._heard = time.monotonic()
 
     @property
     def is_writer_elsewhere(self) -> bool:
         """Whether it has said hello, and is no part of this process."""
         return self._keeper is not None and self._pid != os.getpid()
+
+    @property
+    def is_writer_here(self) -> bool:
+        """Whether it has said hello, and is a part of this process."""
+        return self._keeper is not None and self._pid == os.getpid()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._heard
 
     def may_finish(self, others: Collection["_Connection"]) -> bool:
         """Whether a save may still become whole by writers of these connections."""
@@ -224,6 +241,7 @@ class _Connection:
         death = _watch(self._pid, reader)
         try:
             while (message := await receive(reader)) is not None:
+                self._heard = time.monotonic()
                 answer = await self._answer_anyway(message)
                 if isinstance(message, m.UNANSWERED):
                     continue

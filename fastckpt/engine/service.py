@@ -19,6 +19,7 @@ logger = logging.getLogger("fastckpt")
 _own: Saver | None = None
 _posting: Posting | None = None
 _owner = 0
+_failed = False
 
 
 def saver_address(place: Place, settings: Settings) -> str:
@@ -38,8 +39,13 @@ def launch_of(place: Place) -> str:
     return f"{starter.boot} {starter.namespace} {starter.pid} {starter.ticks}"
 
 
-def leave_own_saver() -> None:
-    """End the saver of this process if all writers have taken leave; else that waits until this process exits."""
+def leave_own_saver(*, failed: bool) -> None:
+    """End the saver of this process if all writers have taken leave; else that waits until this process exits.
+
+    ``failed`` is whether an exception ended the writer that leaves: then the others may be waiting for this process.
+    """
+    global _failed
+    _failed = failed
     if _own is not None and _own.deserted:
         stop_own_saver()
 
@@ -50,7 +56,7 @@ def stop_own_saver() -> None:
     if _own is not None and _owner == os.getpid():  # a forked child has none of its threads
         saver, posting, _own, _posting = _own, _posting, None, None
         try:
-            saver.close(failed=getattr(sys, "last_value", None) is not None)  # by an exception that nobody caught
+            saver.close(failed=_failed or getattr(sys, "last_value", None) is not None)  # or one that nobody caught
         finally:
             if posting is not None:
                 posting.close()

@@ -62,14 +62,23 @@ JOB = """
             os.write(release, b"x")
             await let_finish(self, **options)
         saver.Saver._let_finish = noted
-    raise RuntimeError("the first rank fails")
+    try:
+        raise RuntimeError("the first rank fails")
+    except RuntimeError as error:
+        FAILS
 """
+FAILS = {
+    "raises": "raise",
+    "exits with a code": "sys.exit(repr(error))",
+    "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
+}
 
 
+@pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("behind", [False, True], ids=["which waits for it", "which has yet to finish a save"])
-def test_a_first_rank_that_fails_waits_for_another(tmp_path: Path, behind: bool):
+def test_a_first_rank_that_fails_waits_for_another(tmp_path: Path, behind: bool, how: str):
     """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
-    program = textwrap.dedent(JOB).replace("BEHIND", str(behind))
+    program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])
     command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ""}) as job:
         text = b""
