@@ -5,8 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
 
+# Releases of torch besides that of constraints.txt, and of Python; and the tests that rest on most of torch.
+VERSIONS := 2.10.0 2.12.1 2.14.1 2.15.0 2.13.0-python3.13
+VERSION_TESTS := tests/test_torch_version.py tests/ddp/test_save.py tests/ddp/test_load.py tests/ddp/test_overlap.py \
+	tests/dcp tests/fsdp tests/launcher/test_behaviours.py tests/launcher/test_parity.py \
+	tests/launcher/test_rendezvous.py tests/launcher/test_hang_watch.py tests/faults/test_hangs.py \
+	tests/faults/test_overlap.py tests/faults/test_phases.py
+
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults bench format clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions bench format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -48,6 +55,18 @@ check: lint types test  ## lint, types and tests
 
 faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills
 	$(BIN)/python -m pytest -q -m campaign --timeout 3600
+
+versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
+
+# RELEASE or RELEASE-PYTHON; takes 5 to 8 GB, which are removed if all passes.
+version-%:
+	$(or $(word 2,$(subst -, ,$*)),$(PYTHON)) -m venv $(VENV)/$@
+	grep -vE '^(torch|setuptools)==' constraints.txt > $(VENV)/$@/constraints.txt
+	$(VENV)/$@/bin/python -m pip install --quiet -c $(VENV)/$@/constraints.txt torch==$(firstword $(subst -, ,$*)) \
+		-e '.[examples,export]' hypothesis pytest pytest-timeout pytest-xdist
+	$(VENV)/$@/bin/python -m examples.gpt2.demo examples/ddp_gpt2/train.py --out runs/$@
+	$(VENV)/$@/bin/python -m pytest -q -n 3 --dist worksteal $(VERSION_TESTS)
+	rm -rf $(VENV)/$@
 
 bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)
 	$(BIN)/python benchmarks/memory_save.py

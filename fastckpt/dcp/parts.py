@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from fastckpt.errors import ConfigError
+from fastckpt.torch_private import reduces_gradients
 
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 """What the state of an optimizer consists of."""
@@ -217,9 +218,7 @@ def _parameters(groups: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 def _keeps_gradients_back(module: Module) -> bool:
     """Whether FSDP2 is told not to reduce the gradients of this module after its backward."""
-    if not isinstance(module, FSDPModule):
-        return False
-    return any(not group.reduce_grads for group in module._get_fsdp_state()._fsdp_param_groups)
+    return isinstance(module, FSDPModule) and not reduces_gradients(module)
 
 
 @contextmanager

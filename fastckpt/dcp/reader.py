@@ -27,6 +27,7 @@ from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import METADATA
 from fastckpt.format.names import index_of, own_of, shards_of
+from fastckpt.torch_private import saying_why
 
 logger = logging.getLogger("fastckpt")
 
@@ -128,6 +129,7 @@ class SharedMemoryReader(MappedReader):
             return None
         return found.id.step if found.id else -1
 
+    @saying_why
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """The metadata of the checkpoint that is loaded; raises what `find` raises, or that there is none."""
         if self._found is None or self._found[1] != self._saves.last:
