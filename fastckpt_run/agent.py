@@ -15,13 +15,15 @@ from fastckpt import metrics
 from fastckpt.config import AGENT_VARIABLE, Settings
 from fastckpt.engine.saver import Saver
 from fastckpt.errors import ConfigError, FastckptError
+from fastckpt_run.cause import Cause, cause_of
 from fastckpt_run.chronicle import Chronicle, outcome_of
 from fastckpt_run.deaths import Death, DeathWatch, describe
 from fastckpt_run.hangs import HangWatch
 from fastckpt_run.last_flush import close_patiently, given_up, signals_in
 from fastckpt_run.preload.launcher import OFF, Preloader
-from fastckpt_run.rendezvous import forget_last_round, hastened, stop_heartbeats
+from fastckpt_run.rendezvous import forget_last_round, hastened, stop_heartbeats, waiting
 from fastckpt_run.report import explain
+from fastckpt_run.restart_notice import RestartNotice
 from fastckpt_run.restarts import Restarts
 from fastckpt_run.script import require_script
 from fastckpt_run.summary import conclude, report, require_durable
@@ -64,12 +66,15 @@ class FastckptAgent(LocalElasticAgent):
             spec.entrypoint = run_script_path
         last_words, hung = self._preloader.last_words, self._hangs.killed
         self._restarts = Restarts(settings, spec, self._saver.telemetry, last_words, hung)
+        self._notice = RestartNotice(self._saver.telemetry, self._restarts.limit)
+        self._died: list[Death] = []
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
         require_script(self._worker_group.spec)
         self._open_events()
         self._chronicle.begin(self._worker_group.spec)
+        metrics.listen(self._notice.hear)
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
@@ -93,7 +98,9 @@ class FastckptAgent(LocalElasticAgent):
         finally:
             if signals and not stop_heartbeats(self._worker_group.spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
+            self._notice.end()
             report(self._saver.report())
+            metrics.unlisten(self._notice.hear)
             self._chronicle.end(outcome)
             conclude(self._chronicle.lines)
 
@@ -117,7 +124,7 @@ class FastckptAgent(LocalElasticAgent):
         self._restarts.started()
         self._preloader.prepare()
         pids: dict[int, Any] = super()._start_workers(worker_group)
-        self._watch = DeathWatch(pids)
+        self._watch, self._died = DeathWatch(pids), []
         self._hangs.started(pids, worker_group.workers)
         metrics.event(
             "workers_started",
@@ -139,6 +146,7 @@ class FastckptAgent(LocalElasticAgent):
             self._prepare_stop({death.local_rank for death in died}, deaths)
         self._preloader.tend()
         self._chronicle.look()
+        self._notice.look(self._remaining_restarts)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
             metrics.event("workers_finished")
@@ -149,7 +157,20 @@ class FastckptAgent(LocalElasticAgent):
             self._tell(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
             self._allow(self._restarts.failed(result.failures, self._pcontext, self._remaining_restarts))
+            self._tell_why(result)
         return result
+
+    def _tell_why(self, result: RunResult) -> None:
+        group, culprits = self._worker_group, dict[int, tuple[int, Cause]]()
+        for death in self._died:
+            rank = group.workers[death.local_rank].global_rank
+            if rank in result.failures:
+                failure = result.failures[rank]
+                cause = cause_of(failure, self._preloader.last_words(failure.pid), self._pcontext)
+                culprits[rank] = failure.exitcode, cause
+        nodes = group.group_world_size or 1
+        follows = nodes > 1 and waiting(group.spec.rdzv_handler)
+        self._notice.failed(culprits, self._remaining_restarts, nodes=nodes, follows=follows)
 
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
         """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
@@ -167,6 +188,7 @@ class FastckptAgent(LocalElasticAgent):
         if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
             worker_group.spec.max_restarts += 1  # but this one, too, has a number of its own
+            self._notice.interrupted(self._remaining_restarts)
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -174,6 +196,7 @@ class FastckptAgent(LocalElasticAgent):
             self._pcontext.close()  # those that run are stopped for another node: as for a failure on this one
         super()._stop_workers(worker_group)
         self._chronicle.look(now=True)
+        self._notice.stopped()
         metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])
         self._have_saved(self._saver.breakpoint)
 
@@ -194,6 +217,7 @@ class FastckptAgent(LocalElasticAgent):
                 kill_orphans(pid)
 
     def _tell(self, death: Death) -> None:
+        self._died.append(death)
         worker = self._worker_group.workers[death.local_rank]
         metrics.event(
             "worker_died",
@@ -203,14 +227,8 @@ class FastckptAgent(LocalElasticAgent):
             exitcode=death.exitcode,
             restarts_left=self._remaining_restarts,
         )
-        logger.warning(
-            "worker %d (local rank %d, pid %d) died: %s; stopping all, %d of %d restarts left",
-            worker.global_rank,
-            death.local_rank,
-            death.pid,
-            describe(death.exitcode),
-            self._remaining_restarts,
-            self._restarts.limit,
+        logger.info(
+            "worker %d (pid %d) died: %s; stopping all", worker.global_rank, death.pid, describe(death.exitcode)
         )
 
     def _give_up_stuck(self, worker_group: WorkerGroup) -> RunResult:

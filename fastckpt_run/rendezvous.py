@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
@@ -47,6 +47,14 @@ def hastened(handler: RendezvousHandler) -> Iterator[None]:
         yield
     finally:
         torchs._delay, torchs.get_method_name = delay, name
+
+
+def waiting(handler: RendezvousHandler) -> bool:
+    """Whether nodes wait for the next round, because they failed or join; also if that cannot be learnt."""
+    try:
+        return handler.num_nodes_waiting() > 0
+    except (RendezvousError, RuntimeError):  # the store has gone, with the node that has it
+        return True
 
 
 def stop_heartbeats(handler: RendezvousHandler, timeout: float) -> bool:

@@ -13,6 +13,7 @@ from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.memory.telemetry import Telemetry
 from fastckpt.policy.restarts import Attempt, Position, Stretch, given_back, parse_budget, stalls
+from fastckpt_run.cause import recorded
 from fastckpt_run.deaths import describe
 from fastckpt_run.last_words import tail_of
 from fastckpt_run.script import script_of
@@ -191,6 +192,5 @@ def _way(attempt: Attempt) -> str:
 def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
     """The end of what a worker wrote to its stderr, if that was caught, or recorded of its exception."""
     if isinstance(failure.message, dict):
-        recorded = failure.message.get("extraInfo")
-        return str(recorded.get("py_callstack", "")) if isinstance(recorded, dict) else ""
+        return recorded(failure)
     return tail_of(workers.stderrs[failure.local_rank]) if workers is not None else ""

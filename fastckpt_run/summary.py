@@ -91,6 +91,9 @@ def _lines(tally: Tally) -> Iterator[str]:
         yield f"  overtaken    {words.count(tally.overtaken, 'save')}: a newer one was persisted instead"
     if tally.durable:
         yield f"  durable      {tally.durable}"
+    elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
+        # what was loaded from elsewhere is durable there
+        yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
     if tally.lacking:
         yield f"  not durable  {tally.lacking}"
     if tally.skips:
@@ -103,6 +106,14 @@ def _lines(tally: Tally) -> Iterator[str]:
     if tally.bad:
         yield f"  bad          {words.count(len(tally.bad), 'checkpoint')}"
         yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+
+
+def _why_nothing(tally: Tally) -> str:
+    if tally.failures:
+        return tally.last_failure
+    if tally.saves:
+        return f"{words.count(tally.saves, 'checkpoint')} came to be whole in memory, and no further"
+    return "no save came to be whole in memory"
 
 
 def _trouble(tally: Tally) -> Iterator[str]:

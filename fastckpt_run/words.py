@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fastckpt.tools import goodput as g
 from fastckpt.tools.frequency import Decided
+from fastckpt.tools.launches import Failure
 from fastckpt.tools.report import Recovery
 from fastckpt_run.deaths import describe
 
@@ -87,15 +88,23 @@ def goodput(part: float | None) -> str:
 
 def failure(one: Recovery, *, nodes: int = 1) -> str:
     """What failed; where, too, if there are several nodes."""
-    return _what(one) if nodes == 1 else f"node {one.node}: {_what(one)}"
+    return what(one) if nodes == 1 else f"node {one.node}: {what(one, host=one.host)}"
 
 
-def _what(one: Recovery) -> str:
+def what(one: Recovery | Failure, *, host: str = "") -> str:
+    """What failed and why, as far as that is known; where, if a host is given."""
+    there, place = f" on {host}" if host else "", f" in {one.frame}" if one.frame else ""
     if one.kind == "died":
-        return f"rank {one.rank} died: {describe(one.exitcode)}"
+        why = f", {one.exception}" if one.exception else ""
+        return f"rank {one.rank} died{there}: {describe(one.exitcode)}{why}{place}"
     if one.kind == "hung":
-        return f"rank {one.rank} hung for {duration(one.silent)}"
+        return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}"
     return "the agent died" if one.kind == "agent" else "stopped for another node"
+
+
+def where(one: Recovery | Failure) -> str:
+    """The host on which it failed, and the file that has what it wrote to stderr, if there is one."""
+    return f"on {one.host}" + (f", log {one.log}" if one.log else "")
 
 
 def recovery(one: Recovery) -> str:

@@ -1,7 +1,7 @@
 """One launch on one node, as its events tell it: rounds of workers, and when each came how far."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastckpt.tools.events import Event, nanoseconds, objects, text, whole
 
@@ -20,13 +20,27 @@ class Load:
 
 @dataclass(frozen=True)
 class Failure:
-    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
+    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed.
+
+    Attributes:
+        exception: Type and message of what it raised; this and the next three are empty if they are not known.
+        frame: Where that was, or where it hung.
+        host: Where it ran.
+        log: The file that has its stderr.
+        restarts_left: How many restarts were left after this one, of ``restarts``; None if that is not known.
+    """
 
     at: int
     kind: str
     rank: int
     exitcode: int | None = None
     silent: int = 0
+    exception: str = ""
+    frame: str = ""
+    host: str = ""
+    log: str = ""
+    restarts_left: int | None = None
+    restarts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -243,6 +257,21 @@ def _hang(launch: Launch, event: Event) -> None:
         one.failure = Failure(_at(event), "hung", first if type(first) is int else -1, None, silent)
 
 
+def _worker_failed(launch: Launch, event: Event) -> None:
+    """Why: that is looked for when all are stopped, and not when the first death is seen."""
+    one = launch.rounds[-1]
+    if one.failure is not None and one.failure.rank == whole(event, "rank", -1) and not one.is_over:
+        one.failure = replace(
+            one.failure,
+            exception=text(event, "exception"),
+            frame=text(event, "frame"),
+            host=text(event, "host"),
+            log=text(event, "log"),
+            restarts_left=whole(event, "restarts_left", 0),
+            restarts=whole(event, "restarts", 0),
+        )
+
+
 def _workers_stopped(launch: Launch, event: Event) -> None:
     if not launch.rounds[-1].is_over:
         launch.rounds[-1].stopped = _at(event)
@@ -264,6 +293,7 @@ _TOLD = {
     "progress": _progress,
     "worker_died": _worker_died,
     "hang": _hang,
+    "worker_failed": _worker_failed,
     "workers_stopped": _workers_stopped,
     "workers_finished": _workers_finished,
     "job_ended": _job_ended,

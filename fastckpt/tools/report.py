@@ -43,6 +43,7 @@ class Recovery:
         step: From which step and ``tier`` the workers went on; -1 for afresh.
         load: How long the last rank's load took.
         repeated: Steps that had to be done once more.
+        exception: And what follows: as `Failure` has it.
     """
 
     node: int
@@ -63,6 +64,12 @@ class Recovery:
     step: int | None = None
     tier: str = ""
     repeated: int = 0
+    exception: str = ""
+    frame: str = ""
+    host: str = ""
+    log: str = ""
+    restarts_left: int | None = None
+    restarts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,8 +215,10 @@ def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed,
     at = failure.at + placed.offset
     stopped = None if one.stopped is None else one.stopped - failure.at
     known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
+    why = {name: getattr(failure, name) for name in ("exception", "frame", "log", "restarts_left", "restarts")}
+    why["host"] = failure.host or placed.launch.host
     if after is None:
-        return Recovery(*known)
+        return Recovery(*known, **why)
     there, index, new = after
 
     def since(instant: int | None) -> int | None:
@@ -230,6 +239,7 @@ def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed,
         step=max(load.step for load in loads) if loads else None,
         tier=last.tier if last else "",
         repeated=there.spent.repeats[index],
+        **why,
     )
 
 

@@ -124,6 +124,9 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
             ["FAILURE", *(f">{name}" for name in _HEADS)],
             [_row(one, start, len(found.nodes)) for one in found.failures],
         )
+        for one in found.failures:
+            if one.log:
+                screen.line(f"rank {one.rank}, {words.duration(one.at - start)}: {words.where(one)}")
 
 
 _SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 from operator import itemgetter
@@ -29,6 +30,11 @@ def told(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def is_noticed(job: Job, left: int) -> bool:
+    """Whether an agent with so many restarts left has seen a death."""
+    return any(event["event"] == "worker_died" and event["restarts_left"] == left for event in told(job.events))
+
+
 def assert_as_the_job_logged(found: Report, job: Job) -> None:
     """Each failure's resume and repeated steps, and all steps."""
     assert [(one.step, one.tier) for one in found.failures] == job.resumes()[1:]
@@ -49,7 +55,7 @@ def test_workers_are_killed_twice(new_job):
     for step, victims, left in ((13, (1,), 3), (27, (0, 1), 2)):
         job.wait_for_all(step)
         job.strike(*victims)
-        job.until(lambda left=left: f"died: SIGKILL; stopping all, {left} of 3" in job.text(), "the notice")
+        job.until(lambda left=left: is_noticed(job, left), "the notice")
         job.go_on(step)
     assert job.wait() == 0, job.text()
     found = reported(job)
@@ -57,6 +63,17 @@ def test_workers_are_killed_twice(new_job):
     assert [(one.kind, one.exitcode, one.repeated) for one in found.failures] == [("died", -9, 3), ("died", -9, 2)]
     assert found.failures[0].rank == 1
     assert found.counts.saves == 12 and not found.counts.skipped
+    lines = [line for line in job.text().splitlines() if "restarts left" in line]
+    first, second = (event["text"] for event in told(job.events) if event["event"] == "restarted")
+    assert lines == [f"fastckpt-run: {first}", f"fastckpt-run: {second}"]
+    assert re.fullmatch(
+        r"rank 1 died: SIGKILL; resumed step 10 from memory after \d+\.\d s, 3 steps repeated, 2 of 3 restarts left",
+        first,
+    )
+    assert re.fullmatch(
+        r"rank . died: .*; resumed step 25 from memory .* 2 steps repeated, 1 of 3 restarts left", second
+    )
+    assert [(one.restarts_left, one.restarts) for one in found.failures] == [(2, 3), (1, 3)]
     assert "useful steps" in job.text() and "rank 1 died: SIGKILL; went on after" in job.text()
     [path] = find(str(job.checkpoint_dir))
     own = told(path)
@@ -137,7 +154,7 @@ def test_a_worker_of_one_of_two_nodes_dies(new_job):
     try:
         job.wait_for_all(13)
         job.strike(1)
-        job.until(lambda: "died: SIGKILL" in job.text(), "the notice")
+        job.until(lambda: is_noticed(job, 3), "the notice")
         job.go_on(13)
         assert [process.wait(120) for process in (one, two)] == [0, 0], job.text()
     finally:

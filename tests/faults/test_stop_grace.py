@@ -1,5 +1,7 @@
 """Writers that save once more when they are asked to end because another worker failed."""
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -24,5 +26,13 @@ def test_workers_that_another_node_takes_along_are_asked_too(tmp_path: Path) -> 
     try:
         nodes.run(program="last_save.py", FASTCKPT_STOP_GRACE="60")
         assert loads(tmp_path) == [["-1  ", "7 memory 7"]] * 2, nodes.text()
+        told = [[line for line in agent.text().splitlines() if "restarts left" in line] for agent in nodes.agents]
+        killed = next(node for node, lines in enumerate(told) if "died" in lines[0])
+        rest = r"; resumed step 7 from memory after \d+\.\d s, no step repeated, (\d+) of 20 restarts left"
+        rank = rf"rank 1 died on {socket.gethostname()}: SIGKILL"
+        other = "workers were stopped for another node, which failed or joined"
+        assert re.fullmatch(f"fastckpt-run: {rank}{rest}", told[killed].pop())[1] == "19"
+        assert re.fullmatch(f"fastckpt-run: {other}{rest}", told[1 - killed].pop())[1] == "20"
+        assert told == [[], []], "one line each"
     finally:
         nodes.end()

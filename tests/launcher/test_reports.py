@@ -1,7 +1,9 @@
 """How a job ends: torchrun's exit codes, and each traceback once."""
 
 import json
+import re
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -47,11 +49,17 @@ def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[
     assert job.stderr.count('raise ValueError("MARK")') == 1
     assert "rank      : 0 (local_rank: 0)" in job.stderr.partition("Root Cause")[2]
     assert "from the agent, because another worker had failed" in job.stderr.partition("Root Cause")[0]
+    [told] = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank ")]
+    why = ", ValueError: MARK in fail (end.py:20)" if streams or recorded else ""
+    log = rf", log {tmp_path}/logs/.*/0/stderr\.log" if streams else ""
+    end = rf"; not restarted: --max-restarts is 0 \(on {socket.gethostname()}{log}\)"
+    assert re.fullmatch(re.escape(f"fastckpt-run: rank 0 died: exit code 1{why}") + end, told)
 
 
 def test_a_traceback_of_run_path_is_printed_once(jobs: Jobs) -> None:
     job = jobs.run("--run-path", END, "raise")
     assert job.returncode == 1
+    assert "rank 0 died: exit code 1, ValueError: MARK in fail (end.py:20); not restarted" in job.stderr
     assert job.stderr.count('raise ValueError("MARK")') == 1, job.stderr
 
 
@@ -60,8 +68,9 @@ def test_the_root_cause_is_the_first_to_fail(jobs: Jobs) -> None:
     job = jobs.run("--nproc-per-node=2", END, "three")
     assert "exitcode  : 3" in job.stderr.partition("Root Cause")[2]
     assert "exitcode  : -9" in job.stderr.partition("Root Cause")[0]
-    assert "worker 0 (local rank 0, pid " in job.stderr
-    assert "died: exit code 3; stopping all, 0 of 0 restarts left" in job.stderr
+    told = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank ")]
+    host = socket.gethostname()
+    assert told == [f"fastckpt-run: rank 0 died: exit code 3; not restarted: --max-restarts is 0 (on {host})"]
 
 
 def test_the_error_file_reaches_the_agents_own_parent(jobs: Jobs, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class TestRequired:
         done = jobs.run(*QUICK[:2], self.FLAG, "--fast-no-flush", SAVE, "--saves=1", "--disk=0")
         assert done.returncode == 0, done.stderr
         assert durable(jobs.folder) == []
+        why = "1 checkpoint came to be whole in memory, and no further"
+        assert f"  durable      NOTHING is durable: {why}\n" in done.stderr
 
 
 def read(path: Path) -> str:
@@ -122,6 +124,8 @@ class TestReport:
         assert done.returncode == 0, done.stderr
         assert "not durable  step 0 of history 1" in blocks(done)
         assert "persist" in blocks(done) and "nowhere" in blocks(done)
+        [nothing] = [line for line in blocks(done).splitlines() if line.startswith("  durable ")]
+        assert nothing.startswith("  durable      NOTHING is durable: ") and "nowhere" in nothing
         forget_memory()
 
     def test_slow_storage_costs_saves_not_memory(self, jobs: Jobs) -> None:
