@@ -22,6 +22,7 @@ from fastckpt.engine.cleaner import Cleaner
 from fastckpt.engine.companions import BESIDE, Member, Pairing
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.departures import Departures
+from fastckpt.engine.flash import WriterOptions, without_flash
 from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
@@ -32,7 +33,7 @@ from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.turns import Turns
 from fastckpt.engine.unloaded import warn_of_unloaded
-from fastckpt.engine.wishes import SecondLevel, wishes
+from fastckpt.engine.wishes import wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
 from fastckpt.ipc.messages import Goodbye, Status
@@ -61,7 +62,7 @@ class Writer:
         weights_only: bool = True,
         verify: str = "resume",
         overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **second_level: Unpack[SecondLevel],
+        **options: Unpack[WriterOptions],
     ) -> None:
         optimizers = optimizers_in(overlap)
         self.verify = level(verify)
@@ -74,7 +75,7 @@ class Writer:
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
-        asked = wishes(self.directory, deletion_strategy, self.verify, **second_level)
+        asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
         self.link = Link(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Beats(self.link.line, self.place.restart_count, stacks)

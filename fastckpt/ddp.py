@@ -22,6 +22,7 @@ from fastckpt.engine.deletion import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
+from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.predict import with_optimizer_state
@@ -29,7 +30,6 @@ from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.engine.unknown import refuse_foreign
-from fastckpt.engine.wishes import SecondLevel
 from fastckpt.format.manifest import MODEL
 from fastckpt.format.names import own_of
 
@@ -74,6 +74,8 @@ class DdpCheckpointer(WithWriter):
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
             ranks give the same.
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
+        **options: ``remote`` and ``remote_deletion_strategy``. ``replica_count``, ``comm_backend``, ``save_timeout``,
+            ``local_shard_num`` and ``global_shard_num``, which Flash Checkpoint takes, have no effect.
 
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
@@ -95,7 +97,7 @@ class DdpCheckpointer(WithWriter):
         weights_only: bool = True,
         verify: str = "resume",
         overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
-        **second_level: Unpack[SecondLevel],
+        **options: Unpack[WriterOptions],
     ) -> None:
         self._writer = Writer(
             checkpoint_dir,
@@ -103,7 +105,7 @@ class DdpCheckpointer(WithWriter):
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **second_level,
+            **options,
         )
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}

@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.joined import join_on_storage
 from fastckpt.engine.named import BY_STEP, FOLDER, Named, called
 from fastckpt.engine.offers import Files, Needs, Offer, Offers
 from fastckpt.engine.plans import check_names
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.view import hold, make_view, remove_view
-from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import BadCheckpoint
 from fastckpt.format.manifest import LATEST, OF_EACH_NODE
 from fastckpt.format.manifest import NAME as MANIFEST
@@ -107,7 +107,7 @@ class FolderCheckpointer(WithWriter):
         weights_only: bool = False,
         verify: str = "resume",
         overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **second_level: Unpack[SecondLevel],
+        **options: Unpack[WriterOptions],
     ) -> None:
         self._writer = Writer(
             checkpoint_dir,
@@ -115,7 +115,7 @@ class FolderCheckpointer(WithWriter):
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **second_level,
+            **options,
         )
         self._needs = needs
         self._folder: Folder | None = None

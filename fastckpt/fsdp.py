@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from itertools import count
 from operator import index
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, overload
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -15,11 +15,13 @@ from torch.nn import Module
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.config import Place
 from fastckpt.dcp.board import board
+from fastckpt.dcp.forms import by_name
 from fastckpt.dcp.reader import Found, SharedMemoryReader
 from fastckpt.dcp.shards import Departed, Shards, Unplanned
 from fastckpt.dcp.training import (
     MODEL,
     OPTIMIZER,
+    Beside,
     Extra,
     Optimizers,
     Training,
@@ -31,18 +33,20 @@ from fastckpt.dcp.training import (
 )
 from fastckpt.dcp.writer import step_of
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
+from fastckpt.engine.named import FOLDER, Named
 from fastckpt.engine.offers import Files
 from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
-from fastckpt.engine.wishes import SecondLevel
-from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.errors import BadCheckpoint
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import TRAINING
 from fastckpt.format.names import own_of
 from fastckpt.full import FsdpFullCheckpointer
 from fastckpt.metrics import phase
+from fastckpt.storage.store import normalised
 
 __all__ = ["FsdpFullCheckpointer", "FsdpShardCheckpointer", "SaveResult", "StorageType"]
 
@@ -100,7 +104,7 @@ class FsdpShardCheckpointer(WithWriter):
         weights_only: bool = True,
         verify: str = "resume",
         overlap: Optimizers | None = None,
-        **second_level: Unpack[SecondLevel],
+        **options: Unpack[WriterOptions],
     ) -> None:
         place = Place.from_environment()
         plans = board(place.world_size, f"plans {next(_NUMBERS)}")
@@ -110,13 +114,14 @@ class FsdpShardCheckpointer(WithWriter):
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **second_level,
+            **options,
         )
         self._shards = Shards(place, plans, self._writer.beats.stall)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, weights_only=weights_only)
         self.rank_state: dict[str, Any] = {}
         self.last: SaveId | None = None
+        self._is_elsewhere = False
 
     @property
     def loaded_step(self) -> int:
@@ -128,6 +133,7 @@ class FsdpShardCheckpointer(WithWriter):
         """Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
         return self._reader.loaded_from
 
+    @overload
     def save_checkpoint(
         self,
         step: int,
@@ -135,8 +141,25 @@ class FsdpShardCheckpointer(WithWriter):
         path: str | os.PathLike[str] = "",
         storage_type: StorageType | None = None,
         **training: Unpack[Training],
-    ) -> SaveResult:
+    ) -> SaveResult: ...
+
+    @overload
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Module,
+        optimizer: Optimizers | None = None,
+        extra_sd: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Beside],
+    ) -> SaveResult: ...
+
+    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
         """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
+
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or
+        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
 
         The first save is planned by all ranks together, and so is the next one after the structure of the state has
         changed, or a Python value has outgrown its place; a save to MEMORY that meets such a change is skipped, and
@@ -146,7 +169,8 @@ class FsdpShardCheckpointer(WithWriter):
         Args:
             step: The step, not below the last one saved.
             state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
-            path: Empty, or where it will lie on storage: ``<checkpoint_dir>/checkpoint-<step>``.
+            path: A name, or a path, in the checkpoint directory: what the checkpoint's directory is called; by default
+                ``checkpoint-<step>``. Of a path elsewhere a warning says that it lies there.
             storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
                 it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
                 ``metrics`` it becomes durable, as with DISK.
@@ -155,21 +179,42 @@ class FsdpShardCheckpointer(WithWriter):
 
         Raises:
             StepError: The step is older than one saved since the last load.
-            ConfigError: There is no state dict and no model, or both; the path is another; what the ranks have does not
-                make one state.
+            ConfigError: There is no state dict and no model, or both; no directory can be called as the path says; what
+                the ranks have does not make one state.
             NotLoadable: ``rank_state`` has what does not load with ``weights_only=True``.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
         """
+        given = by_name(state, training)
+        path, wanted = given.pop("path", ""), given.pop("storage_type", None)
+        folder = self._folder(index(step), os.fspath(path))
+        common = apart(given.get("extra_sd", {}))
+        whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
+        shards = {name: each for name, each in whole.items() if name not in common}
+        parts = State(shards, common, given.get("rank_state", {}))
+        return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)
+
+    def _folder(self, step: int, path: str) -> str:
+        """What the directory of a checkpoint is to be called; empty for the default."""
         directory = self._writer.directory
-        if path and step_of(path, directory) != step:
-            raise ConfigError(f"path is {path}; step {step} lies in {directory}/checkpoint-{step}: leave it out")
-        common = apart(training.get("extra_sd", {}))
-        shards = {name: each for name, each in state_of(state_dict, training).items() if name not in common}
-        state = State(shards, common, training.get("rank_state", {}))
-        return self._save(step, state, at_least(storage_type, path), training.get("metrics"))
+        if not path or step_of(path, directory) == step:
+            return ""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        if parent and normalised(parent) != directory:
+            if not self._is_elsewhere and self._writer.place.rank == 0:
+                text = "a checkpoint of shards cannot lie at %s: those of this job are in %s, under checkpoint-<step>"
+                logger.warning(text, path, directory)
+            self._is_elsewhere = True
+            return ""
+        Named(name).check(step)
+        return name
 
     def _save(
-        self, step: int, state: State, storage_type: StorageType | None, metrics: Mapping[str, float] | None
+        self,
+        step: int,
+        state: State,
+        storage_type: StorageType | None,
+        metrics: Mapping[str, float] | None,
+        folder: str = "",
     ) -> SaveResult:
         writer = self._writer
         writer.be_ready()
@@ -186,7 +231,10 @@ class FsdpShardCheckpointer(WithWriter):
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
         self.last = save
-        return writer.save(step, files, storage_type, "", metrics)
+        path = f"{folder}/" if "://" in writer.directory else f"{writer.directory}/{folder}/"
+        return writer.save(
+            step, files, storage_type, path if folder else "", metrics, {FOLDER: folder} if folder else {}
+        )
 
     def get_storage_reader(self) -> StorageReader | None:
         """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.

@@ -2,14 +2,24 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import Module
 
 from fastckpt.checkpointer import SaveResult, StorageType
-from fastckpt.dcp.training import MODEL, OPTIMIZER, Optimizers, Training, optimizers_of, sharded_parts, state_of
+from fastckpt.dcp.forms import by_name
+from fastckpt.dcp.training import (
+    MODEL,
+    OPTIMIZER,
+    Beside,
+    Optimizers,
+    Training,
+    optimizers_of,
+    sharded_parts,
+    state_of,
+)
 from fastckpt.ddp import DdpCheckpointer
 
 
@@ -20,18 +30,38 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     the memory of the whole state on the first rank; `FsdpShardCheckpointer` needs neither.
     """
 
-    def save_checkpoint(  # type: ignore[override]  # one of two forms
+    @overload  # type: ignore[override]  # one of two forms
+    def save_checkpoint(
         self,
         step: int,
         state_dict: Mapping[str, Any] | None = None,
         path: str | os.PathLike[str] = "",
         storage_type: StorageType | None = None,
         **training: Unpack[Training],
-    ) -> SaveResult:
-        """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`."""
-        state = state_of(state_dict, training, _gathered(training.get("model")))
-        own, metrics = training.get("rank_state"), training.get("metrics")
-        return super().save_checkpoint(step, state, path, storage_type, own, metrics)
+    ) -> SaveResult: ...
+
+    @overload
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Module,
+        optimizer: Optimizers | None = None,
+        extra_sd: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Beside],
+    ) -> SaveResult: ...
+
+    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
+        """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`.
+
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or
+        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
+        """
+        given = by_name(state, training)
+        path, wanted = given.pop("path", ""), given.pop("storage_type", None)
+        whole = state_of(given.pop("state_dict", None), given, _gathered(given.get("model")))  # type: ignore[arg-type]
+        return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
 
     def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
         self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""

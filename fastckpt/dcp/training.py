@@ -25,22 +25,30 @@ MODEL, OPTIMIZER = "model", "optimizer"
 Optimizers = Optimizer | Iterable[Optimizer]
 
 
-class Training(TypedDict, total=False):
+class Beside(TypedDict, total=False):
+    """What may be saved beside a state dict, or a model.
+
+    Attributes:
+        rank_state: What differs on this rank, such as its position in the data.
+        metrics: What was measured of this state, for `KeepBestStrategy`.
+    """
+
+    rank_state: dict[str, Any]
+    metrics: Mapping[str, float]
+
+
+class Training(Beside, total=False):
     """What may be saved instead of a state dict, and beside one.
 
     Attributes:
         model: The module; torch's ``get_state_dict`` takes its state.
         optimizer: Its optimizer, or several.
         extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
-        rank_state: What differs on this rank, such as its position in the data; with a state dict, too.
-        metrics: What was measured of this state, for `KeepBestStrategy`; with a state dict, too.
     """
 
     model: Module
     optimizer: Optimizers
     extra_sd: Mapping[str, Any]
-    rank_state: dict[str, Any]
-    metrics: Mapping[str, float]
 
 
 def state_of(

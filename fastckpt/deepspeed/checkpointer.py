@@ -17,10 +17,10 @@ from fastckpt.deepspeed.overlap import beside, steppers
 from fastckpt.deepspeed.shape import NAME, check_fits, read, written
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.named import is_foreign
 from fastckpt.engine.result import at_least
-from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError
 from fastckpt.folder import Folder, FolderCheckpointer, Named, Needs, Raw
 from fastckpt.format.names import own_of
@@ -70,7 +70,7 @@ class DeepSpeedCheckpointer(WithWriter):
         *,
         verify: str = "resume",
         overlap: bool = False,
-        **second_level: Unpack[SecondLevel],
+        **options: Unpack[WriterOptions],
     ) -> None:
         if not isinstance(engine, DeepSpeedEngine):
             raise ConfigError(f"{type(engine).__name__} is no DeepSpeedEngine: give what deepspeed.initialize returned")
@@ -79,7 +79,7 @@ class DeepSpeedCheckpointer(WithWriter):
         self._own = own_of(engine.global_rank)
         needs = Needs(NAME, self._own, reads(engine))
         optimizers = steppers(engine) if overlap else []
-        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **second_level)
+        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **options)
         self._writer = self._folders._writer
         self._writer.overlap.defer(optimizers, lambda: beside(engine))
         self._folders.count_steps(lambda: int(engine.global_steps))

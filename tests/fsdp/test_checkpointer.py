@@ -15,6 +15,7 @@ from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoLoadabl
 from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 from fastckpt.metrics import counts
 from fastckpt.storage.directory import CheckpointDirectory
+from tests.ddp.conftest import said as said
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 Made = FsdpShardCheckpointer
@@ -87,7 +88,7 @@ def test_the_two_forms_are_told_apart(checkpointer: Made):
     ):
         with pytest.raises(ConfigError):
             checkpointer.save_checkpoint(1, **wrong)
-    with pytest.raises(TypeError, match="'models'; there are model, "):
+    with pytest.raises(TypeError, match=r"'models'; there are .*model, "):
         checkpointer.save_checkpoint(1, models=training.model, storage_type=StorageType.MEMORY)  # type: ignore[call-arg]
 
 
@@ -106,8 +107,8 @@ def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
     state = {"w": torch.arange(5.0), "deep": {"n": 3}}
     path = tmp_path / "run" / "checkpoint-4"
     assert checkpointer.save_checkpoint(4, state, path, StorageType.DISK)
-    with pytest.raises(ConfigError, match=r"leave it out"):
-        checkpointer.save_checkpoint(5, state, tmp_path / "elsewhere", storage_type=StorageType.MEMORY)
+    with pytest.raises(ConfigError, match=r"step 5 cannot be called 'checkpoint-4'"):
+        checkpointer.save_checkpoint(5, state, path, storage_type=StorageType.MEMORY)
     noise = torch.rand(2)
     loaded: dict[str, Any] = {"w": torch.zeros(5), "deep": {"n": 0}}
     dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
@@ -249,3 +250,53 @@ def test_all_of_a_checkpoint_is_on_storage(tmp_path: Path):
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "checkpoint-1", copy)
     assert dcp.FileSystemReader(copy).read_metadata().state_dict_metadata
+
+
+def test_the_form_of_flash_checkpoint(checkpointer: Made, tmp_path: Path, said: pytest.LogCaptureFixture):
+    """By place, by name, and mixed; paths as its scripts give them."""
+    training, run = Training(), tmp_path / "run"
+    training.step()
+    model, optimizer = training.model, training.optimizer
+    assert checkpointer.save_checkpoint(1, model, optimizer, {"epoch": 1}, run / "1", StorageType.DISK)
+    assert checkpointer.save_checkpoint(2, model, optimizer, extra_sd={"epoch": 2}, path=run / "two")
+    assert checkpointer.wait_latest_checkpoint(60) == 2
+    assert checkpointer.save_checkpoint(3, model, None, None, "/nowhere/3", StorageType.DISK)
+    assert checkpointer.save_checkpoint(4, model, optimizer, {"epoch": 4}, rank_state={"at": 4})
+    assert checkpointer.wait_latest_checkpoint(60) == 4
+    assert sorted(path.parent.name for path in run.glob("*/manifest.json")) == [
+        "1",
+        "checkpoint-3",
+        "checkpoint-4",
+        "two",
+    ]
+    assert said.text.count("cannot lie at /nowhere/3") == 1 and not Path("/nowhere").exists()
+    other = Training(3)
+    assert checkpointer.load_checkpoint(other.model, other.optimizer) == {"epoch": 4}
+    assert checkpointer.rank_state == {"at": 4}
+    assert checkpointer.load_checkpoint(other.model, other.optimizer, run / "1") == {"epoch": 1}
+    for wrong, text in (((model, 1, 2, 3, 4, 5), "takes 6 positional"), (({}, "", None, 1), "takes 4 positional")):
+        with pytest.raises(TypeError, match=text):
+            checkpointer.save_checkpoint(5, *wrong)
+    with pytest.raises(TypeError, match="'extra_sd' by its place and by its name"):
+        checkpointer.save_checkpoint(5, model, optimizer, {}, extra_sd={})
+
+
+def test_a_full_checkpoint_in_the_form_of_flash_checkpoint(tmp_path: Path, said: pytest.LogCaptureFixture):
+    training, path = Training(), tmp_path / "full.pt"
+    training.step()
+    ignored = {"replica_count": 1, "comm_backend": "gloo", "save_timeout": 600, "local_shard_num": 1}
+    with FsdpFullCheckpointer(tmp_path / "run", **ignored, global_shard_num=1) as checkpointer:
+        checkpointer.save_checkpoint(1, training.model, training.optimizer, {"epoch": 1}, path)
+        assert checkpointer.wait_latest_checkpoint(60) == 1
+        assert torch.load(path)["epoch"] == 1
+        assert checkpointer.load_checkpoint(training.model, training.optimizer) == {"epoch": 1}
+    assert said.text.count("without effect here") == 1
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_a_path_of_the_user_in_memory_alone(tmp_path: Path, url: bool):
+    """What is persisted at the end lies there."""
+    run = tmp_path / "run"
+    with FsdpShardCheckpointer(f"file://{run}" if url else run) as checkpointer:
+        checkpointer.save_checkpoint(1, {"n": 1}, f"{checkpointer._writer.directory}/mine", StorageType.MEMORY)
+    assert (run / "mine/.metadata").is_file()
