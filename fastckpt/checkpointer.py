@@ -1,20 +1,19 @@
 """What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
 
-import contextlib
 import logging
-import operator
 import os
 import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, Unpack
 
 import torch
 from torch.optim import Optimizer
 
+from fastckpt import arguments
+from fastckpt.arguments import public
 from fastckpt.config import Place, Settings
 from fastckpt.engine.agreement import Agreement, check_alike
 from fastckpt.engine.beats import Beats
@@ -26,6 +25,7 @@ from fastckpt.engine.flash import WriterOptions, without_flash
 from fastckpt.engine.lanes import Lanes
 from fastckpt.engine.link import Link
 from fastckpt.engine.overlap import Overlap, optimizers_in
+from fastckpt.engine.ready import make_ready
 from fastckpt.engine.result import SaveResult, StorageType, Wish, at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
@@ -43,7 +43,7 @@ from fastckpt.metrics import counts, write_events_to
 from fastckpt.policy import retention
 from fastckpt.policy.lineage import HISTORIES, Ranges, merged, past
 from fastckpt.policy.verify import level
-from fastckpt.storage.modes import choose, make_directory
+from fastckpt.storage.modes import choose
 from fastckpt.storage.store import is_url, normalised, target_in
 
 __all__ = ["SaveResult", "StorageType", "WithWriter", "Writer"]
@@ -69,9 +69,9 @@ class Writer:
         self.place, self.settings = Place.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)
-        self.directory = normalised(checkpoint_dir)
+        self.directory = normalised(arguments.directory(checkpoint_dir))
         if not is_url(self.directory):
-            _make(self.directory, self.place)
+            make_ready(self.directory, self.place)
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
@@ -287,9 +287,9 @@ class Writer:
         return Goodbye(history, sizes, self._details("") if sizes else {}, list(self._departures.found(history)))
 
     def _id(self, step: int) -> SaveId:
-        step = operator.index(step)
+        step = arguments.whole_step(step)
         if not 0 <= step <= LARGEST:
-            raise StepError(f"step {step} is out of range; steps are whole numbers from 0 to {LARGEST}")
+            raise StepError(f"step {step} is out of range; give whole numbers from 0 to {LARGEST}")
         if self._last is not None and step < self._last.step:
             raise StepError(
                 f"step {step} comes after step {self._last.step} was saved; steps must not go back. To train on from "
@@ -316,7 +316,7 @@ class Writer:
         if os.getpid() != self._pid:
             raise FastckptError("a checkpointer belongs to the process that made it, not to one forked from it")
         if self._closed:
-            raise FastckptError("the checkpointer is closed")
+            raise FastckptError("the checkpointer is closed: nothing is saved or loaded after close(); make another")
         self.overlap.wait()
 
 
@@ -329,6 +329,7 @@ class WithWriter:
         """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
         self._writer.close()
 
+    @public
     def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
         """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
 
@@ -367,9 +368,3 @@ def _is_failing() -> bool:
     """Whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
     error = sys.exception()
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
-
-
-def _make(directory: str, place: Place) -> None:
-    """Make a checkpoint directory. That storage fails is no reason for restarted workers not to go on from memory."""
-    with contextlib.suppress(OSError) if place.restart_count else contextlib.nullcontext():
-        make_directory(Path(directory), parents=True)

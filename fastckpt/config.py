@@ -1,17 +1,26 @@
 """The only reader of the environment: settings of a job, and a worker's place in it."""
 
+import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from fastckpt.arguments import meant
 from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
 
 AGENT_VARIABLE = "FASTCKPT_AGENT"
 """Tells workers the address of the agent that launched them."""
 SHM = "/dev/shm"
+_SERVICE = re.compile(
+    "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
+_warned: set[str] = set()
 LARGE_FILES = "/var/tmp"
 """Where large temporary files belong if TMPDIR does not say: on many systems /tmp is a tmpfs."""
 
@@ -64,28 +73,25 @@ class Settings:
     events: str = ""
 
     def __post_init__(self) -> None:
-        if self.slots not in (2, 3):
-            raise ConfigError(f"slots is {self.slots}; an arena has 2 or 3 slots")
-        if self.flush_timeout < 0:
-            raise ConfigError(f"flush_timeout is {self.flush_timeout}; give seconds, 0 or more")
-        if not 0 <= self.persist_mbps < math.inf:
-            raise ConfigError(f"persist_mbps is {self.persist_mbps}; give MB per second, or 0 for no limit")
-        if self.file_mode and not _is_mode(self.file_mode):
-            raise ConfigError(
-                f"file_mode is {self.file_mode!r}; give an octal mode from 0600 to 0666 in which the owner reads and "
-                "writes and nobody executes, such as 0640, or nothing to follow the umask"
-            )
-        if self.fill_threads < 0:
-            raise ConfigError(f"fill_threads is {self.fill_threads}; give a number of threads, or 0 to let us choose")
-        if self.max_stalls < 0:
-            raise ConfigError(f"max_stalls is {self.max_stalls}; give a number of failures, or 0 for no limit")
-        self._check_waits_for_workers()
+        self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")
+        self._demand("flush_timeout", self.flush_timeout >= 0, "give seconds, 0 or more")
+        self._demand("persist_mbps", 0 <= self.persist_mbps < math.inf, "give MB per second, or 0 for no limit")
+        self._demand(
+            "file_mode",
+            not self.file_mode or _is_mode(self.file_mode),
+            "give an octal mode from 0600 to 0666 in which the owner reads and writes and nobody executes, such as "
+            "0640, or nothing to follow the umask",
+        )
+        self._demand("fill_threads", self.fill_threads >= 0, "give a number of threads, or 0 to let us choose")
+        self._demand("max_stalls", self.max_stalls >= 0, "give a number of failures, or 0 for no limit")
+        self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
+        waits = self.hang_timeout in ("auto", "off") or _is_positive(self.hang_timeout)
+        self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
 
-    def _check_waits_for_workers(self) -> None:
-        if not 0 <= self.stop_grace < math.inf:
-            raise ConfigError(f"stop_grace is {self.stop_grace}; give seconds, or 0 to kill workers at once")
-        if self.hang_timeout not in ("auto", "off") and not _is_positive(self.hang_timeout):
-            raise ConfigError(f"hang_timeout is {self.hang_timeout!r}; give a number of seconds, auto or off")
+    def _demand(self, name: str, is_met: bool, allowed: str) -> None:
+        if not is_met:
+            option = f"--fast-{name.replace('_', '-')}"
+            raise ConfigError(f"{name} is {getattr(self, name)!r}; {allowed} ({option}, {variable(name)})")
 
     @property
     def arenas(self) -> str:
@@ -104,8 +110,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """Read ``FASTCKPT_*``; raises ConfigError naming the variable that cannot be read."""
+        """Read ``FASTCKPT_*``; raises ConfigError naming one that cannot be read, and warns of unknown ones."""
         environment = os.environ if environment is None else environment
+        _warn_of_unknown(environment, {AGENT_VARIABLE, *(variable(field.name) for field in fields(cls))})
         found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
         values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
         return cls(**values)
@@ -114,6 +121,17 @@ class Settings:
         """The variables from which `from_environment` reads these settings again."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
+    """Name, once, variables that look like settings; workers do not say again what their launcher has said."""
+    if AGENT_VARIABLE in environment or environment.get("LOCAL_RANK", "0") != "0":
+        return
+    for name in environment:
+        if name.startswith(variable("")) and name not in {*known, *_warned} and not _SERVICE.fullmatch(name):
+            _warned.add(name)
+            near = meant(name, known).replace("'", "") or f"; there are {', '.join(sorted(known - {AGENT_VARIABLE}))}"
+            logger.warning("%s is set, but is no setting of fastckpt%s", name, near)
 
 
 def _temporary() -> str:
@@ -137,7 +155,7 @@ def _parse(settings: type[Settings], name: str, text: str) -> object:
     try:
         return words[text.lower()] if isinstance(default, bool) else type(default)(text)
     except (KeyError, ValueError) as error:
-        kind = "yes or no" if isinstance(default, bool) else f"a {type(default).__name__}"
+        kind = "yes or no" if isinstance(default, bool) else {int: "a whole number", float: "a number"}[type(default)]
         raise ConfigError(f"{variable(name)} is {text!r}; give {kind}") from error
 
 

@@ -10,6 +10,8 @@ from typing import Any, Unpack
 
 import torch
 
+from fastckpt import arguments
+from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.beats import phase
@@ -26,6 +28,7 @@ from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.offers import Files, Needs, Offers
 from fastckpt.engine.predict import with_optimizer_state
+from fastckpt.engine.rank_state import RankState
 from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resume, Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
@@ -89,6 +92,7 @@ class DdpCheckpointer(WithWriter):
             "" if nothing was loaded.
     """
 
+    @public
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
@@ -116,6 +120,7 @@ class DdpCheckpointer(WithWriter):
         self._writes_model = place.local_rank == 0
         self._given: dict[str, Any] | None = None
 
+    @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Have memory reserved and faulted in before the first save, behind training's back.
 
@@ -129,6 +134,7 @@ class DdpCheckpointer(WithWriter):
         """
         self._writer.prepare(self._states(with_optimizer_state(state_dict, optimizer), None))
 
+    @public
     def save_checkpoint(
         self,
         step: int,
@@ -168,9 +174,11 @@ class DdpCheckpointer(WithWriter):
                 comes to be too large later is skipped.
             OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
-        path, states = os.fspath(path), self._states(state_dict, rank_state)
-        return self._writer.save(step, states, at_least(storage_type, path), path, metrics)
+        arguments.saving(step, state_dict, rank_state, metrics)
+        file, states = arguments.path("path", path), self._states(state_dict, rank_state)
+        return self._writer.save(step, states, at_least(storage_type, file), file, metrics)
 
+    @public
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
         """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
 
@@ -194,24 +202,25 @@ class DdpCheckpointer(WithWriter):
         writer = self._writer
         writer.be_ready()
         ranks = agreement(writer.place.world_size)
-        path = os.fspath(resume_path)
-        since = writer.open_history(ranks, path)
+        asked = arguments.path("resume_path", resume_path)
+        since = writer.open_history(ranks, asked)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
         offers = Offers(writer.link, writer.directory, Needs(MODEL, self._own), digests=writer.verify != "never")
         with writer.beats.work("resume"), closing(offers):
             resume = Resume(
                 writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads, writer.pairing
             )
-            resumed = resume.run_path(path, self._load, ranks, since) if path else resume.run(self._load, ranks)
+            resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)
         if resumed.state is None:
             refuse_foreign(writer.directory, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
-        own = {self._own: {"rng": rng_state(), "state": rank_state or {}}}
+        own = {self._own: {"rng": rng_state(), "state": dict(rank_state or {})}}
         self._given = own
         return {MODEL: state_dict, **own} if self._writes_model else own
 
+    @public
     def close(self) -> None:
         """End saving, for this rank: all that it has saved stays.
 
@@ -224,7 +233,7 @@ class DdpCheckpointer(WithWriter):
         if self._writes_model:
             self._writer.close()
             return
-        self._writer.close(self._given or {self._own: {"rng": rng_state(), "state": self.rank_state}})
+        self._writer.close(self._given or {self._own: {"rng": rng_state(), "state": dict(self.rank_state)}})
 
     def _load(self, files: Files) -> tuple[dict[str, Any], dict[str, Any] | None]:
         def read(path: Path) -> Any:
@@ -242,10 +251,10 @@ class DdpCheckpointer(WithWriter):
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
         self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
+        self.rank_state = RankState(own["state"] if own else {}, rank, step)
         if own is None:
             logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
         else:
-            self.rank_state = own["state"]
             restore_rng(own["rng"])
         threads = resumed.details.get("num_threads")
         if threads not in (None, torch.get_num_threads()):

@@ -16,6 +16,16 @@ class UnsupportedTorch(FastckptError, ImportError):
         super().__init__(message, name="torch")
 
 
+class ArgumentError(ConfigError, TypeError):
+    """An argument is missing, unknown, or of another kind than what is allowed."""
+
+
+class NoRankState(FastckptError, KeyError):
+    """A rank has nothing under a name in what ranks saved for themselves."""
+
+    __str__ = Exception.__str__
+
+
 class ArenaTooSmall(FastckptError):
     """Shared memory cannot hold the slots that a checkpoint directory needs."""
 

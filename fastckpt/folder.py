@@ -9,6 +9,8 @@ from typing import Any, Self, Unpack
 
 from torch.optim import Optimizer
 
+from fastckpt import arguments
+from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
@@ -98,6 +100,7 @@ class FolderCheckpointer(WithWriter):
         ConfigError, ArenaInUse: As for `DdpCheckpointer`.
     """
 
+    @public
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
@@ -126,6 +129,7 @@ class FolderCheckpointer(WithWriter):
         """Whether this rank saves what is common: the first rank of each node does."""
         return self._writer.place.local_rank == 0
 
+    @public
     def save_checkpoint(
         self,
         step: int,
@@ -154,6 +158,7 @@ class FolderCheckpointer(WithWriter):
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
         writer = self._writer
+        arguments.saving(step, files, None, metrics)
         self.let_go()
         named.check(step)
         if files.keys() != self._checked:
@@ -183,6 +188,7 @@ class FolderCheckpointer(WithWriter):
         """A directory in memory for what a framework writes beside its files and nobody needs; of this rank alone."""
         return make_view(self._writer.link, "scratch", {})
 
+    @public
     def find(self, resume_path: str | os.PathLike[str] = "", *, foreign: bool = False) -> Folder | None:
         """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
 
@@ -202,7 +208,7 @@ class FolderCheckpointer(WithWriter):
         self.let_go()
         writer = self._writer
         writer.be_ready()
-        ranks, asked = agreement(writer.place.world_size), os.fspath(resume_path)
+        ranks, asked = agreement(writer.place.world_size), arguments.path("resume_path", resume_path)
         asked = asked.rstrip("/") or asked
         since = writer.open_history(ranks, asked)
         offers = Offers(writer.link, writer.directory, self._needs, digests=writer.verify != "never")

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Mapping
 from itertools import count
-from operator import index
 from typing import Any, NamedTuple, Unpack, overload
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -12,6 +11,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.nn import Module
 
+from fastckpt import arguments
+from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.config import Place
 from fastckpt.dcp.board import board
@@ -37,6 +38,7 @@ from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
 from fastckpt.engine.named import FOLDER, Named
 from fastckpt.engine.offers import Files
+from fastckpt.engine.rank_state import RankState
 from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
@@ -96,6 +98,7 @@ class FsdpShardCheckpointer(WithWriter):
         last: What was begun to be saved last; None before that.
     """
 
+    @public
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
@@ -106,6 +109,7 @@ class FsdpShardCheckpointer(WithWriter):
         overlap: Optimizers | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
+        arguments.directory(checkpoint_dir)
         place = Place.from_environment()
         plans = board(place.world_size, f"plans {next(_NUMBERS)}")
         self._writer = Writer(
@@ -155,6 +159,7 @@ class FsdpShardCheckpointer(WithWriter):
         **training: Unpack[Beside],
     ) -> SaveResult: ...
 
+    @public
     def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
         """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
 
@@ -185,8 +190,9 @@ class FsdpShardCheckpointer(WithWriter):
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
         """
         given = by_name(state, training)
-        path, wanted = given.pop("path", ""), given.pop("storage_type", None)
-        folder = self._folder(index(step), os.fspath(path))
+        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
+        path, wanted = arguments.path("path", given.pop("path", "")), given.pop("storage_type", None)
+        folder = self._folder(arguments.whole_step(step), path)
         common = apart(given.get("extra_sd", {}))
         whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
         shards = {name: each for name, each in whole.items() if name not in common}
@@ -220,7 +226,7 @@ class FsdpShardCheckpointer(WithWriter):
         writer.be_ready()
         if writer.link.pins:
             writer.link.release()  # a load that failed
-        save = SaveId(writer.link.history, index(step))
+        save = SaveId(writer.link.history, arguments.whole_step(step))
         try:
             with phase("snapshot.shards", step=step):
                 together = storage_type is not StorageType.MEMORY
@@ -246,6 +252,7 @@ class FsdpShardCheckpointer(WithWriter):
         """
         return None if self._reader.find() is None else self._reader
 
+    @public
     def load_checkpoint(
         self, model: Module, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
     ) -> dict[str, Any]:
@@ -326,8 +333,8 @@ class _Reader(SharedMemoryReader):
 
     def _took(self, found: Resumed) -> None:
         super()._took(found)
-        self._checkpointer.rank_state = self._own["state"] if self._own else {}
+        rank, step = self._writer.place.rank, self.loaded_step
+        self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
         if self._own is None:
-            rank = self._writer.place.rank
             logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
         self.restore()

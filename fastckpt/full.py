@@ -8,6 +8,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn import Module
 
+from fastckpt import arguments
+from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType
 from fastckpt.dcp.forms import by_name
 from fastckpt.dcp.training import (
@@ -52,6 +54,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         **training: Unpack[Beside],
     ) -> SaveResult: ...
 
+    @public
     def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
         """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`.
 
@@ -59,10 +62,12 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
         """
         given = by_name(state, training)
+        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
         path, wanted = given.pop("path", ""), given.pop("storage_type", None)
         whole = state_of(given.pop("state_dict", None), given, _gathered(given.get("model")))  # type: ignore[arg-type]
         return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
 
+    @public
     def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
         self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
     ) -> dict[str, Any]:

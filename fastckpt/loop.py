@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import index, length_hint
+from operator import length_hint
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import torch
 
+from fastckpt.arguments import directory, instance, public, shown, whole_step
 from fastckpt.checkpointer import SaveResult, StorageType
 from fastckpt.engine.agreement import Agreement, Departed, agreement, check_alike
 from fastckpt.engine.circumstances import circumstances, device_of, size_of
@@ -32,6 +33,7 @@ from fastckpt.engine.profiler import Due, Profiler
 from fastckpt.engine.service import launch_of
 from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Steady, Tempo
+from fastckpt.engine.unclosed import Unclosed
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
@@ -71,6 +73,7 @@ class Options(SecondLevel, total=False):
     verify: str
 
 
+PARTS = ("optimizer", "scheduler", "data")
 _OWN = Options.__annotations__.keys() - SecondLevel.__annotations__.keys() - {"weights_only", "verify"}
 
 
@@ -103,6 +106,7 @@ class Checkpointer:
         ArenaInUse: Another live job on this host uses the directory.
     """
 
+    @public
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
@@ -113,6 +117,8 @@ class Checkpointer:
         data: Any = None,
         **options: Unpack[Options],
     ) -> None:
+        directory(checkpoint_dir)
+        instance("model", model, torch.nn.Module, "a torch.nn.Module", "give the module that is trained")
         self._every = parse(options.get("every", "auto"))
         self._overhead = checked_overhead(options.get("overhead", 0.035))
         self._keeps_epochs = options.get("keep_epochs", True)
@@ -120,8 +126,6 @@ class Checkpointer:
         given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
         self._optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
         self._overlaps = _checked_overlap(options.get("overlap", True)) and bool(self._optimizers)
-        if unknown := options.keys() - Options.__annotations__.keys():
-            raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(Options.__annotations__)}")
         framework, saved = framework_of(self._model), options.get("gradients", False)
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}
         named |= further(options.get("others", {}), {*named, "data", OWN})
@@ -141,7 +145,10 @@ class Checkpointer:
         self._circumstances: profile_cache.Circumstances | None = None
         self._life = Lifetime("", 0)
         self._step = self._durable = 0
+        self._repeats = False
+        self._unclosed = Unclosed(self, self._writer.place.rank)
 
+    @public
     def resume(self) -> int:
         """Load the newest checkpoint that all ranks can load into all parts; the step to go on after, 0 for a new job.
 
@@ -157,11 +164,18 @@ class Checkpointer:
                 raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
             raise
         if self._writer.place.rank == 0 and (left := self._parts.left_out(loaded) - {OWN}):
-            logger.warning("the checkpoint has %s, which no part takes: it is not loaded", ", ".join(sorted(left)))
+            names = sorted(left)
+            logger.warning(
+                "the checkpoint has %s, which no part takes: it is not loaded. To load it, give %s",
+                ", ".join(names),
+                ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
+            )
         self._step = self._durable = self._checkpointer.loaded_step if loaded else 0
+        self._unclosed.begin(self._step)
         self._tempo = self._chosen_tempo(loaded.get(OWN, {}))
         return self._step
 
+    @public
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> SaveResult | None:
         """Say that this step is done, after the optimizer's; save if a checkpoint is due.
 
@@ -177,10 +191,17 @@ class Checkpointer:
             NotLoadable, ArenaTooSmall: As `DdpCheckpointer.save_checkpoint`.
         """
         if self._tempo is None:
-            raise FastckptError("call resume() before the first step: it tells where to go on, and how often to save")
-        if (step := index(step)) < self._step:
+            self._writer.be_ready()
+            raise FastckptError(
+                f"step {shown(step)} was given, but not resumed: call resume() before the first step, as it tells "
+                "where to go on, and how often to save"
+            )
+        if (step := whole_step(step)) < self._step:
             raise StepError(f"step {step} comes after step {self._step}; count on from resume(), through all epochs")
-        self._step = step
+        if step == self._step and metrics is None and not self._repeats:
+            self._repeats = True
+            logger.warning("step %d was given again; give each step once, and count on from resume()", step)
+        self._step = self._unclosed.step = step
         due = self._due(step)
         self._decisions.tell(self._tempo.decision)
         epoch = self._ended_epoch()
@@ -207,6 +228,7 @@ class Checkpointer:
             self._tempo = Steady(memory, storage, step - 1)
             return self._tempo.turn(step)
 
+    @public
     def close(self) -> None:
         """Save the last step, if it was not, and have it persisted; then end saving."""
         try:
@@ -224,6 +246,7 @@ class Checkpointer:
         self.close() if error is None else self._end()
 
     def _end(self) -> None:
+        self._unclosed.close()
         self._durable = self._step
         self._forget()
         try:
@@ -267,6 +290,8 @@ class Checkpointer:
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
         )
+        if result.saved:
+            self._unclosed.saved = self._step
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
         if self._tempo is not None:
             self._tempo.saved(save, persist=persist, pending=result.pending)
@@ -354,7 +379,7 @@ def _sizes(parts: Parts, device: torch.device) -> tuple[int, int, int]:
 
 def _checked_overlap(overlap: object) -> bool:
     if not isinstance(overlap, bool):
-        raise ConfigError(f"overlap is a {type(overlap).__name__}; give True or False: the optimizers are known")
+        raise ConfigError(f"overlap is {shown(overlap)}; give True or False: the optimizers are known")
     return overlap
 
 

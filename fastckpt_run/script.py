@@ -1,6 +1,7 @@
 """Find the script that workers are to run; refuse to start them if it is not there."""
 
 import shutil
+from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -27,7 +28,12 @@ def require_script(spec: WorkerSpec) -> None:
         script = spec.entrypoint
         found = shutil.which(str(script)) is not None or Path(str(script)).exists()
     if not found:
-        raise click.ClickException(f"no such script: {script}")
+        folder, name = Path(str(script)).parent, Path(str(script)).name
+        near = get_close_matches(name, [each.name for each in folder.iterdir()], 1) if folder.is_dir() else []
+        question = f"; did you mean {folder / near[0]}?" if near else ""
+        raise click.ClickException(
+            f"no such script: {script}; there is no file {name} in {folder.resolve()}: give its path{question}"
+        )
 
 
 def script_of(spec: WorkerSpec) -> Path | None:

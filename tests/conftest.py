@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-MARK = "FASTCKPT_TEST"
+MARK = "TEST_MARK"
 PRELOAD = "TEST_PRELOAD"
 """Sets how the jobs of all tests start their workers that do not say so themselves; else they execute them."""
 QUICK = str(Path(__file__).parent / "start")

@@ -1,5 +1,6 @@
 """A data loader that continues: DataLoader's arguments, and a position that a checkpoint saves."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
@@ -7,6 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from fastckpt.arguments import public
 from fastckpt.data.generators import generators_kept
 from fastckpt.data.mixing import mix
 from fastckpt.data.options import FORWARDED, Options, Wish
@@ -16,6 +18,8 @@ from fastckpt.data.source import Answer, Source
 from fastckpt.data.sources import source_of
 from fastckpt.data.split import check_joined, rank_and_world
 from fastckpt.data.worker import WorkerSetup
+
+logger = logging.getLogger("fastckpt")
 
 
 class ResumableDataLoader:
@@ -48,6 +52,7 @@ class ResumableDataLoader:
         sampler: A `ResumableSampler` with the same position; None for other samplers and iterable data sets.
     """
 
+    @public
     def __init__(
         self,
         dataset: Any,
@@ -73,6 +78,8 @@ class ResumableDataLoader:
         self._handed_out = 0
         self._passes = 0
         self._served = -1
+        self._taken = 0
+        self._has_warned = False
         self._whole_step: tuple[int, tuple[dict[str, Any], dict[str, Any]]] = (-1, ({}, {}))
         hides = isinstance(dataset, IterableDataset) and not wish.get("sharded")
         self._loader = DataLoader[Any](
@@ -118,6 +125,14 @@ class ResumableDataLoader:
         self._passes += 1
         if self._served == self._source.jumps and self._source.ends_here():
             self._end_epoch()  # a loop took the last batch, and did not ask for one more
+        elif self._taken == 1 and self._served == self._source.jumps and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the iteration before took one batch and no more: that is used up, as by next(iter(loader)), and this "
+                "one begins with the batch after it. To look at a batch, keep state_dict(), and load it again "
+                "(docs/data.md)"
+            )
+        self._taken = 0
         if self._whole_step[0] != self._source.jumps:
             self._handed_out, self._whole_step = 0, self._states_now()
         self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
@@ -132,6 +147,7 @@ class ResumableDataLoader:
         """What all ranks have in common: a few numbers, which load with ``weights_only=True``."""
         return self._states()[0]
 
+    @public
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
@@ -144,6 +160,7 @@ class ResumableDataLoader:
         """What this rank has beside it: empty, unless an iterable data set is sharded or has a state of its own."""
         return self._states()[1]
 
+    @public
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `rank_state_dict` gave on this rank, after `load_state_dict`.
 
@@ -181,6 +198,7 @@ class ResumableDataLoader:
             if said is None:
                 self._served = self._source.jumps
                 self._count(self._source.ends_here())
+                self._taken += 1
                 yield batch
         self._end_epoch()
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
+from fastckpt.arguments import choice
 from fastckpt.data.sampler import ResumableSampler
 from fastckpt.errors import ConfigError
 
@@ -56,13 +57,10 @@ class Wish:
     options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.options) - set(Options.__annotations__))
+        choice("seeding", self.get("seeding", "sample"), get_args(Seeding))
         for wrong, why in (
-            (unknown, f"unknown options {unknown}"),
             (self.get("generator") is not None, "generator: its state would not be saved; give seed"),
             (not self.get("in_order", True), "in_order=False: batches would come in no order that could be continued"),
-            (self.get("seeding", "sample") not in get_args(Seeding), f"seeding is {self.get('seeding')!r}; give one of "
-             f"{get_args(Seeding)}"),
             (self.get("accumulate", 1) < 1, f"accumulate is {self.get('accumulate')}; give 1 or more batches per step"),
             (self.drop_last and self.get("uneven"), "drop_last and uneven: the last batch is either dropped or not"),
             (self.drop_last and self.batch_size is None, "drop_last needs batches; batch_size is None"),

@@ -83,8 +83,8 @@ class DrawnOrder:
                 )
             if hasattr(each, "num_replicas"):
                 raise ConfigError(
-                    f"{name} shards among ranks by itself, and the loader would shard again; give a sampler that is "
-                    "the same on all ranks, or a ResumableSampler as sampler"
+                    f"{name} shards among ranks by itself, by its num_replicas, and the loader would shard again: "
+                    "leave the sampler out, or give one that is the same on all ranks, or a ResumableSampler"
                 )
         self._sampler = sampler
         self._size = sampler

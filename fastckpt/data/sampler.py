@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from fastckpt.arguments import public
 from fastckpt.data.order import IndexOrder, Order
 from fastckpt.data.position import Position, nothing_own, whole
 from fastckpt.data.split import Rest, Split, check_joined, rank_and_world
@@ -40,6 +41,7 @@ class ResumableSampler(Sampler[int]):
         counted: Whether a `ResumableDataLoader` moves the position.
     """
 
+    @public
     def __init__(
         self,
         dataset: Sized,
@@ -91,6 +93,7 @@ class ResumableSampler(Sampler[int]):
         """Indices of this rank in a whole epoch."""
         return self.split.steps(self._length)
 
+    @public
     def advance(self, samples: int) -> None:
         """Count samples of this rank as used, and as many of each other: call it when a step is done.
 
@@ -128,6 +131,7 @@ class ResumableSampler(Sampler[int]):
                               "len(batch)) after each step, or use ResumableDataLoader")  # fmt: skip
         return self.position.state(self._length, self.order.identity(self.position.seed, self.position.epoch))
 
+    @public
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called.
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch.nn import Module
 
+from fastckpt.errors import ArgumentError
+
 _STATE = ("state_dict", "path", "storage_type")
 _TRAINING = ("model", "optimizer", "extra_sd", "path", "storage_type")
 
@@ -12,14 +14,14 @@ _TRAINING = ("model", "optimizer", "extra_sd", "path", "storage_type")
 def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """All arguments behind the step by their names: those of the form that the first one tells.
 
-    Raises TypeError as Python would, for too many of them, or one that is given twice.
+    Raises ArgumentError for too many of them, or one that is given twice.
     """
     names = _TRAINING if positional and isinstance(positional[0], Module) else _STATE
     if len(positional) > len(names):
         form = f"save_checkpoint(step, {', '.join(names)})"
-        raise TypeError(f"{form} takes {len(names) + 1} positional arguments; {len(positional) + 1} were given")
+        raise ArgumentError(f"{form} takes {len(names) + 1} positional arguments; {len(positional) + 1} were given")
     given = dict(zip(names, positional, strict=False))
     if twice := given.keys() & named.keys():
-        raise TypeError(f"save_checkpoint got {min(twice)!r} by its place and by its name")
+        raise ArgumentError(f"save_checkpoint got {min(twice)!r} by its place and by its name")
     # In Flash Checkpoint an optimizer or extra_sd that is not there is None.
     return {name: each for name, each in {**given, **named}.items() if each is not None}

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 
+from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType, WithWriter
 from fastckpt.deepspeed.files import as_saved, check, files_of, loading, reads
 from fastckpt.deepspeed.forgotten import SCRIPTS, accumulated, own_state, put_scripts, restore_own
@@ -62,6 +63,7 @@ class DeepSpeedCheckpointer(WithWriter):
             "" if nothing was loaded.
     """
 
+    @public
     def __init__(
         self,
         engine: DeepSpeedEngine,
@@ -88,6 +90,7 @@ class DeepSpeedCheckpointer(WithWriter):
         self.loaded_step = -1
         self.loaded_from = ""
 
+    @public
     def save_checkpoint(
         self,
         save_dir: str | os.PathLike[str],
@@ -142,6 +145,7 @@ class DeepSpeedCheckpointer(WithWriter):
         self._last = step, tag
         return folders.save_checkpoint(step, files, storage_type, common=[NAME], named=named)
 
+    @public
     def load_checkpoint(
         self,
         load_dir: str | os.PathLike[str],

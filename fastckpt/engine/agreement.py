@@ -141,8 +141,8 @@ def agreement(world_size: int, name: str = "resume") -> Agreement:
         return Alone()
     if not dist.is_initialized():
         raise FastckptError(
-            f"load_checkpoint is an agreement of all {world_size} ranks: call "
-            f"torch.distributed.init_process_group first"
+            f"load_checkpoint() and resume() are agreements of all {world_size} ranks: call "
+            f"torch.distributed.init_process_group() first, on every rank"
         )
     return StoreAgreement(name)
 

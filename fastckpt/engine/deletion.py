@@ -7,7 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeGuard
 
-from fastckpt.errors import ConfigError
+from fastckpt.arguments import count, directory, public, shown
+from fastckpt.errors import ArgumentError, ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.lineage import heads, kept, past
 from fastckpt.policy.retention import (
@@ -50,7 +51,7 @@ class _PolicyStrategy(CheckpointDeletionStrategy):
 
     def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
         self.policy = policy
-        self.location = normalised(checkpoint_dir)
+        self.location = normalised(directory(checkpoint_dir))
 
     def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
         """Delete every checkpoint on storage that the policy does not keep."""
@@ -63,20 +64,25 @@ class _PolicyStrategy(CheckpointDeletionStrategy):
 class KeepLatestStepStrategy(_PolicyStrategy):
     """Keeps the newest ``max_to_keep`` checkpoints."""
 
+    @public
     def __init__(self, max_to_keep: int, checkpoint_dir: str | Path) -> None:
+        count("max_to_keep", max_to_keep, "KeepLatestStepStrategy(max_to_keep, checkpoint_dir)")
         super().__init__(KeepLast(max_to_keep), checkpoint_dir)
 
 
 class KeepStepIntervalStrategy(_PolicyStrategy):
     """Keeps the checkpoints whose step is a multiple of ``keep_interval``, and the newest."""
 
+    @public
     def __init__(self, keep_interval: int, checkpoint_dir: str | Path) -> None:
+        count("keep_interval", keep_interval, "KeepStepIntervalStrategy(keep_interval, checkpoint_dir)")
         super().__init__(KeepEvery(keep_interval), checkpoint_dir)
 
 
 class KeepTimeIntervalStrategy(_PolicyStrategy):
     """Keeps the first checkpoint of every ``minutes`` of the clock (with 60: of each hour), and the newest."""
 
+    @public
     def __init__(self, minutes: float, checkpoint_dir: str | Path) -> None:
         super().__init__(KeepEveryMinutes(minutes), checkpoint_dir)
 
@@ -91,6 +97,7 @@ class KeepBestStrategy(_PolicyStrategy):
         mode: "min" if a small value is good, "max" if a large one is.
     """
 
+    @public
     def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path, mode: str = "min") -> None:
         super().__init__(KeepBest(max_to_keep, metric, mode), checkpoint_dir)
 
@@ -112,6 +119,7 @@ class KeepNamedStrategy(_PolicyStrategy):
 class KeepAnyStrategy(_PolicyStrategy):
     """Keeps what at least one of several strategies keeps, each of them one of those above."""
 
+    @public
     def __init__(self, *strategies: CheckpointDeletionStrategy) -> None:
         parts = [strategy for strategy in strategies if _is_ours(strategy)]
         for strategy in strategies:
@@ -141,6 +149,20 @@ _OURS = (
 def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[_PolicyStrategy]:
     """Whether it does what its policy says: a user's subclass may not."""
     return type(strategy) in _OURS
+
+
+def checked(name: str, strategy: object) -> None:
+    """Raise ArgumentError for what is no strategy; whoever has its method is one, whatever it derives from."""
+    if strategy is not None and (isinstance(strategy, type) or not callable(getattr(strategy, "clean_up", None))):
+        given = (
+            f"{strategy.__name__}(...)" if isinstance(strategy, type) else "KeepLatestStepStrategy(3, checkpoint_dir)"
+        )
+        raise ArgumentError(f"{name} is {shown(strategy)}; give a strategy or None, which keeps all: {given}")
+
+
+def place_of(strategy: CheckpointDeletionStrategy | None) -> str:
+    """The directory that a strategy of ours was given; empty if it is another, or none."""
+    return strategy.location if _is_ours(strategy) else ""
 
 
 def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:

@@ -1,5 +1,7 @@
 """Loads a checkpoint's file with torch's own loader, into memory that belongs to the caller alone."""
 
+import pickle
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     storages are aligned as torch aligns them (64 bytes).
 
     Raises:
-        BadCheckpoint: A tensor reaches beyond its storage.
+        BadCheckpoint: A tensor reaches beyond its storage; it has what does not load with ``weights_only=True``.
         Exception: Whatever torch.load raises for a file that it cannot read; see LOAD_ERRORS.
     """
     copies: list[Copy] = []
@@ -30,7 +32,15 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
 
     # torch.load calls it with untyped storages; its annotation says otherwise
     locate = cast(Any, into_fresh_memory)
-    state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
+    try:
+        state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
+    except pickle.UnpicklingError as error:
+        if not (refused := re.findall(r"GLOBAL (\S+)", str(error))):
+            raise
+        raise BadCheckpoint(
+            f"{path} has {refused[0]}, which torch.load(weights_only=True) refuses: pass weights_only=False to the "
+            "checkpointer if you trust whoever wrote it, or allow it with torch.serialization.add_safe_globals"
+        ) from error
     for target, (address, _, size) in zip(fresh, copies, strict=True):
         if (target.data_ptr(), target.nbytes()) != (address, size):
             # For one that is too small torch makes a new one, of what size it may be, and frees what we had

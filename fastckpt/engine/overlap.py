@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from fastckpt import metrics
+from fastckpt.arguments import shown
 from fastckpt.engine.lanes import Lanes, by_place
 from fastckpt.engine.outcome import Outcome
 from fastckpt.engine.rest import Later, Rest
@@ -204,7 +205,9 @@ def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Opti
     given = tuple(overlap) if isinstance(overlap, Iterable) else () if overlap is None else (overlap,)
     for each in given:
         if not isinstance(each, Optimizer):
-            raise ConfigError(f"overlap has a {type(each).__name__}; give torch optimizers, whose steps can be seen")
+            raise ConfigError(
+                f"overlap is {shown(each)}; it takes torch optimizers, whose steps can be seen: give overlap=optimizer"
+            )
     return given
 
 

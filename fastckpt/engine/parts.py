@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from fastckpt.arguments import shown
 from fastckpt.data import DataState, data_state, load_data_state
 from fastckpt.data.contract import check_stateful
 from fastckpt.engine.gradients import Gradients
 from fastckpt.engine.kinds import Kinds, check_kinds
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ConfigError, FastckptError
 from fastckpt.stateful import Stateful
 
 Part = Stateful | Sequence[Stateful]
@@ -37,11 +38,9 @@ class Parts:
         self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
-                if not isinstance(each, Stateful):
-                    raise ConfigError(
-                        f"{name} is a {type(each).__name__}, which has no state_dict and load_state_dict; give what "
-                        "has both"
-                    )
+                if isinstance(each, type) or not isinstance(each, Stateful):
+                    made = f", such as {each.__name__}(...)" if isinstance(each, type) else ", or leave it out"
+                    raise ConfigError(f"{name} is {shown(each)}; give what has state_dict and load_state_dict{made}")
         if data is not None:
             check_stateful(data)
 
@@ -58,6 +57,11 @@ class Parts:
     def common(self) -> dict[str, Any]:
         """What all ranks have in common, but for the data, some of which begin to be read when asked for a state."""
         return {name: _state(part) for name, part in self._parts.items()}
+
+    @property
+    def _names(self) -> list[str]:
+        """The name of each object, as `check` gives them."""
+        return [name for name, part in self._parts.items() for _ in (part if isinstance(part, Sequence) else (part,))]
 
     @property
     def shared(self) -> dict[str, str]:
@@ -91,8 +95,8 @@ class Parts:
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
-        for part, state in self.check(common):
-            part.load_state_dict(state)
+        for (part, state), name in zip(self.check(common), self._names, strict=True):
+            _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
             load_data_state(self._data, common["data"], own.get("data"))
@@ -136,6 +140,19 @@ def _tensors(node: Any) -> Iterator[torch.Tensor]:
 
 def _state(part: Part) -> Any:
     return [each.state_dict() for each in part] if isinstance(part, Sequence) else part.state_dict()
+
+
+def _load(name: str, part: Stateful, state: Any) -> None:
+    """Have an object take its state; raises ConfigError if it is one of another."""
+    try:
+        part.load_state_dict(state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, FastckptError | torch.OutOfMemoryError):
+            raise
+        raise ConfigError(
+            f"{name}, a {type(part).__name__}, does not take its state in the checkpoint: {error}; give the {name} "
+            "that was saved, or, to start afresh, another checkpoint directory"
+        ) from error
 
 
 def _pairs(name: str, part: Part, state: Any) -> list[tuple[Stateful, Any]]:

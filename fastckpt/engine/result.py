@@ -4,6 +4,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from fastckpt.arguments import member
+
 
 class StorageType(enum.Enum):
     """How far a save goes before it counts: into shared memory, or on to storage in the background."""
@@ -12,11 +14,16 @@ class StorageType(enum.Enum):
     DISK = 1
 
     @classmethod
-    def _missing_(cls, value: object) -> "StorageType | None":
-        """Another library's member of this name, which scripts that were written for that import as before."""
-        if isinstance(value, enum.Enum) and type(value).__name__ == cls.__name__:
-            return cls.__members__.get(value.name)
-        return None
+    def _missing_(cls, value: object) -> "StorageType":
+        """Another library's member of this name, which scripts that were written for that import as before.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        theirs = value.name if isinstance(value, enum.Enum) and type(value).__name__ == cls.__name__ else ""
+        if theirs in cls.__members__:
+            return cls[theirs]
+        raise member(cls, "storage_type", value)
 
 
 def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | None:

@@ -145,7 +145,7 @@ class Resume:
         finally:
             self._link.release()
         if attempt.objections:
-            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(attempt.of(range(len(nodes))))}")
+            raise self._bad(path, attempt.of(range(len(nodes))))
         resumed = Resumed(save, "storage", attempt.state, offer.details, self._offers.is_elsewhere(offer))
         self._report(resumed)
         return resumed
@@ -206,8 +206,12 @@ class Resume:
         reports = agreement.gather([error, self._link.place.group_rank])
         errors = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(reports) if text]
         if errors or found is None:
-            raise BadCheckpoint(f"{path} cannot be loaded: {'; '.join(errors)}")
+            raise self._bad(path, errors)
         return *found, [node for _, node in reports]
+
+    def _bad(self, path: str, why: Sequence[str]) -> BadCheckpoint:
+        there = f"fastckpt ls {self._offers.directory} shows what there is"
+        return BadCheckpoint(f"{path} cannot be loaded: {'; '.join(why)}. {there}")
 
     def _attempt(self, offer: Offer, sharing: list[int], load: Load, agreement: Agreement) -> _Attempt:
         """Verify, vote, load, vote. No rank unpickles what another has found damaged: that can end the process."""

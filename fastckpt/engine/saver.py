@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from fastckpt import metrics
 from fastckpt.config import Settings
 from fastckpt.engine.keeper import Keeper
+from fastckpt.engine.ready import warn_of_disk
 from fastckpt.engine.tally import Tally
 from fastckpt.engine.told import joined, told
 from fastckpt.errors import FastckptError, ProtocolError
@@ -64,6 +65,7 @@ class Saver:
 
     def start(self) -> None:
         """Listen at `address`, which workers find in FASTCKPT_AGENT."""
+        warn_of_disk(self._settings)
         self._thread.start()
         self._call(self._listen()).result(START_TIMEOUT)
 

@@ -69,7 +69,8 @@ class Writers:
         """
         if self._present.get(rank) == pid:
             raise FastckptError(
-                f"process {pid} has a checkpointer for this directory open already; close that one first, or use it"
+                f"process {pid} has a checkpointer for this directory open already, and may have one at a time: close "
+                "that one first, or use it"
             )
         self._present[rank] = pid
         self._ranks[rank] = of_job

@@ -8,6 +8,7 @@ from typing import IO, Any, cast
 
 import torch
 
+from fastckpt.arguments import NOTE
 from fastckpt.errors import NotLoadable
 from fastckpt.format.sink import Sink
 from fastckpt.format.skeleton import Skeleton, sketch
@@ -40,11 +41,12 @@ def check_loadable(state: Any, skeleton: Skeleton) -> None:
     if error is None:
         return
     path, culprit = _culprit("state", state, _is_refused)
+    own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
     raise NotLoadable(
         f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
-        f"refuses. Save it as plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
+        f"refuses. Save {own}plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
         f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory."
-    ) from error
+    )
 
 
 def globals_named(skeleton: Skeleton) -> frozenset[bytes]:
@@ -81,7 +83,10 @@ def add_path(error: Exception, state: Any) -> None:
         return False
 
     path, culprit = _culprit("state", state, raises)
-    error.add_note(f"fastckpt: {path}, a {type(culprit).__module__}.{type(culprit).__qualname__}, cannot be saved")
+    error.add_note(
+        f"{NOTE}{path}, a {type(culprit).__module__}.{type(culprit).__qualname__}, cannot be saved; "
+        "leave it out, or save plain values or tensors in its place"
+    )
 
 
 def _is_refused(part: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
+from fastckpt.arguments import shown
 from fastckpt.errors import ConfigError, ProtocolError
 
 Id: TypeAlias = tuple[int, int]
@@ -215,7 +216,7 @@ def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError, RuntimeError, OverflowError):  # say, of a tensor with several elements
             number = None
         if not isinstance(name, str) or number is None:
-            raise ConfigError(f"the metric {name!r} is {str(value)[:80]}; metrics are numbers by name")
+            raise ConfigError(f"the metric {name!r} is {shown(value)}; give a number, under a name")
         if math.isfinite(number):
             found[name] = number
     return found

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 Id = tuple[int, int]
 
+EVERY_RANK = ". Call save_checkpoint(), or step(), on every rank"
+"""What to do if ranks are not late, but never save."""
+
 
 @dataclass(frozen=True)
 class SlotView:
@@ -49,7 +52,8 @@ def choose_slot(slots: Sequence[SlotView], latest: Mapping[int, Id]) -> int | Sk
     if free:
         return min(free, key=lambda i: (free[i], i))
     reasons = [reason for slot in slots if (reason := _obstacle(slot, newest))]
-    return Skip("; ".join(reasons))
+    late = any(slot.writers - slot.done for slot in slots if slot.id is not None and not slot.committed)
+    return Skip("; ".join(reasons) + EVERY_RANK * late)
 
 
 def _rank(slot: SlotView) -> tuple[int, Id]:

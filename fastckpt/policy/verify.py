@@ -1,6 +1,6 @@
 """How much of a checkpoint is compared with what was saved."""
 
-from fastckpt.errors import ConfigError
+from fastckpt.arguments import choice
 
 LEVELS = ("never", "resume", "always")
 """From the least to the most: sizes alone, digests before a resume, and what was persisted is read back as well."""
@@ -8,9 +8,7 @@ LEVELS = ("never", "resume", "always")
 
 def level(value: object) -> str:
     """A level as the user gave it; raises ConfigError if it is none."""
-    if value not in LEVELS:
-        raise ConfigError(f'verify is {str(value)[:80]!r}; give "never", "resume" or "always"')
-    return str(value)
+    return choice("verify", value, LEVELS)
 
 
 def strictest(*levels: str) -> str:

@@ -207,7 +207,7 @@ REFUSED = [
     ({"batch_size": 0}, "batch_size is 0"),
     ({"num_replicas": 2, "rank": 2}, "rank is 2 of 2"),
     ({"seed": 2**63}, "seed is 9223372036854775808"),
-    ({"color": "red"}, r"unknown options \['color'\]"),
+    ({"color": "red"}, r"no argument 'color'"),
     ({"sampler": ResumableSampler(Indexed(3), 1, 0), "rank": 0}, "to it alone"),
     ({"sampler": ResumableSampler(Indexed(3), 1, 0), "seed": 4}, "to it alone"),
 ]

@@ -178,7 +178,7 @@ def test_nothing_is_loaded_unless_all_parts_fit(directory: Path):
 def test_names_that_are_taken(directory: Path, name: str):
     with pytest.raises(ConfigError, match=f"others has '{name}'"):
         Training(directory, others={name: nn.Linear(1, 1)})
-    with pytest.raises(TypeError, match="no option 'evry'; there are"):
+    with pytest.raises(TypeError, match="no argument 'evry'; there are"):
         Training(directory, evry=3)
 
 

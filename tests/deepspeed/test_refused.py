@@ -53,7 +53,7 @@ def test_a_storage_type_of_another_library(directory):
         assert one.wait_latest_checkpoint(20) == 0
         assert {path.name for path in directory.iterdir()} > {"second", "latest", "zero_to_fp32.py"}
         assert not (directory / "first").exists()
-        with pytest.raises(ValueError, match="'disk' is not a valid StorageType"):
+        with pytest.raises(ValueError, match=r"storage_type is 'disk'; give StorageType\.MEMORY or StorageType\.DISK"):
             one.save_checkpoint(directory, "third", storage_type="disk")  # type: ignore[arg-type]
 
 

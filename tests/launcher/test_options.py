@@ -185,7 +185,7 @@ def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FASTCKPT_SLOTS", "many")
     with pytest.raises(SystemExit):
         main(["t.py"])
-    assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a int\n"
+    assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a whole number\n"
 
 
 def test_help_shows_ours_and_torchruns(capfd) -> None:

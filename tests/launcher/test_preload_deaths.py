@@ -155,7 +155,7 @@ main(sys.argv[1:])
     job = jobs.start("--fast-preload=math", str(script), launcher=[sys.executable, "-c", driver], **environment)
     job.communicate(timeout=120)
     assert job.returncode == -signal.SIGKILL
-    mark = os.environ["FASTCKPT_TEST"]
+    mark = os.environ["TEST_MARK"]
 
     def left() -> list[int]:
         return [p.pid for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)]
@@ -166,6 +166,6 @@ main(sys.argv[1:])
 
 def marked(process: psutil.Process, mark: str) -> bool:
     try:
-        return process.environ().get("FASTCKPT_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE
+        return process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -81,7 +81,7 @@ def state_with_a_path(scene: Scene) -> None:
     save(scene.directory, lambda c, step, state: c.save_checkpoint(step, {**state, "p": pathlib.Path("/x")}))
 
 
-@answered(NotLoadable, value="state['model']", limit="weights_only", remedy="model.state_dict()")
+@answered(NotLoadable, value="state['model']", limit="weights_only", remedy="state_dict()")
 def state_with_a_model(scene: Scene) -> None:
     model = network()
     save(scene.directory, lambda c, step, state: c.save_checkpoint(step, {"model": model}))
@@ -93,7 +93,7 @@ def model_as_state(scene: Scene) -> None:
     save(scene.directory, lambda c, step, state: c.save_checkpoint(step, model))
 
 
-@answered(TypeError, value="rank_state is a list", limit="a dict", remedy="such as {'data': ")
+@answered(TypeError, value="rank_state is a list", limit="a dict", remedy="such as {")
 def rank_state_list(scene: Scene) -> None:
     save(scene.directory, lambda c, step, state: c.save_checkpoint(step, state, rank_state=[1, 2]))
 
@@ -128,7 +128,7 @@ def strategy_reversed(scene: Scene) -> None:
     save(scene.directory, deletion_strategy=KeepLatestStepStrategy(scene.directory, 2))
 
 
-@answered(ConfigError, value="checkpoints to keep is 0", limit="1 or more", remedy="give")
+@answered(ConfigError, value="max_to_keep is 0", limit="1 or more", remedy="give")
 def strategy_that_keeps_nothing(scene: Scene) -> None:
     save(scene.directory, deletion_strategy=KeepLatestStepStrategy(0, scene.directory))
 
@@ -149,7 +149,7 @@ def second_run_that_does_not_load(scene: Scene) -> None:
     save(scene.directory, load=False)
 
 
-@answered(BadCheckpoint, value="/checkpoint-77", limit="there are steps 2", remedy="fastckpt ls")
+@answered(BadCheckpoint, value="/checkpoint-77", limit="No such file or directory", remedy="fastckpt ls")
 def resume_path_that_is_not_there(scene: Scene) -> None:
     save(scene.directory)
     with DdpCheckpointer(scene.directory) as checkpointer:

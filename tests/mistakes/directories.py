@@ -25,7 +25,7 @@ def directory_none(scene: Scene) -> None:
     train(None)
 
 
-@answered(ConfigError, value="which is a file", limit="a directory", remedy="give")
+@answered(ConfigError, value="checkpoints is a file", limit="a directory", remedy="give")
 def directory_is_a_file(scene: Scene) -> None:
     Path(scene.directory).write_text("x")
     save(scene.directory)
@@ -61,7 +61,7 @@ def directory_of_an_unknown_protocol(scene: Scene) -> None:
     save("s4://bucket/run")
 
 
-@answered(FastckptError, value="checkpoints", limit="open already", remedy="close that one first")
+@answered(FastckptError, value="this directory", limit="one at a time", remedy="close that one first")
 def directory_of_two_checkpointers(scene: Scene) -> None:
     with DdpCheckpointer(scene.directory):
         DdpCheckpointer(scene.directory)

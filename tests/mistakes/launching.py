@@ -60,9 +60,9 @@ def memory_on_a_disk(scene: Scene) -> None:
     save(scene.directory)
 
 
-@answered(SystemExit, value="no such option: --fast-slot", limit="--fast-shm-dir", remedy="did you mean --fast-slots?")
+@answered(SystemExit, value="no such option: --fast-slto", limit="given in full", remedy="did you mean --fast-slots?")
 def option_typo(scene: Scene) -> None:
-    main(["--standalone", "--fast-slot", "2", SCRIPT])
+    main(["--standalone", "--fast-slto", "2", SCRIPT])
 
 
 @answered(SystemExit, value="slots is 5", limit="2 or 3", remedy="give")

@@ -55,7 +55,7 @@ def model_function(scene: Scene) -> None:
     Checkpointer(scene.directory, model=network)
 
 
-@answered(ConfigError, value="model is a dict", limit="torch.nn.Module", remedy="give the module")
+@answered(ConfigError, value="model is an OrderedDict", limit="torch.nn.Module", remedy="give the module")
 def model_state(scene: Scene) -> None:
     Checkpointer(scene.directory, model=network().state_dict())
 
@@ -70,7 +70,7 @@ def optimizer_class(scene: Scene) -> None:
     train(scene.directory, optimizer=torch.optim.AdamW)
 
 
-@answered(ConfigError, value="overlap is a AdamW", limit="True or False", remedy="the optimizers are known")
+@answered(ConfigError, value="overlap is an AdamW", limit="True or False", remedy="the optimizers are known")
 def overlap_optimizer(scene: Scene) -> None:
     given = parts()
     Checkpointer(scene.directory, **given, overlap=given["optimizer"])

@@ -1,0 +1,60 @@
+"""Sees, before anything is saved, whether the places that a job was given are what they should be."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+from fastckpt.config import Place, Settings
+from fastckpt.errors import ConfigError
+from fastckpt.mapping import is_in_memory
+from fastckpt.storage.modes import make_directory
+
+logger = logging.getLogger("fastckpt")
+
+
+def make_ready(directory: str, place: Place) -> None:
+    """Make a checkpoint directory; warns if it cannot be written to, as it may be later, and memory can be.
+
+    That storage fails is no reason for restarted workers not to go on from memory.
+
+    Raises:
+        ConfigError: It is a file, or cannot be made, when the job starts.
+    """
+    path = Path(directory)
+    try:
+        make_directory(path, parents=True)
+    except OSError as error:
+        if place.restart_count:
+            return
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            file = next(each for each in (path, *path.parents) if each.exists())
+            raise ConfigError(f"checkpoint_dir is {directory}, but {file} is a file; give a directory") from None
+        raise ConfigError(
+            f"checkpoint_dir is {directory}, which cannot be made: {error.strerror}; give a directory that this user "
+            "can make, on a file system that is mounted for writing"
+        ) from error
+    if place.local_rank == 0 and not os.access(directory, os.W_OK | os.X_OK):
+        why = os.strerror(errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES)
+        logger.warning(
+            "checkpoint_dir is %s, which cannot be written to: %s. Nothing becomes durable until it can be; memory "
+            "holds what is saved. Remount it for writing, grant this user the right, or choose another directory",
+            directory,
+            why,
+        )
+
+
+def warn_of_disk(settings: Settings) -> None:
+    """Warn if what is to be shared memory lies on a disk, and nobody has said that it may."""
+    place = next(each for each in (Path(settings.arenas), *Path(settings.arenas).parents) if each.exists())
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        is_memory = is_in_memory(descriptor)
+    finally:
+        os.close(descriptor)
+    if settings.memory and not is_memory:
+        logger.warning(
+            "shm_dir is %s, which is on a disk: each save is written there, and waits for it. Give a directory on a "
+            "tmpfs, such as /dev/shm, or say that a disk is meant: --fast-no-memory (FASTCKPT_MEMORY=off)",
+            settings.shm_dir,
+        )
