@@ -82,9 +82,12 @@ def _width_of_ours(rest: Sequence[str]) -> int:
     name, equals, _ = rest[0].partition("=")
     known = {flag: p for p in command().params for flag in (*p.opts, *p.secondary_opts)}
     if name not in known:
-        near = [flag for flag in known if flag.startswith(name)] or get_close_matches(name, known, 1)
+        begun = [flag for flag in known if flag.startswith(name)]
+        near = begun or get_close_matches(name, known, 1)
         question = f"; did you mean {near[0]}?" if len(near) == 1 else ""
-        raise click.UsageError(f"no such option: {name}; names are given in full: {', '.join(near or known)}{question}")
+        raise click.UsageError(
+            f"no such option: {name}; names are given in full: {', '.join(begun or known)}{question}"
+        )
     option = known[name]
     if equals or (isinstance(option, click.Option) and option.is_flag):
         return 1

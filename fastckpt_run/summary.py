@@ -89,13 +89,7 @@ def _lines(tally: Tally) -> Iterator[str]:
         yield f"  persisted    {words.count(tally.persisted, 'checkpoint')}, {size}"
     if tally.overtaken:
         yield f"  overtaken    {words.count(tally.overtaken, 'save')}: a newer one was persisted instead"
-    if tally.durable:
-        yield f"  durable      {tally.durable}"
-    elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
-        # what was loaded from elsewhere is durable there
-        yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
-    if tally.lacking:
-        yield f"  not durable  {tally.lacking}"
+    yield from _durable(tally)
     if tally.skips:
         yield f"  skipped      {words.count(tally.skips.total(), 'save')}"
         yield from _reasons(tally.skips)
@@ -106,6 +100,16 @@ def _lines(tally: Tally) -> Iterator[str]:
     if tally.bad:
         yield f"  bad          {words.count(len(tally.bad), 'checkpoint')}"
         yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+
+
+def _durable(tally: Tally) -> Iterator[str]:
+    if tally.durable:
+        yield f"  durable      {tally.durable}"
+    elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
+        # what was loaded from elsewhere is durable there
+        yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
+    if tally.lacking:
+        yield f"  not durable  {tally.lacking}"
 
 
 def _why_nothing(tally: Tally) -> str:
