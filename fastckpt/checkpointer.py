@@ -31,6 +31,7 @@ from fastckpt.engine.resume import Resumed
 from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
+from fastckpt.engine.stale_addresses import explain_stale_addresses
 from fastckpt.engine.turns import Turns
 from fastckpt.engine.unloaded import warn_of_unloaded
 from fastckpt.engine.wishes import wishes
@@ -49,6 +50,8 @@ from fastckpt.storage.store import is_url, normalised, target_in
 __all__ = ["SaveResult", "StorageType", "WithWriter", "Writer"]
 
 logger = logging.getLogger("fastckpt")
+
+explain_stale_addresses()  # here: the process group is formed before a checkpointer is made
 
 
 class Writer:

@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import torch.distributed as dist
+
 from fastckpt.config import Place, Settings
 from fastckpt.engine.posting import Posting, find
 from fastckpt.engine.saver import Saver
@@ -98,4 +100,6 @@ def _key(place: Place) -> str:
         launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]
     else:
         launch = [os.getppid() if place.local_world_size > 1 else os.getpid()]
+    if place.local_world_size > 1 and dist.is_initialized():  # one process may start several jobs at once
+        launch.append(dist.distributed_c10d._default_pg_init_method)
     return hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
