@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -19,6 +19,7 @@ from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.storage.durable import explained, sync_directory
 from fastckpt.storage.reading import digest_of, open_file
 from fastckpt.tools.inventory import File
+from fastckpt.tools.values import StateFile
 
 VALUES = "fastckpt.values"
 """Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
@@ -79,7 +80,7 @@ def export_file(source: File, out: Path, order: Order, check: Callable[[], None]
         raise ConfigError(f"{out} exists; give another name, or --force to replace it")
     draft = out.with_name(f".fastckpt-export-{secrets.token_hex(6)}")
     with explained(f"export {source.path}", out.parent), _at_hand(source, draft.with_suffix(".source")) as path:
-        state = _part(_load(path), order.only)
+        state = _part(_gathered(source) if source.has_parts else _load(path), order.only)
         try:
             _write_safetensors(state, draft) if order.format == "safetensors" else _write_torch(state, draft)
             with draft.open("rb") as file:
@@ -93,8 +94,9 @@ def export_file(source: File, out: Path, order: Order, check: Callable[[], None]
 @contextmanager
 def _at_hand(source: File, copy: Path) -> Iterator[Path]:
     """A local file with the undamaged bytes of the source, for as long as it is needed."""
-    if source.digest and (found := digest_of(source.path, source.size)) != source.digest:
-        raise BadCheckpoint(f"{source.path} is damaged: its xxh3-128 is {found}; {source.digest} was saved")
+    for file in (source, *source.parts.values()):
+        if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
+            raise BadCheckpoint(f"{file.path} is damaged: its xxh3-128 is {found}; {file.digest} was saved")
     if isinstance(source.path, Path):
         yield source.path
         return
@@ -121,14 +123,22 @@ def _name(draft: Path, out: Path, *, force: bool) -> None:
     sync_directory(out.parent)
 
 
-def _load(source: Path) -> Any:
+def _load(source: Path | BinaryIO) -> Any:
     try:
+        if not isinstance(source, Path):
+            return torch.load(source, map_location="cpu", weights_only=True)
         return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
     except _UNLOADABLE as error:
         raise BadCheckpoint(
             f"{source} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
             f"torch.load(weights_only=False) and save what you need of it."
         ) from error
+
+
+def _gathered(source: File) -> Any:
+    """The state in the chunks of a DCP checkpoint, whole, in memory."""
+    with StateFile(source) as file:
+        return file.gathered(_load)
 
 
 def _part(state: Any, only: str) -> Any:

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.format.completeness import lacks, missing_of
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import NAME
+from fastckpt.format.manifest import METADATA, NAME
 from fastckpt.memory import slots
 from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
@@ -31,11 +31,20 @@ _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
 
 @dataclass(frozen=True)
 class File:
-    """One file of a checkpoint: its path or URL, and what was recorded of it ("" for a digest that was not)."""
+    """One file of a checkpoint: its path or URL, and what was recorded of it ("" for a digest that was not).
+
+    Of a ``.metadata`` of DCP, ``parts`` are the files that have what it describes, by name.
+    """
 
     path: Path | str
     size: int
     digest: str = ""
+    parts: Mapping[str, "File"] = field(default_factory=dict, compare=False)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether it describes a state that lies in other files."""
+        return PurePath(self.path).name == METADATA
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Finds the files of the checkpoint that a user names, to be read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint, ConfigError
@@ -9,6 +9,9 @@ from fastckpt.format.manifest import METADATA, MODEL
 from fastckpt.storage.store import is_url
 from fastckpt.tools.address import Address, parse
 from fastckpt.tools.inventory import File, Inventory, Item, take
+
+PART = ".distcp"
+"""How files end that have what a ``.metadata`` describes."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +50,28 @@ class Source:
 def find(text: str, shm_dir: str) -> Source:
     """What ``text`` names: a file, a directory of files, or a checkpoint of a checkpoint directory.
 
-    Of a step that is in memory and on storage, the one on storage is taken: it stands still.
+    Of a step that is in memory and on storage, the one on storage is taken: it stands still. What
+    torch.distributed.checkpoint has written is one file, its ``.metadata``, with parts.
 
     Raises:
-        ConfigError: There is no such thing, or it is of torch.distributed.checkpoint.
+        ConfigError: There is no such thing.
         BadCheckpoint: It is damaged.
     """
     source = _find(text, shm_dir)
-    if METADATA in source.files:
-        place = str(source.files[METADATA].path).removesuffix(f"/{METADATA}")
-        raise ConfigError(
-            f"{text} is a checkpoint of torch.distributed.checkpoint, and this reads files of torch.save. Make one of "
-            f"it first: python -m torch.distributed.checkpoint.format_utils dcp_to_torch {place} FILE.pt"
-        )
-    return source
+    if METADATA not in source.files:
+        return source
+    parts = {name: file for name, file in source.files.items() if name.endswith(PART)}
+    own = {name: file for name, file in source.files.items() if name not in parts}
+    return replace(source, files=own | {METADATA: replace(own[METADATA], parts=parts)})
 
 
 def _find(text: str, shm_dir: str) -> Source:
     address = parse(text)
     path = Path(address.location)
     if not address.explicit and not is_url(address.location):
-        if path.is_file():
+        if path.is_file() and path.name == METADATA:
+            path = path.parent
+        elif path.is_file():
             return Source(text, {path.name: File(path, path.stat().st_size)}, is_file=True)
         if files := _plain(path):
             return Source(text, files)
@@ -104,5 +108,6 @@ def _plain(path: Path) -> dict[str, File]:
     if (path / ".fastckpt").is_dir() or not path.is_dir():
         return {}
     names = [name for name in (MODEL, METADATA) if (path / name).is_file()]
+    names += sorted(found.name for found in path.glob(f"*{PART}")) if METADATA in names else []
     names += sorted(found.name for found in path.glob("*.pt") if found.name != MODEL and found.is_file())
     return {name: File(path / name, (path / name).stat().st_size) for name in names}

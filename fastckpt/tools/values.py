@@ -1,17 +1,21 @@
 """Reads the elements of tensors from a file piece by piece, so that no state has to fit into memory."""
 
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from math import prod
 from types import TracebackType
+from typing import Any, BinaryIO
 
 import torch
 
 from fastckpt.errors import BadCheckpoint
 from fastckpt.storage.reading import digest_of, open_file
 from fastckpt.tools.archive import Extent
-from fastckpt.tools.contents import contents
+from fastckpt.tools.contents import Contents, contents
+from fastckpt.tools.distcp import Distributed, nested
 from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.tree import Tree, tree_of
@@ -22,22 +26,11 @@ _AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32
 _PACKED = ("quint4x2", "quint2x4")
 
 
-class StateFile(AbstractContextManager["StateFile"]):
-    """A file of a checkpoint, open to read its tree and the elements of its tensors; no pickled code is run.
+class Elements:
+    """The elements of tensors in what was read of a file, which ``path`` names in errors."""
 
-    Raises:
-        BadCheckpoint: It is not there, or damaged.
-    """
-
-    def __init__(self, file: File) -> None:
-        self.path = path = str(file.path)
-        self._file = open_file(file.path, file.size)
-        try:
-            self._contents = contents(self._file, path, lambda: digest_of(file.path, file.size))
-            self.tree: Tree = tree_of(self._contents.state(), path)
-        except BaseException:
-            self._file.close()
-            raise
+    def __init__(self, contents: Contents, path: str) -> None:
+        self._contents, self._path = contents, path
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
         """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
@@ -51,11 +44,11 @@ class StateFile(AbstractContextManager["StateFile"]):
         if tensor.storage is None or not tensor.count:
             return
         if (order := self._contents.byteorder()) != sys.byteorder:
-            raise BadCheckpoint(f"{self.path} has {order}-endian tensors; read it on such a machine")
+            raise BadCheckpoint(f"{self._path} has {order}-endian tensors; read it on such a machine")
         stored = self._contents.stored(tensor.storage.key)
         if tensor.dtype in _PACKED:
             tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
-        dtype = _torch_type(tensor.dtype, self.path)
+        dtype = _torch_type(tensor.dtype, self._path)
         for block in self._cut(tensor, dtype, stored):
             seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
             yield -seen if "neg" in tensor.views else seen
@@ -77,10 +70,44 @@ class StateFile(AbstractContextManager["StateFile"]):
         size = dtype.itemsize
         if (first + count) * size > stored.size:
             raise BadCheckpoint(
-                f"{self.path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
+                f"{self._path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
             )
         data = self._contents.read(Extent(stored.offset + first * size, count * size))
         return torch.frombuffer(data, dtype=dtype)
+
+
+class StateFile(AbstractContextManager["StateFile"]):
+    """A file of a checkpoint, open to read its tree and the elements of its tensors; no pickled code is run.
+
+    Raises:
+        BadCheckpoint: It is not there, or damaged.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.path = path = str(file.path)
+        self._file = open_file(file.path, file.size)
+        try:
+            self._elements, state = self._look(file)
+            self.tree: Tree = tree_of(state, path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _look(self, file: File) -> tuple["Elements | Chunks", Any]:
+        if file.has_parts:
+            whole = Distributed(self._file, self.path, lambda name: _part(file, name))
+            return Chunks(whole), whole.state()
+        found = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
+        return Elements(found, self.path), found.state()
+
+    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a tensor in their order, as `Elements.blocks` gives them."""
+        return self._elements.blocks(tensor)
+
+    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
+        """The state of a DCP checkpoint, whole; ``load`` reads an archive of a value."""
+        assert isinstance(self._elements, Chunks)
+        return self._elements.gathered(load)
 
     def close(self) -> None:
         """Close the file."""
@@ -90,6 +117,67 @@ class StateFile(AbstractContextManager["StateFile"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Chunks:
+    """The elements of tensors that lie in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
+
+    def __init__(self, whole: Distributed) -> None:
+        self._whole = whole
+
+    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a tensor, cut as `Elements.blocks` cuts them; raises BadCheckpoint if they are not there."""
+        if tensor.storage is None or not tensor.count:
+            return
+        key, slash, own = tensor.storage.key.rpartition("/")
+        [value] = self._whole.chunks(key) if slash and len(self._whole.chunks(key)) == 1 else [None]
+        if value is not None and not self._whole.chunks(tensor.storage.key):  # within a value that is no tensor
+            with self._whole.piece(value) as piece:
+                within = replace(tensor, storage=replace(tensor.storage, key=own))
+                yield from Elements(piece, piece.name).blocks(within)
+            return
+        shape = tensor.shape or (1,)
+        elements = self.tensor(tensor).reshape(shape)
+        for index, start, count in _pieces(shape):
+            yield elements[index].narrow(0, start, count).reshape(-1)
+
+    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
+        """The whole state; ``load`` reads an archive of a value."""
+        flat = {key: self._loaded(key, tensor, load) for key, tensor in self._whole.tensors.items()}
+        return nested(flat, self._whole.paths)
+
+    def _loaded(self, key: str, tensor: Tensor | None, load: Callable[[BinaryIO], Any]) -> Any:
+        return self.tensor(tensor) if tensor else load(io.BytesIO(self._whole.read(self._whole.only_chunk(key))))
+
+    def tensor(self, tensor: Tensor) -> torch.Tensor:
+        """All of a tensor."""
+        assert tensor.storage is not None
+        key = tensor.storage.key
+        made, found = torch.empty(tensor.shape, dtype=_torch_type(tensor.dtype, self._whole.name)), 0
+        for chunk in self._whole.chunks(key):
+            with self._whole.piece(chunk) as piece:
+                part = piece.state()
+                if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != tensor.dtype:
+                    raise BadCheckpoint(f"{piece.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+                place = made
+                try:
+                    for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                        place = place.narrow(dimension, begin, size)
+                except (RuntimeError, ValueError, IndexError) as error:
+                    raise BadCheckpoint(f"{piece.name} does not fit into {key!r}: {error}") from error
+                blocks = list(Elements(piece, piece.name).blocks(part))
+                place.copy_(torch.cat(blocks).reshape(chunk.sizes)) if blocks else None
+                found += part.count
+        if found != tensor.count:
+            raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
+        return made
+
+
+def _part(file: File, name: str) -> BinaryIO:
+    """Open a file beside ``.metadata``."""
+    if name not in file.parts:
+        raise BadCheckpoint(f"{file.path} names {name}, which is not there; several nodes keep theirs each in memory")
+    return open_file(file.parts[name].path, file.parts[name].size)
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:

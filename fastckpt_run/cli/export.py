@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from fastckpt.config import Settings
-from fastckpt.format.manifest import MODEL
+from fastckpt.format.manifest import METADATA, MODEL
 from fastckpt.sizes import decimal
 from fastckpt.tools.source import find
 from fastckpt_run.cli.answer import Answer, Screen, answering
@@ -15,12 +15,14 @@ from fastckpt_run.cli.answer import Answer, Screen, answering
 @click.argument("checkpoint", metavar="DIR[@STEP]")
 @click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--format", "kind", type=click.Choice(["safetensors", "torch"]), help="By default, as OUT is named.")
-@click.option("--file", "name", default="", metavar="NAME", help="The file to export; by default model.pt.")
+@click.option(
+    "--file", "name", default="", metavar="NAME", help="The file to export; by default model.pt or .metadata."
+)
 @click.option("--only", default="", metavar="KEYS", help="Export this part of the state, such as model.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @answering
 def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool) -> Answer:
-    """Write the state of a checkpoint to OUT, as safetensors or with torch.save.
+    """Write the state of a checkpoint to OUT, as safetensors or with torch.save; the shards of DCP are put together.
 
     The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
     dots, numbers and texts become metadata, what is stored twice is written once; anything else is refused by name.
@@ -28,7 +30,8 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
     from fastckpt.tools.export import Order, export_file
 
     source = find(checkpoint, Settings.from_environment().arenas)
-    name = name or (next(iter(source.files)) if len(source.files) == 1 else MODEL)
+    alone = next(iter(source.files)) if len(source.files) == 1 else MODEL
+    name = name or (METADATA if METADATA in source.files else alone)
     file = source.file(name)
     kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")
     export_file(file, out, Order(kind, only, force), source.check_unchanged)

@@ -26,19 +26,20 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
     """Show the tree of tensors and values in a checkpoint: names, types, shapes, bytes.
 
     Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
-    files, or one of them.
+    files, or one of them. The shards that DCP has written are one file: .metadata.
     """
     source = find(checkpoint, Settings.from_environment().arenas)
     files = {name: source.file(name) for name in names or source.files}
     trees = {name: _read(file) for name, file in files.items()}
     source.check_unchanged()
+    sizes = {name: file.size + sum(part.size for part in file.parts.values()) for name, file in files.items()}
     document = {
         "checkpoint": describe(source.item) if source.item else None,
         "files": [
             {
                 "name": name,
                 "path": str(files[name].path),
-                "size": files[name].size,
+                "size": sizes[name],
                 "tensors": _count(tree),
                 "bytes": stored_bytes(tree),
                 "entries": [_to_json(entry) for entry in tree if _is_within(entry, depth)],
@@ -52,7 +53,7 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
             if i:
                 screen.line("")
             tensors = f"{_count(tree)} tensors of {decimal(stored_bytes(tree))}"
-            screen.line(f"{files[name].path}: {decimal(files[name].size)}, {tensors}")
+            screen.line(f"{files[name].path}: {decimal(sizes[name])}, {tensors}")
             rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
             screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
 
@@ -60,6 +61,11 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
 
 
 def _read(file: File) -> Tree:
+    if file.has_parts:
+        from fastckpt.tools.values import StateFile  # imports torch, which the others need not
+
+        with StateFile(file) as state:
+            return state.tree
     with open_file(file.path, file.size) as opened:
         return read_tree(opened, str(file.path))
 

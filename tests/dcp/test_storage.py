@@ -1,10 +1,12 @@
 """What dcp.save, dcp.async_save and dcp.load do with our writer and reader, in a job of one rank."""
 
 import copy
+import os
 import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from fastckpt.memory.arena import arena_path, slots_of
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.tools.inventory import take
 from fastckpt.tools.source import find
+from fastckpt.tools.values import StateFile
 from fastckpt.tools.which import decide
 from tests.dcp.train import same
 
@@ -475,5 +478,7 @@ def test_tools_know_such_checkpoints(tmp_path: Path, writer: SharedMemoryWriter)
     inventory = take(directory, shm_dir)
     decision = decide(inventory, verifies=True)
     assert decision.choice is not None and decision.choice.step == 1
-    with pytest.raises(ConfigError, match=r"format_utils dcp_to_torch .*/checkpoint-1 FILE.pt"):
-        find(directory, shm_dir)
+    for tier in ("memory", "storage"):
+        file = find(f"{directory}@1:{tier}", os.environ["FASTCKPT_SHM_DIR"]).files[".metadata"]
+        with StateFile(file) as found:
+            assert same(found.gathered(partial(torch.load, weights_only=True)), state(1)), tier

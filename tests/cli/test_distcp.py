@@ -1,0 +1,149 @@
+"""`show`, `diff` and `export` read what torch.distributed.checkpoint writes, without running code that it names."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.cli.conftest import Fastckpt
+from tests.earlier.test_earlier import unpacked
+
+
+def state() -> dict[str, Any]:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    odd = {"bf16": torch.ones(3, dtype=torch.bfloat16), "none": torch.empty(0, 2), "turned": torch.randn(4, 6).t()}
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "odd": odd}
+    return parts | {"step": 7, "name": "x", "list": [1, torch.arange(4), {"a": torch.tensor(2.5)}, []], "scalar": 0.5}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """As torch alone saves it."""
+    dcp.save(state(), checkpoint_id=tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def of_torch(folder: Path, tmp_path: Path) -> Any:
+    dcp_to_torch_save(folder, tmp_path / "torch.pt")
+    return torch.load(tmp_path / "torch.pt", weights_only=False)
+
+
+def test_show_has_each_tensor_and_value(plain: Path, fastckpt: Fastckpt) -> None:
+    [file] = fastckpt("show", plain, "--json").document["files"]
+    entries = {entry["name"]: entry for entry in file["entries"]}
+    assert (file["name"], file["tensors"]) == (".metadata", 13)
+    assert file["size"] == sum(path.stat().st_size for path in plain.iterdir())
+    weight = entries["model.weight"]
+    assert (weight["type"], weight["shape"], weight["bytes"]) == ("float32", [3, 5], 60)
+    assert [entries[name]["value"] for name in ("step", "name", "list.0", "scalar")] == [7, "x", 1, 0.5]
+    assert entries["list"]["type"] == "list" and entries["list.2.a"]["shape"] == []
+    assert "model" in fastckpt("show", plain / ".metadata").out, "its .metadata names it, too"
+
+
+def test_export_is_what_torch_makes_of_it(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+    assert fastckpt("export", plain, tmp_path / "out.pt").code == 0
+    assert equal(torch.load(tmp_path / "out.pt", weights_only=True), of_torch(plain, tmp_path))
+    assert fastckpt("diff", plain, tmp_path / "out.pt").code == 0
+    assert fastckpt("export", plain, tmp_path / "out.safetensors", "--only", "model").code == 0
+    assert equal(load_file(tmp_path / "out.safetensors"), dict(state()["model"]))
+
+
+def test_diff_tells_what_differs(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+    other = state()
+    other["model"]["weight"][1, 2] += 2
+    other |= {"step": 8, "more": 1}
+    dcp.save(other, checkpoint_id=tmp_path / "other")
+    said = fastckpt("diff", plain, tmp_path / "other", "--json")
+    [file] = said.document["files"]
+    assert said.code == 1 and file["only_b"] == ["more"]
+    assert file["changes"] == [{"name": "step", "what": "value", "a": "7", "b": "8"}]
+    [tensor] = file["tensors"]
+    assert (tensor["name"], tensor["differing"], tensor["max_abs"]) == ("model.weight", 1, pytest.approx(2.0))
+    assert fastckpt("diff", plain, plain).code == 0
+
+
+def test_shards_of_several_ranks_are_put_together(tmp_path: Path, fastckpt: Fastckpt) -> None:
+    """Of a checkpoint directory that an earlier version wrote with two ranks."""
+    directory = unpacked("fsdp", tmp_path / "checkpoints")
+    names = [file["name"] for file in fastckpt("show", f"{directory}@2", "--json").document["files"]]
+    assert sorted(names) == [".metadata", "rank_0.pt", "rank_1.pt"]
+    assert fastckpt("export", f"{directory}@2", tmp_path / "out.pt").code == 0
+    expected = of_torch(directory / "checkpoint-2", tmp_path)
+    assert equal(torch.load(tmp_path / "out.pt", weights_only=True), expected)
+    assert fastckpt("diff", f"{directory}@1", f"{directory}@2").code == 1
+    assert fastckpt("diff", f"{directory}@2", directory / "checkpoint-2").code == 0
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("harmed",)
+
+
+def harm(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(Harm()))
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "__0_0.distcp", 1000)
+
+
+def lose(folder: Path) -> None:
+    (folder / "__0_0.distcp").unlink()
+
+
+def cut_metadata(folder: Path) -> None:
+    os.truncate(folder / ".metadata", 700)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (harm, "is not as torch.distributed.checkpoint writes it"),
+        (cut, "is cut off"),
+        (lose, "names __0_0.distcp, which is not there"),
+        (cut_metadata, "is damaged"),
+    ],
+    ids=lambda some: getattr(some, "__name__", ""),
+)
+def test_damage_is_named_and_nothing_is_run(
+    plain: Path, tmp_path: Path, fastckpt: Fastckpt, monkeypatch: pytest.MonkeyPatch, damage: Any, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(plain, tmp_path / "bad")
+    damage(tmp_path / "bad")
+    for command in (("show", "bad"), ("diff", "bad", plain), ("export", "bad", "out.pt")):
+        said = fastckpt(*command)
+        assert said.code == 2 and why in said.err, said
+    assert not (tmp_path / "harmed").exists() and not (tmp_path / "out.pt").exists()
+
+
+def test_a_shard_that_is_damaged_is_not_exported(tmp_path: Path, fastckpt: Fastckpt) -> None:
+    """The manifest has the digest of each file."""
+    directory = unpacked("fsdp", tmp_path / "checkpoints")
+    shard = directory / "checkpoint-2/__1_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    said = fastckpt("export", f"{directory}@2", tmp_path / "out.pt")
+    assert said.code == 2 and "__1_0.distcp is damaged: its xxh3-128 is" in said.err
