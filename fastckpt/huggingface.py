@@ -81,6 +81,28 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         finally:  # another trainer may save there next
             self._close_session()
 
+    def get_last_checkpoint(self) -> str | None:
+        """The newest checkpoint, to be given to `train`; all ranks call it. None if there is none.
+
+        While it trains, the newest that is durable; else as the function `get_last_checkpoint`.
+        """
+        if self._session is not None:
+            return self._session.durable()
+        return get_last_checkpoint(self.args.output_dir)
+
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
+        """Wait until all that was saved for storage is durable; when `train` has returned, it is.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        if self._session is not None:
+            self._session.wait_latest_checkpoint(timeout)
+
     def _close_session(self) -> None:
         if self._session is not None:
             self._session.close()

@@ -35,6 +35,7 @@ from fastckpt.engine.stopwatch import Stopwatch
 from fastckpt.engine.tempo import Adaptive, Steady, Tempo
 from fastckpt.engine.unclosed import Unclosed
 from fastckpt.engine.wishes import SecondLevel
+from fastckpt.engine.wrapped import unwrapped as stepping
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 from fastckpt.format.ids import SaveId
 from fastckpt.frameworks import framework_of
@@ -124,7 +125,7 @@ class Checkpointer:
         self._keeps_epochs = options.get("keep_epochs", True)
         self._model = unwrapped(model)
         given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-        self._optimizers = [each for each in given if isinstance(each, torch.optim.Optimizer)]
+        self._optimizers = [stepping(each) for each in given if isinstance(each, torch.optim.Optimizer)]
         self._overlaps = _checked_overlap(options.get("overlap", True)) and bool(self._optimizers)
         framework, saved = framework_of(self._model), options.get("gradients", False)
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}

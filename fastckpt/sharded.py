@@ -14,6 +14,7 @@ from fastckpt.checkpointer import SaveResult, StorageType
 from fastckpt.dcp.parts import ShardedModel, ShardedOptimizers, ShardedPart, ShardedState, parameters_of
 from fastckpt.dcp.training import MODEL, OPTIMIZER
 from fastckpt.engine.parts import Part, Parts
+from fastckpt.engine.wrapped import unwrapped
 from fastckpt.errors import ConfigError
 from fastckpt.fsdp import FsdpShardCheckpointer, State
 
@@ -88,7 +89,7 @@ def _optimizers(given: Part) -> tuple[Optimizer, ...]:
                 f"optimizer is a {type(each).__name__}; with a sharded model give torch optimizers, whose states "
                 "torch.distributed.checkpoint knows"
             )
-    return optimizers  # type: ignore[return-value]
+    return tuple(map(unwrapped, optimizers))  # type: ignore[arg-type]
 
 
 def _check(model: Module, optimizers: Sequence[Optimizer], gradients: bool) -> None:

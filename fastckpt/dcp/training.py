@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from fastckpt.dcp.parts import ShardedModel, ShardedOptimizers, ShardedPart, check_steps, empty, kept_from_stepping
 from fastckpt.dcp.remembered import named_state
+from fastckpt.engine.wrapped import unwrapped
 from fastckpt.errors import ConfigError
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -98,7 +99,7 @@ def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[Shar
 
 def optimizers_of(given: Optimizers) -> tuple[Optimizer, ...]:
     """The optimizers that a user gives, one or several."""
-    return (given,) if isinstance(given, Optimizer) else tuple(given)
+    return tuple(map(unwrapped, (given,) if isinstance(given, Optimizer) else given))
 
 
 class WholeLoadPlanner(DefaultLoadPlanner):

@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 
-from fastckpt.engine.deletion import CheckpointDeletionStrategy, delete_function, policy_of
+from fastckpt.engine.deletion import CheckpointDeletionStrategy, Deletion, policy_of
 from fastckpt.errors import FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.metrics import counts
@@ -26,6 +26,7 @@ class Cleaner:
         self._directory = directory
         self._news = news
         self._store: Store | None = None
+        self._delete: Deletion | None = None
 
     def clean_up(self) -> None:
         """Run it, here and never in the agent.
@@ -37,13 +38,16 @@ class Cleaner:
             self._news.clear()
         if self._strategy is None or not self._news:
             return
-        if self._store is None:
+        if self._delete is None:
             self._store = open_store(self._directory)
-        delete = delete_function(self._store)
+            self._delete = Deletion(self._store)
+            if before := self._delete.before(self._news[0]):  # a process before this one may have put it off
+                self._news.appendleft(before)
         while self._news:
             save = self._news.popleft()
             try:
-                self._strategy.clean_up(save.step, delete)
+                self._delete.catch_up()
+                self._strategy.clean_up(save.step, self._delete)
             except (FastckptError, OSError) as error:
                 counts["deletion_failures"] += 1
                 logger.warning("the deletion strategy could not delete: %s", error)

@@ -1,6 +1,7 @@
 """The deletion strategies that users of Flash Checkpoint know, over the pure retention policies."""
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import TypeGuard
 from fastckpt.arguments import count, directory, public, shown
 from fastckpt.errors import ArgumentError, ConfigError
 from fastckpt.format.ids import SaveId
-from fastckpt.policy.lineage import heads, kept, past
+from fastckpt.policy.lineage import heads, kept, lines, past
 from fastckpt.policy.retention import (
     Entry,
     KeepAny,
@@ -42,7 +43,9 @@ class CheckpointDeletionStrategy(ABC):
 
         Args:
             step: The step of the checkpoint that was just completed.
-            delete_func: Deletes the checkpoint at a path; see `delete_function` for what it refuses.
+            delete_func: Deletes the checkpoint at a path; see `Deletion` for what it refuses. That of ``step`` itself
+                is deleted as soon as a newer one is on storage: so strategies that were written for Flash Checkpoint,
+                which calls them one checkpoint later, delete what they did there.
         """
 
 
@@ -192,41 +195,61 @@ def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) ->
         store.delete(id)
 
 
-def delete_function(store: Store) -> DeleteFunction:
-    """What users' own strategies delete with: a function of a path or URL.
+class Deletion:
+    """What users' own strategies delete with: called with a path or URL.
 
     The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
 
-    The newest of a history that the newest checkpoint did not resume from is left alone likewise.
+    The newest whole checkpoint is deleted by `catch_up`, when it is not that any more. The newest of a history that
+    the newest checkpoint did not resume from is left alone, with a warning.
 
-    The function raises ConfigError for a path that is not inside the directory and for the newest whole
-    checkpoint, PersistError if storage refuses.
+    A call raises ConfigError for a path that is not inside the directory, PersistError if storage refuses.
     """
-    root = normalised(str(store.path))
 
-    def delete(path: str) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._root = normalised(str(store.path))
+        self._put_off: set[SaveId] = set()
+
+    def __call__(self, path: str | os.PathLike[str]) -> None:
+        """Delete the checkpoint at a path."""
         real = normalised(path)
-        if not real.startswith(root.rstrip("/") + "/"):
+        if not real.startswith(self._root.rstrip("/") + "/"):
             raise ConfigError(
-                f"cannot delete {path}: it is {real}, but only checkpoints inside {root} can be deleted. "
+                f"cannot delete {path}: it is {real}, but only checkpoints inside {self._root} can be deleted. "
                 "Give the path of one of them, or remove it by other means."
             )
-        places = store.scan().places
-        ids = {stored.id for stored in places if _is_named(stored, real, root)}
+        places = self._store.scan().places
+        ids = {stored.id for stored in places if _is_named(stored, real, self._root)}
         if not ids:
             logger.warning("%s is no checkpoint of ours; it was not deleted", path)
-        others = ids.intersection(heads(_entries(places))[1:])
-        for id in sorted(others):
+        newest, others = {*heads(_entries(places))[:1]}, {*heads(_entries(places))[1:]}
+        for id in sorted(ids & others):
             logger.warning(
                 "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
                 "fastckpt prune %s --drop-history %d",
-                path, id, store.path, id.history,
+                path, id, self._store.path, id.history,
             )  # fmt: skip
-        for id in sorted(ids - others):
-            store.delete(id)
+        self._put_off |= ids & newest
+        for id in sorted(ids - newest - others):
+            self._store.delete(id)
 
-    return delete
+    def before(self, save: SaveId) -> SaveId | None:
+        """The newest checkpoint on storage that this one has come after, in its line of training; None for none."""
+        found = (line for line in lines(_entries(self._store.checkpoints())) if any(each.id == save for each in line))
+        return max((SaveId(*each.id) for line in found for each in line if each.id < save), default=None)
+
+    def catch_up(self) -> None:
+        """Delete what was the newest when it was to be deleted, and is not any more; raises PersistError."""
+        if not self._put_off:
+            return
+        entries = _entries(self._store.scan().places)
+        found, newest = {SaveId(*entry.id) for entry in entries}, heads(entries)
+        for id in sorted(self._put_off.difference(newest)):
+            self._put_off.discard(id)
+            if id in found:
+                self._store.delete(id)
 
 
 def _is_named(stored: Kept, real: str, root: str) -> bool:

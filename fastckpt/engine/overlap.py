@@ -21,6 +21,7 @@ from fastckpt.engine.outcome import Outcome
 from fastckpt.engine.rest import Later, Rest
 from fastckpt.engine.sharing import Barrier
 from fastckpt.engine.still import Still
+from fastckpt.engine.wrapped import unwrapped
 from fastckpt.errors import ConfigError, OverlapError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.plan import Plan
@@ -208,7 +209,7 @@ def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Opti
             raise ConfigError(
                 f"overlap is {shown(each)}; it takes torch optimizers, whose steps can be seen: give overlap=optimizer"
             )
-    return given
+    return tuple(map(unwrapped, given))
 
 
 def _wait_at_exit(reference: "weakref.ref[Overlap]") -> None:

@@ -41,6 +41,12 @@ class TrainerFolder(FolderCheckpointer):
         """Wait until nothing is being copied."""
         self._writer.be_ready()
 
+    def newest_durable(self) -> int | None:
+        """The step of the newest durable checkpoint; None if there is none, or nobody can tell."""
+        self.be_ready()
+        status = self._writer.glance()
+        return status.newest[1] if status is not None and status.newest else None
+
     def shard_files(self, step: int, states: Mapping[str, dict[str, Any]], *, together: bool) -> dict[str, Plan]:
         """This rank's files of sharded states, each of which is a directory of DCP.
 

@@ -163,6 +163,15 @@ class Session:
             dist.barrier()
         self._settle_best()
 
+    def wait_latest_checkpoint(self, timeout: float) -> None:
+        """Wait until what was saved for storage is there; raises TimeoutError or PersistError."""
+        self._folder.wait_latest_checkpoint(timeout)
+
+    def durable(self) -> str | None:
+        """Where the newest durable checkpoint lies; None if there is none."""
+        newest = self._folder.newest_durable()
+        return None if newest is None else os.path.join(self._trainer.args.output_dir, f"checkpoint-{newest}")  # noqa: PTH118
+
     def _settle_best(self) -> None:
         """Nothing is on its way any more: what a resume did not find may be there, or what was to come is not."""
         state = self._trainer.state

@@ -94,6 +94,31 @@ def test_after_a_failure_it_or_another_goes_on(tmp_path):
     assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
 
 
+class Asking(TrainerCallback):
+    """Asks the trainer in the middle, as scripts for Flash Checkpoint do."""
+
+    trainer: FastCheckpointTrainer
+
+    def __init__(self) -> None:
+        self.found: list[str | None] = []
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.wait_latest_checkpoint(60)
+        self.found.append(self.trainer.get_last_checkpoint())
+
+
+def test_the_methods_of_flash_checkpoint_know_what_is_durable(tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.add_callback(asking := Asking())
+    asking.trainer = trainer
+    assert trainer.get_last_checkpoint() is None
+    trainer.train()
+    names = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
+    assert asking.found[0] is None and asking.found[-1] in map(str, names[:5])
+    trainer.wait_latest_checkpoint()
+    assert trainer.get_last_checkpoint() == str(names[5])
+
+
 @pytest.mark.campaign
 def test_a_name_that_was_the_newest_is_no_more_than_a_name_later(tmp_path):
     trainer_of(tmp_path, "--steps", "3").train()

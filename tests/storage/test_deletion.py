@@ -6,9 +6,9 @@ import pytest
 
 from fastckpt.engine.deletion import (
     CheckpointDeletionStrategy,
+    Deletion,
     KeepLatestStepStrategy,
     KeepStepIntervalStrategy,
-    delete_function,
 )
 from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
@@ -35,9 +35,9 @@ def test_built_in_strategies_clean_up(directory, strategy, number, kept, target)
     for step in (10, 20, 30, 40, 50):
         publish(directory, SaveId(0, step), target.format(dir=directory.path, step=step))
     strategy = strategy(number, str(directory.path))
-    strategy.clean_up(50, delete_function(directory))
+    strategy.clean_up(50, Deletion(directory))
     assert steps(directory) == kept
-    strategy.clean_up(50, delete_function(directory))
+    strategy.clean_up(50, Deletion(directory))
     assert steps(directory) == kept
     assert_sound(directory)
 
@@ -65,7 +65,7 @@ def test_a_users_strategy_as_flash_checkpoint_has_them(directory):
     publish(directory, SaveId(0, 2), str(directory.path / "two.pt"))
     publish(directory, SaveId(0, 3))
     for step in (1, 2):
-        KeepNone().clean_up(step, delete_function(directory))
+        KeepNone().clean_up(step, Deletion(directory))
     assert steps(directory) == [3]
     assert not (directory.path / "two.pt").exists()
 
@@ -74,7 +74,7 @@ def test_a_users_strategy_as_flash_checkpoint_has_them(directory):
 def test_names_of_a_checkpoint(directory, path):
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2))
-    delete_function(directory)(f"{directory.path}/{path}")
+    Deletion(directory)(f"{directory.path}/{path}")
     assert steps(directory) == [2]
 
 
@@ -82,7 +82,7 @@ def test_the_file_that_a_user_named(directory, fast_path):
     publish(directory, SaveId(0, 1), str(directory.path / "one.pt"))
     publish(directory, SaveId(0, 2))
     (fast_path / "link").symlink_to(directory.path)
-    delete_function(directory)(str(fast_path / "link/one.pt"))
+    Deletion(directory)(str(fast_path / "link/one.pt"))
     assert steps(directory) == [2]
 
 
@@ -93,18 +93,21 @@ def test_paths_outside_are_refused(directory, fast_path, path, monkeypatch):
     (fast_path / "other").mkdir()
     (directory.path / "link").symlink_to(fast_path / "other")
     with pytest.raises(ConfigError, match="only checkpoints inside"):
-        delete_function(directory)(str(directory.path / path))
+        Deletion(directory)(str(directory.path / path))
     assert steps(directory) == [2, 1] and (fast_path / "other").is_dir()
 
 
-def test_the_newest_whole_one_is_refused(directory):
+def test_the_newest_whole_one_is_deleted_once_it_is_that_no_more(directory):
     publish(directory, SaveId(0, 9))
     publish(directory, SaveId(1, 5), str(directory.path / "five.pt"), parent=SaveId(0, 9))
-    for path in ("5", "five.pt"):
-        with pytest.raises(ConfigError, match="newest"):
-            delete_function(directory)(str(directory.path / path))
-    delete_function(directory)(str(directory.path / "9"))
+    deletion = Deletion(directory)
+    for path in ("5", "five.pt", "9"):
+        deletion(str(directory.path / path))
+        deletion.catch_up()
     assert ids(directory) == [(1, 5)]
+    publish(directory, SaveId(1, 6), parent=SaveId(0, 9))
+    deletion.catch_up()
+    assert ids(directory) == [(1, 6)] and not (directory.path / "five.pt").exists()
 
 
 def test_what_this_history_did_not_resume_from_keeps_its_newest(directory, caplog):
@@ -113,10 +116,10 @@ def test_what_this_history_did_not_resume_from_keeps_its_newest(directory, caplo
         publish(directory, SaveId(0, step))
     for step in (1, 2, 3):
         publish(directory, SaveId(1, step))
-    KeepLatestStepStrategy(2, str(directory.path)).clean_up(3, delete_function(directory))
+    KeepLatestStepStrategy(2, str(directory.path)).clean_up(3, Deletion(directory))
     assert ids(directory) == [(1, 3), (1, 2), (0, 30), (0, 20)]
     for step in (20, 30):
-        delete_function(directory)(str(directory.path / str(step)))
+        Deletion(directory)(str(directory.path / str(step)))
     assert ids(directory) == [(1, 3), (1, 2), (0, 30)]
     assert "30 was not deleted" in caplog.text and "--drop-history 0" in caplog.text
 
@@ -127,6 +130,6 @@ def test_unknown_paths_are_left_alone(directory, caplog):
     (directory.path / "runs").mkdir()
     for path in ("runs", "nothing", ".fastckpt", ".fastckpt/writers", "checkpoint-1/model.pt", "7"):
         caplog.clear()
-        delete_function(directory)(str(directory.path / path))
+        Deletion(directory)(str(directory.path / path))
         assert "not deleted" in caplog.text
     assert steps(directory) == [2, 1] and (directory.path / "runs").is_dir()

@@ -1,0 +1,26 @@
+"""Optimizers that others wrap, such as a trainer's: torch's own functions need those that are its own."""
+
+from torch.optim import Optimizer
+
+from fastckpt.errors import ConfigError
+
+_MADE = "_optimizer_step_post_hooks"
+"""What each optimizer has of which torch's ``__init__`` was called."""
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer; of one that is an Optimizer by its type alone, the one that it has.
+
+    Such a wrapper has never called ``super().__init__()``, so torch can neither hook into its steps nor load its state.
+
+    Raises ConfigError if it has none, or several.
+    """
+    if _MADE in vars(optimizer):
+        return optimizer
+    inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    if len(inner) != 1:
+        raise ConfigError(
+            f"{type(optimizer).__name__} is an optimizer whose __init__ has not called super().__init__(), and that "
+            f"has {len(inner)} optimizers as attributes, not one: give the torch optimizer that it wraps"
+        )
+    return unwrapped(inner[0])
