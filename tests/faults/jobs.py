@@ -20,7 +20,9 @@ from tests.faults.faults import Fault, to_text
 
 HERE = Path(__file__).parent
 DEADLINE = 240.0
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "6")
+STORE_OF_ITS_OWN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Has torchrun give each round of workers a store of its own."""
 
 
 def run_without_fastckpt(folder: Path, script: Path, *arguments: object) -> None:

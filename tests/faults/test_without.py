@@ -1,19 +1,10 @@
-"""The same script without the agent's memory: under plain torchrun, and on two nodes."""
+"""The same script without the memory of one agent alone: on two nodes."""
 
 import socket
 
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.faults.faults import kill
-from tests.faults.jobs import HERE, TORCHRUN, assert_as_if_nothing_had_happened
-
-
-def test_plain_torchrun(new_job, uninterrupted):
-    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
-    job.run("--own-store", launcher=TORCHRUN)
-    assert job.struck() == 2
-    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=10)
-    starts = len(job.resumes())
-    assert job.text().count("not started by fastckpt-run") == starts == 3
+from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
 
 
 def names(stored):

@@ -10,7 +10,7 @@ import pytest
 
 from fastckpt.memory.arena import arena_path
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import HERE, TORCHRUN, Job, assert_as_if_nothing_had_happened
+from tests.faults.jobs import HERE, STORE_OF_ITS_OWN, TORCHRUN, Job, assert_as_if_nothing_had_happened
 
 DOCKER = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
 """Runs a command that sees another /dev/shm than everybody else."""
@@ -70,7 +70,7 @@ def test_without_memory_it_trains_and_resumes_as_with_it(new_job, uninterrupted)
 
 def test_without_memory_under_plain_torchrun(new_job, uninterrupted):
     job = new_job().befalls(kill(rank=1, at="train.step", step=25))
-    start(job, "--ballast", "40", "--wait", "--own-store", launcher=TORCHRUN, FASTCKPT_MEMORY="off")
+    start(job, "--ballast", "40", "--wait", launcher=TORCHRUN, FASTCKPT_MEMORY="off", **STORE_OF_ITS_OWN)
     assert job.wait() == 0, job.text()
     ((step, tier),) = job.resumes()[1:]
     assert 20 <= step <= 24 and tier == "memory"

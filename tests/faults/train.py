@@ -56,7 +56,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--remote", default="", help="a second level")
     parser.add_argument("--evaluate-at", type=int, default=0, help="a phase after this step")
     parser.add_argument("--skip-at", type=int, default=0, help="a barrier after this step, which rank 1 skips once")
-    parser.add_argument("--own-store", action="store_true", help="meet elsewhere than in torchrun's store")
     return parser.parse_args()
 
 
@@ -77,15 +76,6 @@ class Data:
         if self.taken >= len(self._sampler):
             self.epoch, self.taken = self.epoch + 1, 0
         return self.inputs[indices], self.targets[indices]
-
-
-def start_process_group(args: argparse.Namespace) -> None:
-    if not args.own_store:
-        dist.init_process_group("gloo")
-        return
-    # Under plain torchrun restarted workers find the addresses of dead ones in its store.
-    rank, world, attempt = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
-    dist.init_process_group("gloo", init_method=f"file://{args.out}/store-{attempt}", rank=rank, world_size=world)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -173,7 +163,7 @@ def main() -> None:
     args = parse_arguments()
     if args.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    start_process_group(args)
+    dist.init_process_group("gloo")
     train(args)
     # The model is gone by now: were it the last to hold the process group, its end would wait, with the GIL, for a
     # thread of gloo that may be waiting for the GIL.

@@ -1,0 +1,78 @@
+"""The same script under plain torchrun, as users start it: killed workers start again and resume what is there."""
+
+import re
+import socket
+
+import pytest
+
+from tests.faults.faults import Fault, kill, kill_both
+from tests.faults.jobs import STORE_OF_ITS_OWN, TORCHRUN, Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.test_phases import RESUME, SNAPSHOT
+
+INTERVAL = 10
+"""Steps between two saves to storage: what is in memory goes with the first rank, unless the next finds it."""
+SAVES = {
+    f"rank {rank} in each phase of a save": [
+        kill(rank=rank, at=each, step=8 + 8 * i) for i, each in enumerate(SNAPSHOT)
+    ]
+    for rank in (0, 1)
+}
+RESUMES = [kill(rank=rank, at=each) for each in RESUME for rank in (0, 1)]
+CASES: dict[str, list[Fault]] = SAVES | {
+    "both in each phase of a save": [kill_both(at=each, step=8 + 8 * i) for i, each in enumerate(SNAPSHOT)],
+    "a rank in each phase of a resume": [kill(rank=1, at="snapshot.fill", step=20), *RESUMES],
+    "rank 0 in the middle of a fill": [
+        kill(rank=0, at="snapshot.fill", step=6 + 6 * i, copied=i * 5) for i in range(4)
+    ],
+}
+
+
+def by_address() -> tuple[str, ...]:
+    """torchrun with a master address, whose store outlives the workers whatever is set."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return *TORCHRUN[:2], "--master-addr", "127.0.0.1", "--master-port", port, *TORCHRUN[3:]
+
+
+def run(job: Job, launcher: str) -> None:
+    if launcher == "standalone":
+        job.run(launcher=TORCHRUN, **STORE_OF_ITS_OWN)
+    else:
+        job.run(launcher=by_address())
+
+
+@pytest.mark.parametrize("launcher", ["standalone", "address"])
+def test_killed_workers_resume(new_job, uninterrupted, launcher):
+    job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
+    run(job, launcher)
+    assert job.struck() == 2
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
+    starts = len(job.resumes())
+    assert job.text().count("not started by fastckpt-run") == starts == 3
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("launcher", ["standalone", "address"])
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_of_the_table(new_job, uninterrupted, case, launcher):
+    job = new_job().befalls(*CASES[case])
+    run(job, launcher)
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_jobs_with_torchs_own_store_come_back(new_job, uninterrupted):
+    """Killed at any instant, also before all have met, when gloo's addresses stay: that is torch's to mend."""
+    ends = []
+    for number in range(20):
+        job = new_job(str(number)).befalls(kill(rank=number % 2, at="snapshot.fill", step=7 + 2 * number))
+        code = job.start(launcher=TORCHRUN).wait()
+        assert "NoLoadableCheckpoint" not in job.text()
+        if code:
+            ends.append(re.findall(r"\w+Error: .*", job.text())[-1:])
+        else:
+            assert_as_if_nothing_had_happened(job, uninterrupted(), interval=INTERVAL)
+    assert len(ends) <= 1, ends
