@@ -28,7 +28,7 @@ def reduces_gradients(module: FSDPModule) -> bool:
 def saying_why(read: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
     """A reader's ``read_metadata`` whose error reaches the caller of ``dcp.load``.
 
-    torch 2.10 and 2.11 drop it, and say only that metadata are None: it is raised when they are first used instead.
+    torch before 2.12 drops it, and says only that metadata are None: it is raised when they are first used instead.
     """
     if torch.__version__ >= (2, 12):  # type: ignore[operator]
         return read

@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from fastckpt.errors import UnsupportedTorch
 
@@ -11,23 +12,33 @@ NEEDED = "torch>={}.{},<{}.{}".format(*OLDEST, *BELOW)
 
 
 def check() -> None:
-    """Compare the release that is installed with those that were tried; a later one gets a warning.
+    """Compare the release that would be imported with those that were tried; a later one gets a warning.
 
     Raises:
         UnsupportedTorch: It is older than all that work.
     """
-    try:
-        installed = version("torch")
-    except PackageNotFoundError:
-        return  # importing it will say so, or it is there without having been installed
-    if not (numbers := re.match(r"(\d+)\.(\d+)", installed)):
-        return
+    version = _version()
+    if not (numbers := re.match(r"(\d+)\.(\d+)", version)):
+        return  # importing it says what is wrong
     release = (int(numbers[1]), int(numbers[2]))
     if release < OLDEST:
-        raise UnsupportedTorch(f"torch {installed} is too old for fastckpt; pip install {NEEDED!r}")
+        raise UnsupportedTorch(f"torch {version} is too old for fastckpt; pip install {NEEDED!r}")
     if release >= BELOW:
         warnings.warn(
-            f"torch {installed} is newer than all that fastckpt was tried with; if something fails, "
+            f"torch {version} is newer than all that fastckpt was tried with; if something fails, "
             f"pip install {NEEDED!r}",
             stacklevel=3,
         )
+
+
+def _version() -> str:
+    """What torch.__version__ will be, or nothing; without what takes longer, to import torch or to read metadata."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    try:
+        text = Path(found.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    version = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+    return version[1] if version else ""

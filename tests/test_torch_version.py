@@ -18,10 +18,13 @@ COMMANDS = {
 
 
 def python(folder: Path, torch: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where this release of torch is installed, as its metadata say."""
-    found = folder / f"torch-{torch}.dist-info/METADATA"
+    """Run Python where torch says that it is of this release; nothing of it is to be imported."""
+    found = folder / "torch/version.py"
     found.parent.mkdir()
-    found.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {torch}\n")
+    found.write_text(
+        f"from typing import Optional\n\n__all__ = ['__version__']\n__version__ = '{torch}'\ndebug = False\n"
+    )
+    (folder / "torch/__init__.py").write_text("raise AssertionError('torch was imported')")
     paths = os.pathsep.join([str(folder), os.environ["PYTHONPATH"], str(ROOT)])
     environment = os.environ | {"PYTHONPATH": paths}
     return subprocess.run(
