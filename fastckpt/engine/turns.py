@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from fastckpt.config import Place
+from fastckpt.engine.job_store import job_store_if_met
 from fastckpt.errors import FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Status
@@ -45,13 +46,12 @@ class Turns:
 
     def comes(self, save: SaveId) -> bool:
         """Whether all nodes persist this save; to be called for each whose storage type was left out."""
-        if self._place.group_world_size == 1 or self._place.local_rank or not dist.is_initialized():
+        if self._place.group_world_size == 1 or self._place.local_rank:
+            return False
+        if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:
             return False
         if save.history != self._history:
             self._begin(save.history)
-        store = dist.distributed_c10d.PrefixStore(
-            f"fastckpt/turns/{self._key}/{save.history}", dist.distributed_c10d._get_default_store()
-        )
         before, self._last = self._last, save.step
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             if self._place.rank:
