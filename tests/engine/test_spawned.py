@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, sys
+import os, sys, time
+from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -22,9 +23,13 @@ def save(folder):
 def rank(number, folder):
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     dist.init_process_group("gloo", init_method=f"file://{folder}-store", rank=number, world_size=2)
-    checkpointer = save(folder)
+    checkpointer, end = save(folder), time.monotonic() + 60
     assert checkpointer.wait_latest_checkpoint() == 1
-    dist.barrier()  # the jobs go on beside each other until here
+    Path(f"{folder}-{number}").touch()
+    while len(list(Path(folder).parent.glob("*-?"))) < 4:  # until the other job has come as far
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    dist.barrier()
     checkpointer.close()
     dist.barrier()
     dist.destroy_process_group()
