@@ -162,12 +162,11 @@ class FastckptAgent(LocalElasticAgent):
 
     def _tell_why(self, result: RunResult) -> None:
         group, culprits = self._worker_group, dict[int, tuple[int, Cause]]()
-        for death in self._died:
-            rank = group.workers[death.local_rank].global_rank
-            if rank in result.failures:
-                failure = result.failures[rank]
-                cause = cause_of(failure, self._preloader.last_words(failure.pid), self._pcontext)
-                culprits[rank] = failure.exitcode, cause
+        died = {group.workers[death.local_rank].global_rank for death in self._died} & result.failures.keys()
+        for rank in sorted(died or result.failures):  # torch may name another one first than we have seen
+            failure = result.failures[rank]
+            cause = cause_of(failure, self._preloader.last_words(failure.pid), self._pcontext)
+            culprits[rank] = failure.exitcode, cause
         nodes = group.group_world_size or 1
         follows = nodes > 1 and waiting(group.spec.rdzv_handler)
         self._notice.failed(culprits, self._remaining_restarts, nodes=nodes, follows=follows)

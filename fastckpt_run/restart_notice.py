@@ -34,6 +34,19 @@ class _Round:
     joined: set[int] = field(default_factory=set)
     loads: dict[str, dict[int, tuple[int, int, str]]] = field(default_factory=dict)
 
+    def hear(self, event: dict[str, Any], at: int) -> None:
+        """Take note of an event of this generation."""
+        match event["event"]:
+            case "workers_started":
+                self.started, self.size = at, len(event["pids"])
+            case "worker_joined":
+                self.joined.add(event["local_rank"])
+            case "resumed" | "started_fresh":
+                ranks = self.loads.setdefault(event["directory"], {})
+                ranks.setdefault(event["local_rank"], (at, event.get("step", -1), event.get("tier", "")))
+            case "first_step":
+                self.trains = True
+
     @property
     def loaded(self) -> set[int]:
         """The local ranks that have loaded, or know that there is nothing to load."""
@@ -76,20 +89,15 @@ class RestartNotice:
         at = round(event["monotonic"] * 1e9)
         with self._lock:
             match event["event"]:
-                case "workers_started":
-                    self._round, self._hang, self._failed_at = _Round(at, len(event["pids"])), {}, 0
-                case "worker_joined":
-                    self._round.joined.add(event["local_rank"])
-                    self._has_joined = True
-                case "resumed" | "started_fresh":
-                    ranks = self._round.loads.setdefault(event["directory"], {})
-                    ranks.setdefault(event["local_rank"], (at, event.get("step", -1), event.get("tier", "")))
-                case "first_step":
-                    self._round.trains = True
+                case "rendezvous":  # and not with their start: one may have joined before the last is started
+                    self._round, self._hang, self._failed_at = _Round(), {}, 0
                 case "worker_died":
                     self._failed_at = self._failed_at or at
                 case "hang":
                     self._hang, self._failed_at = event, at
+                case _:
+                    self._round.hear(event, at)
+            self._has_joined |= bool(self._round.joined)
 
     def failed(self, culprits: Mapping[int, tuple[int, Cause]], left: int, *, nodes: int, follows: bool) -> None:
         """Workers of this node have failed.

@@ -1,7 +1,9 @@
 """Real text as bytes, and shuffled batches of it that continue where a checkpoint left them."""
 
+import os
 import random
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -15,13 +17,18 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "l
 def read_text(data_dir: str = "") -> bytes:
     """All files under ``data_dir``, or Python's standard library, in an order that never changes."""
     root = Path(data_dir or sysconfig.get_paths()["stdlib"])
-    pattern = "*" if data_dir else "*.py"
-    files = sorted(path for path in root.rglob(pattern) if path.is_file())
-    if not data_dir:
-        files = [path for path in files if _NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)]
+    ending, left_out = ("", set()) if data_dir else (".py", _NOT_LIBRARY)
+    files = sorted(path for path in _files(root, left_out) if path.name.endswith(ending) and path.is_file())
     # The tail is kept for validation; mixing the files makes it resemble the rest.
     random.Random(0).shuffle(files)
     return b"\n".join(path.read_bytes() for path in files)
+
+
+def _files(root: Path, left_out: set[str]) -> Iterator[Path]:
+    """All files below ``root``, without looking into folders of these names: each restart reads the text again."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out]
+        yield from (Path(folder, name) for name in names)
 
 
 def split(text: bytes, block_size: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import QUICK
 from tests.launcher.conftest import OURS, TORCHRUN, Jobs, program, until
 
 END = program("end.py")
@@ -61,6 +62,11 @@ def test_a_traceback_of_run_path_is_printed_once(jobs: Jobs) -> None:
     assert job.returncode == 1
     assert "rank 0 died: exit code 1, ValueError: MARK in fail (end.py:20); not restarted" in job.stderr
     assert job.stderr.count('raise ValueError("MARK")') == 1, job.stderr
+
+
+def test_the_exception_of_a_forked_worker_is_known_without_a_log(jobs: Jobs) -> None:
+    job = jobs.run("--fast-preload=math", END, "raise", PYTHONPATH=f"{program('frail')}:{QUICK}")
+    assert "rank 0 died: exit code 1, ValueError: MARK in fail (end.py:20); not restarted" in job.stderr, job.stderr
 
 
 def test_the_root_cause_is_the_first_to_fail(jobs: Jobs) -> None:
