@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastckpt.tools.events import Event, nanoseconds, objects, text, whole
+from fastckpt.tools.why import Why
 
 _SECOND = 1_000_000_000
 
@@ -19,28 +20,14 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed.
-
-    Attributes:
-        exception: Type and message of what it raised; this and the next three are empty if they are not known.
-        frame: Where that was, or where it hung.
-        host: Where it ran.
-        log: The file that has its stderr.
-        restarts_left: How many restarts were left after this one, of ``restarts``; None if that is not known.
-    """
+class Failure(Why):
+    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
     at: int
     kind: str
     rank: int
     exitcode: int | None = None
     silent: int = 0
-    exception: str = ""
-    frame: str = ""
-    host: str = ""
-    log: str = ""
-    restarts_left: int | None = None
-    restarts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -261,15 +248,7 @@ def _worker_failed(launch: Launch, event: Event) -> None:
     """Why: that is looked for when all are stopped, and not when the first death is seen."""
     one = launch.rounds[-1]
     if one.failure is not None and one.failure.rank == whole(event, "rank", -1) and not one.is_over:
-        one.failure = replace(
-            one.failure,
-            exception=text(event, "exception"),
-            frame=text(event, "frame"),
-            host=text(event, "host"),
-            log=text(event, "log"),
-            restarts_left=whole(event, "restarts_left", 0),
-            restarts=whole(event, "restarts", 0),
-        )
+        one.failure = replace(one.failure, **vars(Why.of(event)))
 
 
 def _workers_stopped(launch: Launch, event: Event) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 from fastckpt.tools import goodput
@@ -10,6 +10,7 @@ from fastckpt.tools.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt.tools.frequency import Decided, decided
 from fastckpt.tools.goodput import Span, Spent, Steps, trains_from
 from fastckpt.tools.launches import Failure, Launch, Round, Sample, launch_of, weights
+from fastckpt.tools.why import Why
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class Recovery(Why):
     """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
 
     Attributes:
@@ -43,7 +44,6 @@ class Recovery:
         step: From which step and ``tier`` the workers went on; -1 for afresh.
         load: How long the last rank's load took.
         repeated: Steps that had to be done once more.
-        exception: And what follows: as `Failure` has it.
     """
 
     node: int
@@ -64,12 +64,6 @@ class Recovery:
     step: int | None = None
     tier: str = ""
     repeated: int = 0
-    exception: str = ""
-    frame: str = ""
-    host: str = ""
-    log: str = ""
-    restarts_left: int | None = None
-    restarts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,7 @@ def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed,
     at = failure.at + placed.offset
     stopped = None if one.stopped is None else one.stopped - failure.at
     known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
-    why = {name: getattr(failure, name) for name in ("exception", "frame", "log", "restarts_left", "restarts")}
+    why = {part.name: getattr(failure, part.name) for part in fields(Why)}
     why["host"] = failure.host or placed.launch.host
     if after is None:
         return Recovery(*known, **why)
