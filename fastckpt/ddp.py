@@ -160,8 +160,9 @@ class DdpCheckpointer(WithWriter):
             storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
                 it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
                 ``metrics`` it becomes durable, as with DISK.
-            rank_state: What differs on this rank, such as its position in the data. The state of torch's random
-                generators (CPU and accelerators) is added, and restored by `load_checkpoint`.
+            rank_state: What differs on this rank; the position in the data does not, and belongs into ``state_dict``.
+                The state of torch's random generators (CPU and accelerators) is added, and restored by
+                `load_checkpoint`.
             metrics: What was measured of this state, for `KeepBestStrategy`: numbers by name, of which those of the
                 first rank count. NaN and infinity count as not measured. Saving a step again that is in memory adds
                 them, until it is persisted.

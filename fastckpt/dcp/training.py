@@ -30,7 +30,7 @@ class Beside(TypedDict, total=False):
     """What may be saved beside a state dict, or a model.
 
     Attributes:
-        rank_state: What differs on this rank, such as its position in the data.
+        rank_state: What differs on this rank.
         metrics: What was measured of this state, for `KeepBestStrategy`.
     """
 

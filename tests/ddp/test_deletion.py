@@ -360,8 +360,8 @@ class TestMetrics:
     @pytest.mark.parametrize(
         ("value", "shown"),
         [
-            *(("0.5", "0.5"), (None, "None"), ([1], r"\[1\]")),
-            *((torch.ones(2), "tensor"), (10**400, "1000")),
+            *(("0.5", "'0.5'"), (None, "None"), ([1], "a list")),
+            *((torch.ones(2), "a Tensor"), (10**400, "1000")),
         ],
     )
     def test_that_are_no_numbers_are_refused_before_anything_is_saved(

@@ -16,8 +16,6 @@ from tests.mistakes.table import MISTAKES, Scene
 
 GRADES = os.environ.get("MISTAKES_GRADES", "")
 """A file to which each mistake's grade and answer are appended, as JSON."""
-UNMET: frozenset[str] = frozenset(Path(__file__).with_name("unmet.txt").read_text().split())
-"""Mistakes that are not answered so yet."""
 
 
 @pytest.fixture
@@ -29,13 +27,10 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_tmpfs) -> Itera
 
 
 def test_there_are_92_of_them():
-    assert len(MISTAKES) == 92 and set(MISTAKES) >= UNMET
+    assert len(MISTAKES) == 92
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.xfail(strict=True)] if n in UNMET else []) for n in MISTAKES],
-)
+@pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_answered(name: str, scene: Scene):
     mistake = MISTAKES[name]
     answer = answer_of(mistake.make, scene)
