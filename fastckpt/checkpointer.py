@@ -19,7 +19,7 @@ from fastckpt.engine.agreement import Agreement, check_alike
 from fastckpt.engine.beats import Beats
 from fastckpt.engine.cleaner import Cleaner
 from fastckpt.engine.companions import BESIDE, Member, Pairing
-from fastckpt.engine.deletion import CheckpointDeletionStrategy
+from fastckpt.engine.deletion import CheckpointDeletionStrategy, warn_of_another_directory
 from fastckpt.engine.departures import Departures
 from fastckpt.engine.flash import WriterOptions, without_flash
 from fastckpt.engine.lanes import Lanes
@@ -78,6 +78,8 @@ class Writer:
         self.threads = self.settings.fill_threads or idle_cores(1)
         self.resumed_from: SaveId | None = None
         self.skipped = 0
+        if self.place.rank == 0:
+            warn_of_another_directory(deletion_strategy, self.directory)
         asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
         self.link = Link(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0

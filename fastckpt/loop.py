@@ -199,7 +199,7 @@ class Checkpointer:
             )
         if (step := whole_step(step)) < self._step:
             raise StepError(f"step {step} comes after step {self._step}; count on from resume(), through all epochs")
-        if step == self._step and metrics is None and not self._repeats:
+        if step == self._step and metrics is None and not (self._repeats or self._writer.place.rank):
             self._repeats = True
             logger.warning("step %d was given again; give each step once, and count on from resume()", step)
         self._step = self._unclosed.step = step

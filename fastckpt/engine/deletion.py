@@ -163,9 +163,14 @@ def checked(name: str, strategy: object) -> None:
         raise ArgumentError(f"{name} is {shown(strategy)}; give a strategy or None, which keeps all: {given}")
 
 
-def place_of(strategy: CheckpointDeletionStrategy | None) -> str:
-    """The directory that a strategy of ours was given; empty if it is another, or none."""
-    return strategy.location if _is_ours(strategy) else ""
+def warn_of_another_directory(strategy: CheckpointDeletionStrategy | None, location: str) -> None:
+    """Warn if a strategy of ours was given another directory than that of which it decides what to delete."""
+    if _is_ours(strategy) and strategy.location != location:
+        logging.getLogger("fastckpt").warning(
+            "deletion_strategy is for %s, and checkpoint_dir is %s, whose checkpoints it deletes: give it that one",
+            strategy.location,
+            location,
+        )
 
 
 def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:

@@ -46,15 +46,22 @@ def make_ready(directory: str, place: Place) -> None:
 
 def warn_of_disk(settings: Settings) -> None:
     """Warn if what is to be shared memory lies on a disk, and nobody has said that it may."""
-    place = next(each for each in (Path(settings.arenas), *Path(settings.arenas).parents) if each.exists())
-    descriptor = os.open(place, os.O_RDONLY)
     try:
-        is_memory = is_in_memory(descriptor)
-    finally:
-        os.close(descriptor)
+        is_memory = _is_in_memory(Path(settings.arenas))
+    except OSError:
+        return  # whoever is about to write there says why that cannot be
     if settings.memory and not is_memory:
         logger.warning(
             "shm_dir is %s, which is on a disk: each save is written there, and waits for it. Give a directory on a "
             "tmpfs, such as /dev/shm, or say that a disk is meant: --fast-no-memory (FASTCKPT_MEMORY=off)",
             settings.shm_dir,
         )
+
+
+def _is_in_memory(path: Path) -> bool:
+    """Whether what is made at a path, of which the last parts may be missing, is on a tmpfs."""
+    descriptor = os.open(next(each for each in (path, *path.parents) if each.exists()), os.O_RDONLY)
+    try:
+        return is_in_memory(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,17 +1,14 @@
 """What a checkpointer asks of the saver."""
 
-import logging
 import os
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from fastckpt.arguments import path
-from fastckpt.engine.deletion import CheckpointDeletionStrategy, checked, place_of, policy_of
+from fastckpt.engine.deletion import CheckpointDeletionStrategy, checked, policy_of
 from fastckpt.errors import ConfigError
 from fastckpt.policy import retention
 from fastckpt.storage.store import is_url, normalised
-
-logger = logging.getLogger("fastckpt")
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,6 @@ def wishes(
     """What to ask of the saver; raises ConfigError for a second level that cannot be."""
     for name, given in (("deletion_strategy", strategy), ("remote_deletion_strategy", remote_deletion_strategy)):
         checked(name, given)
-    if (place := place_of(strategy)) not in ("", directory):
-        logger.warning(
-            "deletion_strategy is for %s, and checkpoint_dir is %s, whose checkpoints it deletes: give it that one",
-            place,
-            directory,
-        )
     policy, remote_policy = (
         retention.to_json(p) if p else {} for p in map(policy_of, (strategy, remote_deletion_strategy))
     )
