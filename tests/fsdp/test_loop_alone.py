@@ -25,7 +25,7 @@ Run = Callable[..., None]
 @pytest.fixture(scope="module")
 def process() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(_join).result(60)
+        pool.submit(_join).result(240)
         yield pool
 
 
