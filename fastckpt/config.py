@@ -167,6 +167,7 @@ class Place:
 
     Attributes:
         store_outlives_workers: Whether the process group is formed in a store of torchrun's, also by restarted workers.
+        gloo_is_lazy: Whether ranks connect when they first talk, and so need each other's addresses until then.
     """
 
     rank: int = 0
@@ -180,6 +181,7 @@ class Place:
     master: str = ""
     agent: str = ""
     store_outlives_workers: bool = False
+    gloo_is_lazy: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
@@ -206,4 +208,5 @@ class Place:
             master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
             agent=environment.get(AGENT_VARIABLE, ""),
             store_outlives_workers=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+            gloo_is_lazy=environment.get("TORCH_GLOO_LAZY_INIT", "0") != "0",
         )

@@ -62,7 +62,8 @@ def forgetting_addresses() -> Callable[[], None]:
     them. Nobody needs them any more once all ranks have formed the groups that this one has formed by now: call what
     is returned then.
     """
-    if not Place.from_environment().store_outlives_workers:
+    place = Place.from_environment()
+    if place.gloo_is_lazy or not place.store_outlives_workers:
         return lambda: None
     known = [(group, store) for group, (_, store) in dist.distributed_c10d._world.pg_map.items() if store is not None]
     left = [(store, f"cpu//0/{group.rank()}") for group, store in known]
