@@ -56,7 +56,8 @@ class Failure:
         again = [event for event in after if event["time"] >= restart["time"]]
         resumed = _resumed(again, workers=len(restart["pids"]))
         step = _first(again, "step")
-        found = [_first(after, name) for name in _TOLD if name not in ("resumed", "step")] + [resumed, step]
+        found = [_first(after, name) for name in _TOLD if name not in (*_OF_ALL, "step")] + [resumed, step]
+        found += [event for event in again if event["event"] == "worker_joined"][-1:]
         done = [e["step"] for e in events if e["event"] == "step" and e["time"] < restart["time"]]
         return cls(
             local_rank=killed["local_rank"],
@@ -69,6 +70,8 @@ class Failure:
         )
 
 
+_OF_ALL = ("worker_joined", "resumed")
+"""What each worker tells of itself; the last of them counts."""
 _TOLD: dict[str, Callable[[Event], str]] = {
     "killed": lambda e: f"worker {e['local_rank']} (pid {e['victim']}) is killed by SIGKILL",
     "worker_died": lambda e: f"the agent notices that worker {e['local_rank']} has died",
@@ -76,6 +79,7 @@ _TOLD: dict[str, Callable[[Event], str]] = {
     "flush_started": lambda e: f"flush of step {e['step']} from memory to storage begins",
     "flush_done": lambda e: f"flush is done: step {e['step']}, {e['bytes'] / 1e6:.1f} MB",
     "workers_started": lambda e: f"workers are started again, as pids {sorted(e['pids'].values())}",
+    "worker_joined": lambda _: "all workers are set up: the script's own imports, data and model came before",
     "resumed": lambda e: f"all workers have resumed at step {e['step']} from {e['tier']}",
     "step": lambda e: f"first step after the failure is done: step {e['step']}",
 }

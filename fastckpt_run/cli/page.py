@@ -138,7 +138,9 @@ def _length(one: Recovery) -> int:
 
 def _failure(one: Recovery, start: int, longest: int, nodes: int) -> Iterator[str]:
     yield words.duration(one.at - start)
-    yield _text(words.failure(one, nodes=nodes)) + (f"<br>{_text(words.where(one))}" if one.host else "")
+    yield _text(words.failure(one, nodes=nodes)) + (
+        f'<div class="why">{_text(words.where(one))}</div>' if one.host else ""
+    )
     yield "?" if one.first_step is None else words.duration(one.silent + one.first_step)
     yield "?" if one.step is None else _text(f"step {one.step}, {one.tier}") if one.tier else "the beginning"
     yield f"{one.repeated:,}"
