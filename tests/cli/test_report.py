@@ -207,3 +207,24 @@ def test_bars_stay_in_their_lane(bars, length):
 
 def test_an_empty_log_has_a_page():
     assert_safe(page(report([parsed(Path("log"), [])]), EVIL))
+
+
+def test_why_a_worker_failed_is_in_text_page_and_json(fastckpt: Fastckpt, tmp_path: Path):
+    lines = []
+    for line in RECORDED.read_text().splitlines():
+        lines.append(line)
+        event = json.loads(line)
+        if event["event"] == "worker_died":
+            why = {"exitcode": 1, "exception": "ValueError: \x1b[1m<b>", "frame": "step (train.py:57)", "host": "node7"}
+            said = {"rank": event["rank"], "log": "logs/1/stderr.log", "restarts_left": 2, "restarts": 3}
+            lines.append(json.dumps(event | {"event": "worker_failed"} | why | said))
+    path = tmp_path / "events"
+    path.write_text("\n".join(lines))
+    said = fastckpt("report", path, "--html", tmp_path / "page", "--json")
+    [one, *_] = said.document["failures"]
+    assert [one[name] for name in ("frame", "host", "log")] == ["step (train.py:57)", "node7", "logs/1/stderr.log"]
+    assert (one["exception"], one["restarts_left"], one["restarts"]) == ("ValueError: \x1b[1m<b>", 2, 3)
+    text, shown = fastckpt("report", path).out, " ".join(assert_safe((tmp_path / "page").read_text()).text)
+    for place in (text, shown):
+        assert "ValueError: " in place and "step (train.py:57)" in place and "node7, log logs/1/stderr.log" in place
+    assert "\x1b" not in text
