@@ -63,7 +63,11 @@ class Owed:
         if self._alone:
             self._pay()
         else:
-            self._timer = asyncio.get_running_loop().call_later(QUIET, self._pay)
+            self._timer = asyncio.get_running_loop().call_later(QUIET, self._settle)
+
+    def _settle(self) -> None:
+        if not self._is_busy():  # else its end is the time to look again: a slot that is pinned may not wait
+            self._pay()
 
     def hurry(self) -> None:
         """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
