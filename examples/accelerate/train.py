@@ -32,6 +32,8 @@ model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, sche
 checkpointer = AccelerateCheckpointer(accelerator, args.checkpoint_dir)
 step = checkpointer.load_state()  # 0 if nothing was ever saved
 epoch, done = divmod(step, len(loader))
+if step >= args.steps:
+    accelerator.print(f"all {args.steps} steps were done before: nothing is trained", flush=True)
 while step < args.steps:
     loader.set_epoch(epoch)
     for batch, labels in accelerator.skip_first_batches(loader, done) if done else loader:

@@ -38,7 +38,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             optimizer.load_state_dict(loaded["optimizer"])
             batches.load_state_dict(loaded["batches"])
             training.step = loaded["step"]
-            training.say(f"resumed at step {training.step} from {checkpointer.loaded_from}")
+            training.say_resumed(checkpointer.loaded_from)
 
         while training.step < training.steps:
             training.take_step()

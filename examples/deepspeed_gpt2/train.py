@@ -68,7 +68,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if client_state:
             batches.load_state_dict(client_state["batches"])
             training.step = engine.global_steps
-            training.say(f"resumed at step {training.step} from {checkpointer.loaded_from}")
+            training.say_resumed(checkpointer.loaded_from)
 
         while training.step < training.steps:
             training.take_step()

@@ -50,7 +50,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if extra := checkpointer.load_checkpoint(model, optimizer):
             batches.load_state_dict(extra["batches"])
             training.step = extra["step"]
-            training.say(f"resumed at step {training.step} from {checkpointer.loaded_from}")
+            training.say_resumed(checkpointer.loaded_from)
 
         while training.step < training.steps:
             training.take_step()

@@ -71,6 +71,12 @@ class Training:
         """Print, on rank 0."""
         self._progress.say(text)
 
+    def say_resumed(self, tier: str) -> None:
+        """Say where the training goes on; or that there is nothing left to do, if a finished one is started again."""
+        self.say(f"resumed at step {self.step} from {tier}")
+        if self.step >= self.steps:
+            self.say(f"all {self.steps} steps were done before: nothing is trained")
+
     def loss(self, batch: Batch) -> Tensor:
         """This rank's mean loss."""
         tokens, targets = (part.to(self._device) for part in batch)

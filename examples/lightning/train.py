@@ -22,7 +22,7 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         """The loss of a batch."""
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.loss = loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         if self.global_step % 10 == 9:
             self.print(f"step {self.global_step + 1}: loss {loss.item():.6f}", flush=True)
         return loss
@@ -54,4 +54,7 @@ trainer = Trainer(
     logger=False,
     enable_progress_bar=False,
 )
-trainer.fit(Classifier(), loader, ckpt_path=NEWEST)
+model = Classifier()
+trainer.fit(model, loader, ckpt_path=NEWEST)
+if not hasattr(model, "loss"):
+    trainer.print(f"all {args.steps} steps were done before: nothing is trained")
