@@ -18,7 +18,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     storages are aligned as torch aligns them (64 bytes).
 
     Raises:
-        BadCheckpoint: A tensor reaches beyond its storage; it has what does not load with ``weights_only=True``.
+        BadCheckpoint: A tensor reaches beyond its storage.
         Exception: Whatever torch.load raises for a file that it cannot read; see LOAD_ERRORS.
     """
     copies: list[Copy] = []
@@ -37,7 +37,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     except pickle.UnpicklingError as error:
         if not (refused := re.findall(r"GLOBAL (\S+)", str(error))):
             raise
-        raise BadCheckpoint(
+        raise pickle.UnpicklingError(
             f"{path} has {refused[0]}, which torch.load(weights_only=True) refuses: pass weights_only=False to the "
             "checkpointer if you trust whoever wrote it, or allow it with torch.serialization.add_safe_globals"
         ) from error

@@ -54,9 +54,8 @@ class Objects:
             self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
         except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"cannot open {url}: {error}. Correct the URL, such as s3://bucket/run1, or "
-                "install the fsspec implementation of that protocol; for s3:// that is "
-                "pip install 's3fs>=2024.6'."
+                f"cannot open {url}: {error}. Install the fsspec implementation of that protocol; for s3:// that is "
+                "pip install 's3fs>=2024.6'. Or correct the URL, such as s3://bucket/run1."
             ) from error
         self._root, self._url = root.rstrip("/"), url.rstrip("/")
         protocol = self._fs.protocol

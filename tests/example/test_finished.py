@@ -17,9 +17,9 @@ SMALL = "--n_layer 1 --n_head 1 --n_embd 16 --block_size 16 --batch_size 2 --eva
     "names",
     [
         ["ddp_gpt2", "fsdp_gpt2"],
-        pytest.param(["deepspeed_gpt2", "accelerate", "lightning"], marks=pytest.mark.frameworks),
+        *(pytest.param([name], marks=pytest.mark.frameworks) for name in ("deepspeed_gpt2", "accelerate", "lightning")),
     ],
-    ids=["gpt2", "frameworks"],
+    ids=" ".join,
 )
 def test_an_example_that_has_ended_is_started_again(names: list[str], tmp_path: Path):
     (tmp_path / "text").mkdir()
