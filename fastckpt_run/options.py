@@ -83,7 +83,8 @@ def _width_of_ours(rest: Sequence[str]) -> int:
     known = {flag: p for p in command().params for flag in (*p.opts, *p.secondary_opts)}
     if name not in known:
         begun = [flag for flag in known if flag.startswith(name)]
-        near = begun or get_close_matches(name, known, 1)
+        alike = get_close_matches(name.removeprefix(PREFIX), [flag.removeprefix(PREFIX) for flag in known], 1)
+        near = begun or [PREFIX + flag for flag in alike]
         question = f"; did you mean {near[0]}?" if len(near) == 1 else ""
         raise click.UsageError(
             f"no such option: {name}; names are given in full: {', '.join(begun or known)}{question}"
