@@ -15,6 +15,8 @@ DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
 SIZE = 50_000
 """Bytes of a state: at `PACE` seconds per save 20 MB/s are saved, and storage takes a twentieth."""
 PACE, RATE = 0.0025, "1"
+LARGE = 10 * SIZE
+"""Of one that takes two seconds, in which several others are saved also on a busy machine."""
 
 
 @pytest.fixture
@@ -68,10 +70,10 @@ def test_with_disk_each_that_is_saved_becomes_durable_and_skips_are_counted(slow
 
 
 def test_the_newest_is_persisted_though_only_memory_has_newer_ones(slow, ranks, directory):
-    slow.save_checkpoint(1, state(1, SIZE))  # takes a fifth of a second
-    slow.save_checkpoint(2, state(2, SIZE))
+    slow.save_checkpoint(1, state(1, LARGE))
+    slow.save_checkpoint(2, state(2, LARGE))
     for step in (3, 4, 5, 6):
-        assert slow.save_checkpoint(step, state(step, SIZE), storage_type=MEMORY)
+        assert slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY)
     assert slow.wait_latest_checkpoint(60) == 6
     assert stored(directory) == [1, 6] and tally(ranks).overtaken == 1
 
@@ -81,10 +83,10 @@ def test_what_insists_becomes_durable_and_skips_saves_to_memory(slow, ranks, dir
     path = str(tmp_path / "mine.pt") if kind == "path" else ""
     for step in (1, 2):
         slow.save_checkpoint(
-            step, state(step, SIZE), path if step == 2 else "", DISK if kind == "disk" else None,
+            step, state(step, LARGE), path if step == 2 else "", DISK if kind == "disk" else None,
             metrics={"loss": 1.0} if kind == "metrics" else None,
         )  # fmt: skip
-    skipped = [not slow.save_checkpoint(step, state(step, SIZE), storage_type=MEMORY) for step in (3, 4, 5)]
+    skipped = [not slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY) for step in (3, 4, 5)]
     assert sum(skipped) == tally(ranks).skips.total() > 0
     slow.wait_latest_checkpoint(60)
     assert stored(directory) == [1, 2] and tally(ranks).overtaken == 0
