@@ -123,6 +123,15 @@ class Settings:
         return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
 
 
+def copy_of_environment() -> dict[str, str]:
+    """All variables, for what runs at import.
+
+    fastckpt-run forks workers only from a process whose imports look nothing up in os.environ that differs between
+    workers; what reads a copy says that it gives no such worker anything of its own.
+    """
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
+
+
 def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
     """Name, once, variables that look like settings; workers do not say again what their launcher has said."""
     if AGENT_VARIABLE in environment or environment.get("LOCAL_RANK", "0") != "0":

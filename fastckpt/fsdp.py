@@ -196,7 +196,7 @@ class FsdpShardCheckpointer(WithWriter):
         common = apart(given.get("extra_sd", {}))
         whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
         shards = {name: each for name, each in whole.items() if name not in common}
-        parts = State(shards, common, given.get("rank_state", {}))
+        parts = State(shards, common, dict(given.get("rank_state") or {}))
         return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)
 
     def _folder(self, step: int, path: str) -> str:

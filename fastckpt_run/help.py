@@ -1,6 +1,6 @@
 """The parser that is torchrun's own, speaking as fastckpt-run: its help and its errors."""
 
-from argparse import Action, ArgumentParser, HelpFormatter
+from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter
 from typing import Any, NoReturn
 
 import click
@@ -44,8 +44,16 @@ class LauncherParser(ArgumentParser):
             "fastckpt-run", USAGE, parents=[torchrun], add_help=False, formatter_class=TorchrunHelp, epilog=None
         )
         self.add_argument(
-            "--version", action=_TellVersion, nargs=0, help="show the versions of this and of torch, and exit"
+            "--version",
+            action=_TellVersion,
+            nargs=0,
+            default=SUPPRESS,
+            help="show the versions of this and of torch, and exit",
         )
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may stand for: torchrun's options alone, so that all mean there what they mean here."""
+        return [found for found in super()._get_option_tuples(option_string) if found[1] != "--version"]
 
     def format_help(self) -> str:
         """Our options as click describes them, then torchrun's."""

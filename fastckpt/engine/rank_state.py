@@ -1,6 +1,7 @@
 """What a rank saved for itself, which says why something is not there."""
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from fastckpt.errors import NoRankState
@@ -18,6 +19,10 @@ class RankState(dict[str, Any]):
     def __init__(self, state: Mapping[str, Any], rank: int, step: int) -> None:
         super().__init__(state)
         self._rank, self._step = rank, step
+
+    def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()], None, None, Iterator[tuple[str, Any]]]:
+        """As an OrderedDict: what a user saves in a file of their own is to load with ``weights_only=True``."""
+        return OrderedDict, (), None, None, iter(self.items())
 
     def __missing__(self, name: str) -> NoReturn:
         """Raise NoRankState."""

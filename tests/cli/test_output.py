@@ -25,7 +25,8 @@ ARENA = {"path", "state", "kind", "uid", "size", "directory", "pid", "host", "st
 ENTRY = {"name", "kind", "type", "shape", "bytes", "storage", "value"}
 FAILURE = {
     "node", "at", "kind", "rank", "exitcode", "silent", "stopped", "relaunched", "met", "started", "imported", "joined",
-    "resumed", "first_step", "load", "step", "tier", "repeated",
+    "resumed", "first_step", "load", "step", "tier", "repeated", "exception", "frame", "host", "log",
+    "restarts_left", "restarts",
 }  # fmt: skip
 DECISION = {"at", "directory", "step", "memory", "storage", "overhead", "bound", "changed", "why"}
 # Scripts depend on these keys: new ones may come, none may go or change its meaning.

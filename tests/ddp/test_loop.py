@@ -239,8 +239,8 @@ def test_an_error_in_the_loop_saves_nothing_more(directory: Path):
         ({"every": "often"}, "give 'auto'"),
         ({"overhead": 3.5}, "3.5%"),
         ({"data": object()}, "no state_dict"),
-        ({"others": {"scaler": object()}}, "scaler is a object"),
-        ({"scheduler": [object()]}, "scheduler is a object"),
+        ({"others": {"scaler": object()}}, "scaler is an object"),
+        ({"scheduler": [object()]}, "scheduler is an object"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(directory: Path, options: dict[str, Any], says: str):

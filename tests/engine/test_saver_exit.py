@@ -16,6 +16,7 @@ JOB = """
     from fastckpt.config import Place, Settings
     from fastckpt.engine import saver, service
     from fastckpt.engine.link import Link
+    from fastckpt.engine.result import TO_MEMORY
     from fastckpt.engine.wishes import wishes
     from fastckpt.format.ids import SaveId
     from fastckpt.memory import slots
@@ -38,7 +39,7 @@ JOB = """
         slot, files = begin(link, step)
         record = slots.Done(SaveId(link.history, step), files, {"world_size": 2, "rank": link.place.rank})
         slots.commit(slot, link.place.rank, record)
-        link.committed(record.id, persist=False)
+        link.committed(record.id, TO_MEMORY)
 
     if os.fork() == 0:
         os.close(release)

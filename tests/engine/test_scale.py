@@ -10,6 +10,7 @@ import pytest
 
 from fastckpt.config import Place, Settings
 from fastckpt.engine.link import Link
+from fastckpt.engine.result import TO_DISK, TO_MEMORY, Wish
 from fastckpt.engine.saver import Saver
 from fastckpt.engine.wishes import wishes
 from fastckpt.format.ids import SaveId
@@ -53,7 +54,7 @@ class Node:
         save = SaveId(link.history, step)
         slots.commit(slot, rank, slots.Done(save, self.sizes[rank], {"world_size": len(self.links), "rank": rank}))
         if tell:
-            link.committed(save, persist=persist)
+            link.committed(save, Wish(persist=persist))
             link.status()  # answered after that
 
     def save(self, step: int, *, persist: bool = False, room: bool = False) -> Path:
@@ -158,7 +159,7 @@ def test_a_message_without_a_record_is_no_part_of_a_save(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0)
-        ranks.links[1].committed(SaveId(1, 1), persist=True)
+        ranks.links[1].committed(SaveId(1, 1), TO_DISK)
         ranks.links[1].status()  # answered after that
         assert ranks.links[0].status().waiting == 1 and ranks.keeper.newest() is None
 
@@ -175,7 +176,7 @@ def test_a_record_that_somebody_removes_is_missed(tmp_path: Path, again: int):
         ranks.commit(1, slot, 0)
         assert ranks.keeper.newest() is not None
         (slot / f".done-{again}").unlink()
-        ranks.links[again].committed(SaveId(1, 1), persist=False)
+        ranks.links[again].committed(SaveId(1, 1), TO_MEMORY)
         ranks.links[again].status()
         assert ranks.keeper.newest() is None
 

@@ -50,7 +50,7 @@ def resume(request: dict[str, Any]) -> dict[str, Any]:
             "step": checkpointer.loaded_step,
             "tier": checkpointer.loaded_from,
             "state": digest(state),
-            "own": digest(checkpointer.rank_state),
+            "own": digest(dict(checkpointer.rank_state)),
             "bad": metrics.counts["bad_checkpoints"],
         }
     except FastckptError as error:

@@ -283,7 +283,7 @@ def refused(directory: Path) -> None:
         "optimizer is a Value; with a sharded model": {"model": model, "optimizer": Value()},
         "gradients=True: those of FSDP1": {"model": flat, "gradients": True},
         "LBFGS makes no step without a closure": {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())},
-        "scaler is a object": {"model": model, "others": {"scaler": object()}},
+        "scaler is an object": {"model": model, "others": {"scaler": object()}},
     }.items():
         with pytest.raises(ConfigError, match=says):
             Checkpointer(directory, **parts)

@@ -29,8 +29,8 @@ def told(folder: Path, rank: int = 0) -> dict[str, dict[str, str]]:
     return json.loads((folder / f"rank.{rank}").read_text())
 
 
-def rendezvous(**more: str) -> list[str]:
-    conf = "join_timeout=5,last_call_timeout=1,timeout=5"
+def rendezvous() -> list[str]:
+    conf = "join_timeout=60,last_call_timeout=1,timeout=60"
     return ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{get_free_port()}", f"--rdzv-conf={conf}"]
 
 

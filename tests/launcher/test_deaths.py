@@ -60,10 +60,12 @@ def test_a_killed_worker_takes_all_along(jobs: Jobs, tmp_path: Path, how: list[s
         "rendezvous",
         "workers_started",
         "worker_died",
+        "worker_failed",
         "workers_stopped",
         "rendezvous",
         "workers_started",
         "workers_finished",
+        "restarted",
         "job_ended",
     ]
     died = events(told)[3]
