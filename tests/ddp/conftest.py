@@ -23,7 +23,7 @@ class Rounds:
     """An agreement of ranks that are threads of one process."""
 
     def __init__(self, world: int) -> None:
-        self._barrier = threading.Barrier(world)
+        self._barrier = threading.Barrier(max(1, world))  # none takes part in the rounds of a launch without workers
         self._said: dict[int, Any] = {}
         self._rank = threading.local()
 
