@@ -1,6 +1,7 @@
 """What a worker says of its steps and phases, in the telemetry block, as they happen."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,6 +92,19 @@ def _show_marks() -> None:
         beats.show_mark()
 
 
+def _only_makes_states() -> bool:
+    """Whether the step of an optimizer that runs is one by which torch makes its states, to load into or to save them.
+
+    `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
+    """
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_init_optim_state":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
+
+
 class Beats:
     """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
 
@@ -172,6 +186,8 @@ class Beats:
         if os.getpid() != self._pid:  # in a child that was forked meanwhile
             return
         self._has_optimizer = True
+        if self._counted < 0 and _only_makes_states():
+            return
         now = self.clock() if self.clock else self._counted + 1
         if now != self._counted:
             self._counted = now

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from fastckpt import metrics, phase
 from fastckpt.engine.beats import Beats
@@ -48,6 +49,17 @@ def test_each_step_of_any_optimizer_counts(block, beats):
         assert after.steps == before.steps + 1
         assert after.beat > before.beat
     assert 0 < block.read(0).first < block.read(0).beat
+
+
+def test_a_step_by_which_torch_makes_states_counts_not(block, beats):
+    """A rank that resumes FSDP would else have trained before it has loaded."""
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+    torch.optim.lr_scheduler.StepLR(adam, 1)  # which wraps step()
+    get_optimizer_state_dict(model, adam)
+    assert adam.state and (block.read(0).steps, block.read(0).first) == (0, 0)
+    adam.step()
+    assert block.read(0).steps == 1
 
 
 def test_steps_count_once_where_several_of_optimizers_make_one(block, beats):
