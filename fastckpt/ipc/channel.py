@@ -13,6 +13,7 @@ from fastckpt.errors import AgentLost, ProtocolError
 from fastckpt.ipc.messages import MAX_SIZE, Message, decode, encode
 
 _LENGTH = struct.Struct("<I")
+_KEEPER = "the process that keeps the checkpoints in memory (fastckpt-run, or without it the first local rank)"
 _CREDENTIALS = struct.Struct("iII")
 
 
@@ -99,10 +100,10 @@ class Channel:
             yield
         except TimeoutError as error:
             self.close()
-            raise AgentLost("the launcher that owns the checkpoints in memory does not answer in time") from error
+            raise AgentLost(f"{_KEEPER} does not answer in time") from error
         except OSError as error:
             self.close()
-            raise AgentLost(f"the launcher that owns the checkpoints in memory is gone: {error}") from error
+            raise AgentLost(f"{_KEEPER} is gone: {error}") from error
 
     def _read_exactly(self, size: int) -> bytes:
         data = b""
