@@ -108,7 +108,7 @@ class RestartNotice:
             nodes: How many nodes the job has.
             follows: Whether another node waits already, so that it may have failed first.
         """
-        self._tell("but failed again before they had loaded anything")
+        self._tell("but the workers failed again before they had loaded anything")
         after = max(0, left - 1)
         failures = [self._failure(rank, *why) for rank, why in culprits.items()]
         for one in failures:
@@ -140,7 +140,7 @@ class RestartNotice:
 
     def interrupted(self, left: int) -> None:
         """Workers that run are to be restarted for the sake of another node."""
-        self._tell("but stopped again before they had loaded anything")
+        self._tell("but the workers were stopped again before they had loaded anything")
         self._pending = _Pending(_ELSEWHERE, time.monotonic_ns(), left)
 
     def look(self, left: int) -> None:

@@ -95,7 +95,7 @@ def what(one: Recovery | Failure, *, host: str = "") -> str:
     """What failed and why, as far as that is known; where, if a host is given."""
     there, place = f" on {host}" if host else "", f" in {one.frame}" if one.frame else ""
     if one.kind == "died":
-        why = f", {one.exception}" if one.exception else ""
+        why = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
         return f"rank {one.rank} died{there}: {describe(one.exitcode)}{why}{place}"
     if one.kind == "hung":
         return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}"

@@ -51,7 +51,7 @@ def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[
     assert "rank      : 0 (local_rank: 0)" in job.stderr.partition("Root Cause")[2]
     assert "from the agent, because another worker had failed" in job.stderr.partition("Root Cause")[0]
     [told] = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank ")]
-    why = ", ValueError: MARK in fail (end.py:20)" if streams or recorded else ""
+    why = ", ValueError: MARK, in fail (end.py:20)" if streams or recorded else ""
     log = rf", log {tmp_path}/logs/.*/0/stderr\.log" if streams else ""
     end = rf"; not restarted: --max-restarts is 0 \(on {socket.gethostname()}{log}\)"
     assert re.fullmatch(re.escape(f"fastckpt-run: rank 0 died: exit code 1{why}") + end, told)
@@ -60,13 +60,13 @@ def test_a_traceback_is_printed_once(jobs: Jobs, tmp_path: Path, recorded: list[
 def test_a_traceback_of_run_path_is_printed_once(jobs: Jobs) -> None:
     job = jobs.run("--run-path", END, "raise")
     assert job.returncode == 1
-    assert "rank 0 died: exit code 1, ValueError: MARK in fail (end.py:20); not restarted" in job.stderr
+    assert "rank 0 died: exit code 1, ValueError: MARK, in fail (end.py:20); not restarted" in job.stderr
     assert job.stderr.count('raise ValueError("MARK")') == 1, job.stderr
 
 
 def test_the_exception_of_a_forked_worker_is_known_without_a_log(jobs: Jobs) -> None:
     job = jobs.run("--fast-preload=math", END, "raise", PYTHONPATH=f"{program('frail')}:{QUICK}")
-    assert "rank 0 died: exit code 1, ValueError: MARK in fail (end.py:20); not restarted" in job.stderr, job.stderr
+    assert "rank 0 died: exit code 1, ValueError: MARK, in fail (end.py:20); not restarted" in job.stderr, job.stderr
 
 
 def test_the_root_cause_is_the_first_to_fail(jobs: Jobs) -> None:

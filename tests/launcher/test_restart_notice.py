@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from fastckpt import metrics
@@ -129,7 +130,7 @@ def test_workers_that_fail_again_and_then_for_good(told: Told) -> None:
     told.fail(1)
     told.fail(0)
     told.notice.end()
-    again = "restarted after T, but failed again before they had loaded anything"
+    again = "restarted after T, but the workers failed again before they had loaded anything"
     first, second, lost = told.lines
     assert first == f"rank 1 died: SIGKILL; {again}, 1 of 3 restarts left"
     assert second == f"rank 1 died: SIGKILL; {again}, 0 of 3 restarts left"
@@ -190,10 +191,11 @@ WHY = Cause("ValueError: bad [31m", "step (train.py:57)")
         (TRACEBACK, WHY),
         ("".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines()), WHY),  # torch does so in a process group
         (f"{TRACEBACK}\nDuring\n\n{TRACEBACK.replace('57', '58')}", Cause(WHY.exception, "step (train.py:58)")),
+        (TRACEBACK.replace("ValueError: ", f'  File "{torch.__file__}", line 1, in deep\nValueError: '), WHY),
         ("usage: x\nerror: no\n", Cause()),
         ("", Cause()),
     ],
-    ids=["plain", "ranked", "chained", "none", "empty"],
+    ids=["plain", "ranked", "chained", "library", "none", "empty"],
 )  # fmt: skip
 def test_the_exception_and_its_frame(words: str, cause: Cause, tmp_path: Path) -> None:
     failure = ProcessFailure(0, 1, 1, "")
