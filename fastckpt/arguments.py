@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -20,6 +21,7 @@ LONGEST = 80
 _HERE = f"{Path(__file__).parent}{os.sep}"
 _DEFECTS = (AgentLost, ProtocolError, SaverError)
 """Errors that are no mistake of the caller's: their tracebacks show where in fastckpt they came up."""
+_TOO_MANY = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+) ")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -106,6 +108,13 @@ def count(name: str, value: object, call: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ConfigError(f"{name} is {shown(value)}; give a whole number, 1 or more: {call}")
+
+
+def seconds(name: str, value: object) -> float:
+    """A time, 0 or more; raises ArgumentError."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ArgumentError(f"{name} is {shown(value)}; give seconds, 0 or more")
 
 
 def mapping(name: str, value: object, allowed: str) -> None:
@@ -212,6 +221,11 @@ def _unknown(function: Callable[..., Any], name: str, names: Iterable[str]) -> s
 
 def _lacking(function: Callable[..., Any], error: TypeError) -> str:
     names = _names(function) or {}
+    if found := _TOO_MANY.search(str(error)):
+        ours = "self" in inspect.signature(function).parameters
+        most, given = (int(number) - ours for number in found.groups())
+        taken = f"takes {', '.join([*names][:most]) or 'nothing'} by position, but {given} were given"
+        return f"{_called(function)} {taken}: give the others by name, of {', '.join([*names][most:])}"
     missing = [name for name in names if f"'{name}'" in str(error)]
     remedy = f": give {', '.join(f'{name}=' for name in missing)}" if missing else ""
     return f"{_called(function)} {str(error).partition('() ')[2]}; there are {', '.join(names)}{remedy}"

@@ -192,7 +192,7 @@ class Writer:
             PersistError: The newest persist has failed for good.
         """
         self.be_ready()
-        end = time.monotonic() + timeout
+        end = time.monotonic() + arguments.seconds("timeout", timeout)
         with self.beats.stall("wait", timeout):
             while (status := self.link.status()).waiting:
                 if time.monotonic() > end:

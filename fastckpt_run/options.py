@@ -3,7 +3,7 @@
 import inspect
 import re
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
 from functools import cache
@@ -67,7 +67,23 @@ def _option(field: Field[Any]) -> click.Option:
     flag = f"{PREFIX}-{name}/{PREFIX}-no-{name}" if switch else f"{PREFIX}-{name}"
     shown = ("no", "yes")[default] if switch else default or repr(default)
     text = f"{_explanations().get(field.name, '')} [env: {variable(field.name)}; default: {shown}]"
-    return click.Option([field.name, flag], type=None if switch else type(default), default=None, help=text)
+    kind = type(default)
+    reads = _number(flag, kind) if kind in (int, float) else None if switch else kind
+    return click.Option([field.name, flag], type=reads, default=None, help=text)
+
+
+def _number(flag: str, kind: type[float]) -> Callable[[str], float]:
+    """What reads an option's value, and answers what is none as it is answered in a variable."""
+
+    def read(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            allowed = "a whole number" if kind is int else "a number"
+            raise click.UsageError(f"{flag} is {text!r}; give {allowed}") from None
+
+    read.__name__ = "integer" if kind is int else "float"  # as the help calls it
+    return read
 
 
 def _explanations() -> dict[str, str]:

@@ -74,7 +74,10 @@ class Position:
 
 def read(state: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     """These numbers of a saved state; raises ConfigError if one is missing, or it is of another version."""
-    if state.get("version") != VERSION:
+    if "version" not in state:
+        raise ConfigError(f"the state of the data has no version, but {', '.join(map(repr, state)) or 'nothing'}: give "
+                          "what state_dict() of a ResumableDataLoader or ResumableSampler returned")  # fmt: skip
+    if state["version"] != VERSION:
         raise ConfigError(f"the state of the data has version {state.get('version')!r}; this fastckpt reads {VERSION}")
     if missing := [name for name in names if name not in state]:
         raise ConfigError(f"the state of the data has no {' and no '.join(missing)}: give the kind of data set and "

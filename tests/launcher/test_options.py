@@ -114,7 +114,7 @@ def test_split(argv: list[str], ours: list[str], theirs: list[str]) -> None:
         (["--fast-sl=2"], "no such option: --fast-sl;"),
         (["--fast-bogus"], "no such option: --fast-bogus;.*--fast-shm-dir"),
         (["--fast"], "no such option: --fast;.*--fast-shm-dir"),
-        (["--fast-slots", "many"], "'--fast-slots'.*many"),
+        (["--fast-slots", "many"], "--fast-slots is 'many'"),
         (["--fast-slots", "--standalone"], "--fast-slots needs a value"),
         (["--fast-flush=1"], "--fast-flush"),
     ],

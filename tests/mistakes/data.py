@@ -73,3 +73,9 @@ def position_in_the_rank_state(scene: Scene) -> None:
         loader.load_state_dict(second.rank_state["data"])
     finally:
         job.end()
+
+
+@answered(ConfigError, value="'param_groups'", limit="a ResumableDataLoader", remedy="give what state_dict()")
+def state_of_something_else(scene: Scene) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    ResumableDataLoader(Noise(), batch_size=8).load_state_dict(optimizer.state_dict())

@@ -185,6 +185,11 @@ def metrics_as_number(scene: Scene) -> None:
     save(scene.directory, lambda c, step, state: c.save_checkpoint(step, state, metrics=0.5))
 
 
+@answered(TypeError, value="timeout is '60'", limit="seconds, 0 or more", remedy="give")
+def timeout_as_text(scene: Scene) -> None:
+    save(scene.directory, lambda c, step, state: c.wait_latest_checkpoint("60"))
+
+
 @answered(FastckptError, value="the checkpointer is closed", limit="after close()", remedy="make another")
 def save_after_close(scene: Scene) -> None:
     save(scene.directory).save_checkpoint(9, {"weights": torch.zeros(1)})

@@ -52,6 +52,11 @@ def variables_of_kubernetes(scene: Scene) -> None:
     save(scene.directory)
 
 
+@answered(SystemExit, value="--fast-stop-grace is 'ten'", limit="a number", remedy="give")
+def option_of_another_kind(scene: Scene) -> None:
+    main(["--fast-stop-grace", "ten", SCRIPT])
+
+
 @answered(WARNING, value="shm_dir is ", limit="on a disk", remedy="--fast-no-memory")
 def memory_on_a_disk(scene: Scene) -> None:
     disk = Path(scene.directory).with_name("disk")

@@ -40,6 +40,11 @@ def keyword_typo(scene: Scene) -> None:
     Checkpointer(scene.directory, model=network(), optimiser=1)
 
 
+@answered(TypeError, value="3 were given", limit="takes checkpoint_dir by position", remedy="give the others by name")
+def parts_by_position(scene: Scene) -> None:
+    Checkpointer(scene.directory, network(), None)  # type: ignore[misc]
+
+
 @answered(ConfigError, value="overhead is 3.5", limit="below 1", remedy="0.035")
 def overhead_in_percent(scene: Scene) -> None:
     train(scene.directory, options={"overhead": 3.5})
