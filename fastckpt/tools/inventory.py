@@ -16,6 +16,7 @@ from fastckpt.memory.arena import slots_of
 from fastckpt.memory.census import Entry, State, census
 from fastckpt.policy.resume import TIERS
 from fastckpt.storage.commit import ours
+from fastckpt.storage.foreign import Foreign, foreign
 from fastckpt.storage.identity import Identity
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.reading import read_text
@@ -116,6 +117,11 @@ class Inventory:
     def in_use(self) -> list[Entry]:
         """The arenas of live jobs."""
         return [arena for arena in self.arenas if arena.state is State.IN_USE]
+
+    @property
+    def foreign(self) -> list[Foreign]:
+        """Checkpoints that something else wrote, where there is none of ours; none at a URL, which is not searched."""
+        return [] if self.items or is_url(self.location) else foreign(Path(self.location))
 
 
 def take(location: str, shm_dir: str, remote: str = "") -> Inventory:

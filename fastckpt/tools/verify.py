@@ -57,7 +57,10 @@ def select(inventory: Inventory, address: Address, *, everything: bool) -> list[
     else:
         chosen = latest + bad
     if not (chosen or items):
-        raise ConfigError(f"there is no {address} to check; fastckpt ls shows what {inventory.location} has")
+        if inventory.items:
+            raise ConfigError(f"there is no {address} to check; fastckpt ls shows what {inventory.location} has")
+        others = "".join(f"; {path} seems to be of {writer}, without digests" for path, writer in inventory.foreign[:1])
+        raise ConfigError(f"{inventory.location} has no checkpoint of fastckpt to check{others}")
     return chosen or items
 
 

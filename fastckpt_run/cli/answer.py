@@ -15,6 +15,8 @@ from fastckpt.errors import FastckptError
 from fastckpt.tools.inventory import Item
 
 FINDING, TROUBLE = 1, 2
+LONGEST = 60
+"""Characters of a value that are shown to people."""
 PIPE_WIDTH = 100_000
 """Columns of a line that goes to no terminal: none is broken or cut."""
 
@@ -108,6 +110,11 @@ def number(value: float | None) -> float | str | None:
 def plain(text: str) -> str:
     """A text without what a terminal would obey: names and reasons may come from a stranger's file."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a value, with dots if that is not all."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def age(seconds: float | None) -> str:

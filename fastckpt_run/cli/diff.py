@@ -8,10 +8,14 @@ from fastckpt.config import Settings
 from fastckpt.errors import ConfigError
 from fastckpt.format.manifest import MODEL
 from fastckpt.tools.source import Source, find
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, number
+from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, number, shortened
+from fastckpt_run.words import count
 
 if TYPE_CHECKING:
     from fastckpt.tools.diff import Difference
+
+_OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
+"""What the automatic frequency notes in a checkpoint, which no two runs have alike."""
 
 
 @click.command()
@@ -114,8 +118,12 @@ def _show(screen: Screen, name: str, difference: "Difference") -> None:
     for mark, names in (("-", difference.only_a), ("+", difference.only_b)):
         for missing in names:
             screen.line(f"  {mark} {missing}")
+    own = [change for change in difference.changes if change.name.startswith(_OWN)]
     for change in difference.changes:
-        screen.line(f"  {change.name}: {change.what} {change.a} -> {change.b}")
+        if change not in own:
+            screen.line(f"  {change.name}: {change.what} {shortened(str(change.a))} -> {shortened(str(change.b))}")
+    if own:
+        screen.line(f"  {count(len(own), 'value')} of how often to save, and of what that costs: --json has them")
     if difference.tensors:
         rows = [
             [name, "?" if d.max_abs is None else f"{d.max_abs:.6g}", str(d.differing), str(d.count), str(d.nans)]

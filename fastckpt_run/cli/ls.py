@@ -7,8 +7,12 @@ import click
 
 from fastckpt.config import Settings
 from fastckpt.sizes import decimal
+from fastckpt.storage.foreign import DCP, FLASH, TORCH
 from fastckpt.tools.inventory import Inventory, Item, take
 from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, known
+
+_MOST = 10
+"""How many checkpoints of others are named."""
 
 
 @click.command()
@@ -27,6 +31,8 @@ def ls(directory: str, remote: str) -> Answer:
     def show(screen: Screen) -> None:
         rows = [_row(item) for item in inventory.items]
         screen.table([">STEP", ">HISTORY", "TIER", ">SIZE", ">AGE", ">WORLD", "STATE", "PATH"], rows)
+        for line in () if inventory.items else none_of_ours(inventory):
+            screen.line(line)
         for item in inventory.items:
             if item.why:
                 screen.line(f"{item.state}: {item.path}: {item.why}")
@@ -48,6 +54,15 @@ def jobs(inventory: Inventory) -> list[dict[str, Any]]:
         }
         for path, owner in owners
     ]
+
+
+def none_of_ours(inventory: Inventory) -> list[str]:
+    """What a directory without checkpoints of ours holds, for people."""
+    lines = ["no checkpoint of fastckpt is here"]
+    for path, writer in inventory.foreign[:_MOST]:
+        readers = ": show, diff and export read it" if writer in (DCP, TORCH, FLASH) else ""
+        lines.append(f"{path} seems to be of {writer}{readers}")
+    return lines
 
 
 def in_words(job: dict[str, Any]) -> str:

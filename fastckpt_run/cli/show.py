@@ -11,10 +11,7 @@ from fastckpt.tools.inventory import File
 from fastckpt.tools.pickled import Tensor
 from fastckpt.tools.source import find
 from fastckpt.tools.tree import Entry, Group, Tree, read_tree, stored_bytes
-from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number
-
-LONGEST = 60
-"""Characters of a value that are shown to people."""
+from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number, shortened
 
 
 @click.command()
@@ -108,5 +105,4 @@ def _row(entry: Entry, tree: Tree) -> list[str]:
             return [indented, tensor.dtype, "x".join(map(str, tensor.shape)) or "scalar", decimal(tensor.size), ""]
         case Group() as group:
             return [indented, f"{group.kind} of {group.count}", "", "", ""]
-    text = repr(entry.value)
-    return [indented, entry.type, "", "", text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."]
+    return [indented, entry.type, "", "", shortened(repr(entry.value))]

@@ -8,7 +8,7 @@ from fastckpt.config import Settings
 from fastckpt.tools.inventory import take
 from fastckpt.tools.which import REFUSE, decide
 from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, describe, known
-from fastckpt_run.cli.ls import in_words, jobs
+from fastckpt_run.cli.ls import in_words, jobs, none_of_ours
 
 
 @click.command()
@@ -34,6 +34,8 @@ def which(directory: str, remote: str, verifies: bool) -> Answer:
 
     def show(screen: Screen) -> None:
         screen.line(_in_words(decision.outcome, document["choice"]))
+        for line in none_of_ours(inventory) if inventory.foreign else ():
+            screen.line(line)
         if decision.others:
             rows = [[known(item.step), known(item.history), item.tier, why] for item, why in decision.others]
             screen.table([">STEP", ">HISTORY", "TIER", "WHY NOT"], rows)

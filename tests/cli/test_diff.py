@@ -36,6 +36,17 @@ def distance(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Distance:
     return found.tensors.get("t", Distance(a.numel()))
 
 
+def test_what_the_frequency_notes_is_counted_and_long_values_are_cut(fastckpt: Fastckpt, tmp_path: Path):
+    for name, mark in (("a.pt", "a"), ("b.pt", "b")):
+        own = {"tempo": mark * 999, "life": [mark, 1], "step": 5}
+        torch.save({"note": mark * 999, "fastckpt": own}, tmp_path / name)
+    shown = fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert shown.code == 1 and max(map(len, shown.out.splitlines())) < 200
+    assert "  note: value 'aaa" in shown.out and "tempo" not in shown.out
+    assert "  2 values of how often to save, and of what that costs: --json has them\n" in shown.out
+    assert "a" * 999 in fastckpt("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").out
+
+
 def test_equal_and_different_steps(fastckpt: Fastckpt, three: Path, tmp_path: Path):
     assert fastckpt("diff", f"{three}@20", three / "checkpoint-20").code == 0
     said = fastckpt("diff", f"{three}@10", f"{three}@30", "--json")

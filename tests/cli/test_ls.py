@@ -38,6 +38,16 @@ def test_memory_and_storage(fastckpt: Fastckpt, directory: Path):
     assert f"damaged: {directory / 'checkpoint-1'}: " in shown.out and "in use by process" in shown.out
 
 
+def test_what_others_wrote_is_named(fastckpt: Fastckpt, directory: Path):
+    directory.mkdir(exist_ok=True)
+    assert fastckpt("ls", directory).out.splitlines()[1:] == ["no checkpoint of fastckpt is here"]
+    torch.save({"w": torch.ones(2)}, directory / "last.pt")
+    said = f"{directory}/last.pt seems to be of torch.save"
+    for command in ("ls", "which"):
+        assert fastckpt(command, directory).out.endswith(f"{said}: show, diff and export read it\n"), command
+    assert f"{directory} has no checkpoint of fastckpt to check; {said}" in fastckpt("verify", directory).err
+
+
 def test_every_key(fastckpt: Fastckpt, directory: Path):
     publish(directory, 7, history=3)
     document = fastckpt("ls", directory, "--json").document
