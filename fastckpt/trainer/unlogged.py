@@ -26,6 +26,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
     if found["ranks"] == trainer.args.world_size:
         trainer._tr_loss = torch.tensor(found["loss"], dtype=trainer._tr_loss.dtype, device=trainer._tr_loss.device)
         trainer._globalstep_last_logged = found["since"]
+        trainer._total_loss_scalar -= found["loss"]  # of which train_loss is to have the steps since the resume alone
 
 
 def _name(trainer: Trainer) -> str:

@@ -94,6 +94,17 @@ def test_after_a_failure_it_or_another_goes_on(tmp_path):
     assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
 
 
+def test_train_loss_is_of_the_steps_since_the_resume(tmp_path):
+    """It resumes between two lines of the log."""
+    losses = [loss["loss"] for loss in trained(tmp_path / "each", kind=Trainer).state.log_history if "loss" in loss]
+    failed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3")
+    failed.add_callback(Failing(4))
+    with pytest.raises(ArithmeticError):
+        failed.train()
+    resumed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3").train(resume_from_checkpoint=True)
+    assert resumed.training_loss == pytest.approx(sum(losses[4:]) / 2, rel=1e-4)
+
+
 class Asking(TrainerCallback):
     """Asks the trainer in the middle, as scripts for Flash Checkpoint do."""
 
