@@ -284,6 +284,8 @@ class Writer:
         sizes: dict[str, int] = {}
         try:
             sizes = self._snapshots.lend(self._last, lends)
+        except FileNotFoundError:
+            logger.warning("rank %d leaves no state for later saves: the memory of the job is gone", self.place.rank)
         except Exception as error:  # noqa: BLE001 (whatever a state does: the others must hear that this rank leaves)
             logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
         history = self.link.history
