@@ -19,7 +19,8 @@ from fastckpt.memory.processes import Process
 logger = logging.getLogger("fastckpt")
 
 _own: Saver | None = None
-_posting: Posting | None = None
+_postings: dict[str, Posting] = {}
+"""By key: a process may form one group after another, and its saver goes on."""
 _owner = 0
 _failed = False
 
@@ -54,19 +55,20 @@ def leave_own_saver(*, failed: bool) -> None:
 
 def stop_own_saver() -> None:
     """End the saver of this process, if there is one, after its last flush."""
-    global _own, _posting
+    global _own, _postings
     if _own is not None and _owner == os.getpid():  # a forked child has none of its threads
-        saver, posting, _own, _posting = _own, _posting, None, None
+        saver, postings, _own, _postings = _own, _postings, None, {}
         try:
             saver.close(failed=_failed or getattr(sys, "last_value", None) is not None)  # or one that nobody caught
         finally:
-            if posting is not None:
+            for posting in postings.values():
                 posting.close()
 
 
 def _start(place: Place, settings: Settings) -> str:
-    global _own, _owner, _posting
+    global _own, _owner, _postings
     if _own is not None and _owner == os.getpid():
+        _post(place, settings, _own.address)
         return _own.address
     logger.warning(
         "not started by fastckpt-run: checkpoints are persisted in the background, but nothing keeps the memory of a "
@@ -76,7 +78,8 @@ def _start(place: Place, settings: Settings) -> str:
     with contextlib.ExitStack() as on_failure:
         saver.start()
         on_failure.callback(saver.close)
-        _posting = _post(place, settings, saver.address) if place.local_world_size > 1 else None
+        _postings = {}  # those of a process that has forked this one stay as they are
+        _post(place, settings, saver.address)
         on_failure.pop_all()
     _own, _owner = saver, os.getpid()
     # Not atexit: that comes when thread pools take no more work, and the last flush is work.
@@ -84,9 +87,12 @@ def _start(place: Place, settings: Settings) -> str:
     return saver.address
 
 
-def _post(place: Place, settings: Settings, address: str) -> Posting:
+def _post(place: Place, settings: Settings, address: str) -> None:
+    """Let the other local ranks find the saver by the key that they compute now."""
+    if place.local_world_size == 1 or (key := _key(place)) in _postings:
+        return
     try:
-        return Posting(Path(settings.shm_dir), _key(place), address)
+        _postings[key] = Posting(Path(settings.shm_dir), key, address)
     except OSError as error:
         raise FastckptError(
             f"the address of the saver cannot be posted under {settings.shm_dir}: {error}. Choose a tmpfs that this "
