@@ -3,6 +3,7 @@
 import enum
 import functools
 import inspect
+import numbers
 import operator
 import os
 import re
@@ -68,7 +69,7 @@ def member(kind: type[enum.Enum], name: str, value: object) -> ConfigError:
 def directory(value: object, name: str = "checkpoint_dir") -> str:
     """A directory or URL as text; raises ArgumentError for what names none."""
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)) and isinstance(text, str):
-        return text
+        return _possible(name, text)
     raise ArgumentError(
         f"{name} is {shown(value)}; give a directory or a URL, such as 'checkpoints' or s3://bucket/run"
     )
@@ -77,7 +78,7 @@ def directory(value: object, name: str = "checkpoint_dir") -> str:
 def path(name: str, value: object) -> str:
     """A path or URL as text, which may be empty; raises ArgumentError."""
     if isinstance(value, str | os.PathLike) and isinstance(text := os.fspath(value), str):
-        return text
+        return _possible(name, text)
     remedy = "leave it out, or name a directory"
     if isinstance(value, enum.Enum):
         remedy = f"for how far to save, give {_snake(type(value).__name__)}={value}"
@@ -97,9 +98,8 @@ def whole_step(value: object) -> int:
     try:
         return operator.index(cast(Any, value))
     except TypeError:
-        remedy = (
-            "give int(step)" if isinstance(value, float | str) else "it comes first: save_checkpoint(step, state_dict)"
-        )
+        is_number = isinstance(value, str | numbers.Number)
+        remedy = "give int(step)" if is_number else "it comes first: save_checkpoint(step, state_dict)"
     raise ArgumentError(f"step is {shown(value)}; it is a whole number, from 0 on: {remedy}")
 
 
@@ -111,10 +111,10 @@ def count(name: str, value: object, call: str) -> int:
 
 
 def seconds(name: str, value: object) -> float:
-    """A time, 0 or more; raises ArgumentError."""
+    """A time to wait, in seconds; raises ArgumentError."""
     if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
         return value
-    raise ArgumentError(f"{name} is {shown(value)}; give seconds, 0 or more")
+    raise ArgumentError(f"{name} is {shown(value)}; give seconds, 0 or more, such as {name}=1800")
 
 
 def mapping(name: str, value: object, allowed: str) -> None:
@@ -194,6 +194,13 @@ def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | No
     for each in reversed(frames):
         kept = types.TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return kept
+
+
+def _possible(name: str, text: str) -> str:
+    """A path, if there can be one of this name; raises ArgumentError."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ArgumentError(f"{name} is {shown(text)}; no file can have null bytes or what is not UTF-8: rename it")
+    return text
 
 
 def _came_up_here(error: TypeError) -> bool:

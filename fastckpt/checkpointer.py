@@ -192,7 +192,7 @@ class Writer:
             PersistError: The newest persist has failed for good.
         """
         self.be_ready()
-        end = time.monotonic() + arguments.seconds("timeout", timeout)
+        end = time.monotonic() + timeout
         with self.beats.stall("wait", timeout):
             while (status := self.link.status()).waiting:
                 if time.monotonic() > end:
@@ -352,7 +352,7 @@ class WithWriter:
             TimeoutError: It takes longer.
             PersistError: The newest persist has failed for good.
         """
-        return self._writer.wait(timeout)
+        return self._writer.wait(arguments.seconds("timeout", timeout))
 
     def _skip(self, step: int, reason: str, *, is_final: bool = False) -> SaveResult:
         """Skip a save; ``is_final`` says that a rank has closed, so that no later one can be made either."""

@@ -51,6 +51,8 @@ __all__ = [
     "settle",
 ]
 
+_STATE = "a dict, such as {'model': model.state_dict()}"
+
 logger = logging.getLogger("fastckpt")
 
 
@@ -132,6 +134,11 @@ class DdpCheckpointer(WithWriter):
         Raises:
             ArenaTooSmall: Shared memory cannot hold two checkpoints of that size.
         """
+        if self._writes_model:
+            arguments.mapping("state_dict", state_dict, _STATE)
+        if optimizer is not None:
+            allowed = "a torch optimizer whose state is in state_dict"
+            arguments.instance("optimizer", optimizer, torch.optim.Optimizer, allowed, "give it, or leave it out")
         self._writer.prepare(self._states(with_optimizer_state(state_dict, optimizer), None))
 
     @public
@@ -176,6 +183,8 @@ class DdpCheckpointer(WithWriter):
             OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
         arguments.saving(step, state_dict, rank_state, metrics)
+        if self._writes_model:
+            arguments.mapping("state_dict", state_dict, _STATE)
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
         return self._writer.save(step, states, at_least(storage_type, file), file, metrics)
 

@@ -108,6 +108,7 @@ class KeepBestStrategy(_PolicyStrategy):
 class KeepEpochStrategy(_PolicyStrategy):
     """Keeps the checkpoints saved with ``metrics={"epoch": ...}``, as scripts do at the end of one, and the newest."""
 
+    @public
     def __init__(self, checkpoint_dir: str | Path) -> None:
         super().__init__(KeepMeasured(EPOCH), checkpoint_dir)
 

@@ -30,10 +30,15 @@ before.close()
 def test_ranks_find_the_saver_in_each_group(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--log-dir", tmp_path]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, program, tmp_path], env=variables, capture_output=True, text=True, timeout=150, check=False
+        [*torchrun, "--log-dir", tmp_path, program, tmp_path],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("[01]/checkpoint-1/manifest.json"))) == 2
