@@ -125,7 +125,7 @@ def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any,
     said = dict(metadata.state)
     tensors = {str(key): _tensor(str(key), entry) for key, entry in said["state_dict_metadata"].items()}
     planned = said.get("planner_data")
-    paths = {str(k): tuple(way) for k, way in planned.items()} if isinstance(planned, Mapping) else {}
+    paths = {str(k): _way(k, way) for k, way in planned.items()} if isinstance(planned, Mapping) else {}
     sizes = {key: _sizes(entry) for key, entry in said["state_dict_metadata"].items()}
     chunks: dict[str, list[Chunk]] = {}
     for index, place in said["storage_data"].items():
@@ -136,6 +136,13 @@ def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any,
         chunk = Chunk(offsets, sizes[key].get(offsets, ()), where["relative_path"], _extent(where))
         chunks.setdefault(key, []).append(chunk)
     return tensors, paths, chunks
+
+
+def _way(key: Any, way: Any) -> tuple[str | int, ...]:
+    """The way to a value: names and numbers, and nothing that no dict could have as a key."""
+    if not isinstance(way, list | tuple) or any(type(step) not in (str, int) for step in way):
+        raise ValueError(f"the way to {key!r} has more than names and numbers")
+    return tuple(way)
 
 
 def _extent(where: Mapping[str, Any]) -> Extent:

@@ -153,7 +153,7 @@ class Chunks:
         """All of a tensor."""
         assert tensor.storage is not None
         key = tensor.storage.key
-        made, found = torch.empty(tensor.shape, dtype=_torch_type(tensor.dtype, self._whole.name)), 0
+        made, found = _room(tensor, self._whole.name), 0
         for chunk in self._whole.chunks(key):
             with self._whole.piece(chunk) as piece:
                 part = piece.state()
@@ -171,6 +171,18 @@ class Chunks:
         if found != tensor.count:
             raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
         return made
+
+
+def _room(tensor: Tensor, name: str) -> torch.Tensor:
+    """Memory for a tensor; a damaged file can say that it has any size."""
+    dtype = _torch_type(tensor.dtype, name)
+    try:
+        return torch.empty(tensor.shape, dtype=dtype)
+    except (RuntimeError, TypeError) as error:
+        text = str(error).splitlines()[0]
+        raise BadCheckpoint(
+            f"{name} has a tensor of shape {list(tensor.shape)}, which needs too much memory: {text}"
+        ) from error
 
 
 def _part(file: File, name: str) -> BinaryIO:

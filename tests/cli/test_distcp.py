@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,24 @@ def cut_metadata(folder: Path) -> None:
     os.truncate(folder / ".metadata", 700)
 
 
+def rewrite(folder: Path, change: Callable[[Any], None]) -> None:
+    said = pickle.loads((folder / ".metadata").read_bytes())
+    change(said)
+    (folder / ".metadata").write_bytes(pickle.dumps(said))
+
+
+def lose_the_way(folder: Path) -> None:
+    rewrite(folder, lambda said: said.planner_data.update(step=([1],)))
+
+
+def claim_much(folder: Path) -> None:
+    rewrite(folder, lambda said: setattr(said.state_dict_metadata["odd.bf16"], "size", torch.Size([1 << 50])))
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
+        (lose_the_way, "the way to 'step' has more than names and numbers"),
         (harm, "is not as torch.distributed.checkpoint writes it"),
         (cut, "is cut off"),
         (lose, "names __0_0.distcp, which is not there"),
@@ -136,6 +152,13 @@ def test_damage_is_named_and_nothing_is_run(
         said = fastckpt(*command)
         assert said.code == 2 and why in said.err, said
     assert not (tmp_path / "harmed").exists() and not (tmp_path / "out.pt").exists()
+
+
+def test_a_tensor_larger_than_memory_is_not_made(plain: Path, tmp_path: Path, fastckpt: Fastckpt) -> None:
+    claim_much(plain)
+    said = fastckpt("export", plain, tmp_path / "out.pt")
+    assert said.code == 2 and "which needs too much memory" in said.err, said
+    assert not (tmp_path / "out.pt").exists()
 
 
 def test_a_shard_that_is_damaged_is_not_exported(tmp_path: Path, fastckpt: Fastckpt) -> None:
