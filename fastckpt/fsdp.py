@@ -193,8 +193,8 @@ class FsdpShardCheckpointer(WithWriter):
         arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
         path, wanted = arguments.path("path", given.pop("path", "")), given.pop("storage_type", None)
         folder = self._folder(arguments.whole_step(step), path)
-        common = apart(given.get("extra_sd", {}))
         whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
+        common = apart(given.get("extra_sd", {}))
         shards = {name: each for name, each in whole.items() if name not in common}
         parts = State(shards, common, dict(given.get("rank_state") or {}))
         return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)

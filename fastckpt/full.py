@@ -64,7 +64,8 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         given = by_name(state, training)
         arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
         path, wanted = given.pop("path", ""), given.pop("storage_type", None)
-        whole = state_of(given.pop("state_dict", None), given, _gathered(given.get("model")))  # type: ignore[arg-type]
+        options = _gathered(given.get("model"))
+        whole = state_of(given.pop("state_dict", None), given, options)  # type: ignore[arg-type]
         return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
 
     @public
@@ -80,8 +81,10 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         return {name: value for name, value in state.items() if name not in (MODEL, OPTIMIZER)}
 
 
-def _gathered(model: Module | None) -> StateDictOptions:
+def _gathered(model: object) -> StateDictOptions:
     """The whole state on the processor; torch ends the process if it is to bring there what FSDP1 already has there."""
-    is_there = model is not None and all(parameter.is_cpu for parameter in model.parameters())
-    is_flat = model is not None and bool(FullyShardedDataParallel.fsdp_modules(model))
+    if not isinstance(model, Module):
+        return StateDictOptions(full_state_dict=True, cpu_offload=True)
+    is_there = all(parameter.is_cpu for parameter in model.parameters())
+    is_flat = bool(FullyShardedDataParallel.fsdp_modules(model))
     return StateDictOptions(full_state_dict=True, cpu_offload=not (is_flat and is_there))

@@ -7,13 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import StepLR
 
-from fastckpt.ddp import DdpCheckpointer, KeepEpochStrategy
+from fastckpt.ddp import DdpCheckpointer, KeepEpochStrategy, StorageType
 from fastckpt.engine.service import stop_own_saver
 from fastckpt.errors import ConfigError
+from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer
 
 MODEL = torch.nn.Linear(2, 2)
+ADAM = torch.optim.Adam(MODEL.parameters())
 STATE = {"model": MODEL.state_dict()}
+
+
+class AroundItself(torch.optim.Optimizer):
+    """A wrapper that has not called super().__init__(), and has itself as an attribute."""
+
+    def __init__(self) -> None:
+        self.optimizer = self
+
 
 DDP: dict[str, tuple[Callable[[DdpCheckpointer], Any], str]] = {
     "no state": (lambda c: c.save_checkpoint(1, None), "state_dict is None; give a dict"),
@@ -30,6 +41,19 @@ DDP: dict[str, tuple[Callable[[DdpCheckpointer], Any], str]] = {
     "prepare for a number": (lambda c: c.prepare(STATE, 3), "optimizer is 3; it is to be a torch optimizer"),
     "a strategy without a directory": (lambda _: KeepEpochStrategy(), "give checkpoint_dir="),
 }
+FSDP: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "what is extra as optimizer": (lambda c: c.save_checkpoint(1, MODEL, {"epoch": 1}), "optimizer is a dict; it is"),
+    "a storage type as optimizer": (lambda c: c.save_checkpoint(1, MODEL, StorageType.DISK), "optimizer is Storage"),
+    "a storage type as extra": (lambda c: c.save_checkpoint(1, MODEL, ADAM, StorageType.DISK), "extra_sd is Storage"),
+    "a list as extra": (lambda c: c.save_checkpoint(1, MODEL, ADAM, [1]), "extra_sd is a list; give a dict"),
+    "a scheduler as optimizer": (lambda c: c.save_checkpoint(1, MODEL, StepLR(ADAM, 1)), "optimizer is a StepLR"),
+    "a scheduler beside": (lambda c: c.save_checkpoint(1, MODEL, [ADAM, StepLR(ADAM, 1)]), "optimizer is a StepLR"),
+    "a state as model": (lambda c: c.save_checkpoint(1, model=MODEL.state_dict()), "model is an OrderedDict; it is"),
+    "an unknown argument": (lambda c: c.save_checkpoint(1, MODEL, foo=1), "no argument 'foo'; there are rank_state"),
+    "a wrapper around itself": (lambda c: c.save_checkpoint(1, MODEL, AroundItself()), "0 optimizers as attributes"),
+    "load into a state": (lambda c: c.load_checkpoint(MODEL.state_dict()), "model is an OrderedDict; it is"),
+    "load into a text": (lambda c: c.load_checkpoint(MODEL, "adam"), "optimizer is 'adam'; it is to be a torch"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +67,20 @@ def test_a_wrong_value_is_answered(mistake: str, tmp_path: Path) -> None:
     call, text = DDP[mistake]
     with DdpCheckpointer(tmp_path / "checkpoints") as checkpointer, pytest.raises(ConfigError, match=text):
         call(checkpointer)
+
+
+@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
+@pytest.mark.parametrize("mistake", FSDP)
+def test_a_value_in_another_ones_place_is_answered(mistake: str, kind: type[Any], tmp_path: Path) -> None:
+    call, text = FSDP[mistake]
+    with kind(tmp_path / "checkpoints") as checkpointer:
+        checkpointer.save_checkpoint(0, MODEL, ADAM)
+        with pytest.raises(ConfigError, match=text):
+            call(checkpointer)
+
+
+@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
+def test_an_optimizer_that_is_none_is_left_out(kind: type[Any], tmp_path: Path) -> None:
+    with kind(tmp_path / "checkpoints") as checkpointer:
+        checkpointer.save_checkpoint(0, MODEL, None, {"epoch": 3})
+        assert checkpointer.load_checkpoint(MODEL, None) == {"epoch": 3}

@@ -16,10 +16,11 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from fastckpt.arguments import instance, mapping
 from fastckpt.dcp.parts import ShardedModel, ShardedOptimizers, ShardedPart, check_steps, empty, kept_from_stepping
 from fastckpt.dcp.remembered import named_state
 from fastckpt.engine.wrapped import unwrapped
-from fastckpt.errors import ConfigError
+from fastckpt.errors import ArgumentError, ConfigError
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """Where the state of a model stands in a checkpoint, and that of its optimizers."""
@@ -57,13 +58,16 @@ def state_of(
 ) -> dict[str, Any]:
     """The state to save; raises ConfigError unless it is given in one of the two ways."""
     if unknown := training.keys() - Training.__annotations__.keys():
-        raise TypeError(f"there is no argument {min(unknown)!r}; there are {', '.join(Training.__annotations__)}")
+        names = [*Training.__annotations__, "path", "storage_type"]
+        raise ArgumentError(f"there is no argument {min(unknown)!r}; there are {', '.join(names)}")
     model, extra = training.get("model"), training.get("extra_sd", {})
+    mapping("extra_sd", extra, "a dict of what is saved beside the model, such as {'epoch': 3}")
     if (state_dict is None) == (model is None) or (model is None and training.keys() & {OPTIMIZER, "extra_sd"}):
         raise ConfigError("what is saved? Give a state_dict; or a model, with its optimizer and extra_sd, if any")
     if taken := extra.keys() & {MODEL, OPTIMIZER}:
         raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given beside it: rename it")
     if model is not None:
+        instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
         return sharded_state(model, optimizers_of(training.get("optimizer", ())), options) | dict(extra)
     assert state_dict is not None
     return {name: each.state_dict() if isinstance(each, Stateful) else each for name, each in state_dict.items()}
@@ -94,12 +98,18 @@ def sharded_state(
 
 def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[ShardedPart]:
     """What `sharded_state` is the state of, to load into."""
+    instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
     return [ShardedModel(MODEL, model), *([ShardedOptimizers(OPTIMIZER, model, optimizers)] if optimizers else [])]
 
 
-def optimizers_of(given: Optimizers) -> tuple[Optimizer, ...]:
-    """The optimizers that a user gives, one or several."""
-    return tuple(map(unwrapped, (given,) if isinstance(given, Optimizer) else given))
+def optimizers_of(given: Optimizers | None) -> tuple[Optimizer, ...]:
+    """The optimizers that a user gives, one or several; raises ArgumentError for what is none."""
+    found: tuple[Any, ...] = () if given is None else (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str | Mapping | Optimizer):
+        found = tuple(given)
+    for each in found:
+        instance("optimizer", each, Optimizer, "a torch optimizer, or several", "give what is stepped, or leave it out")
+    return tuple(map(unwrapped, found))
 
 
 class WholeLoadPlanner(DefaultLoadPlanner):

@@ -17,7 +17,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     """
     if _MADE in vars(optimizer):
         return optimizer
-    inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer) and each is not optimizer]
     if len(inner) != 1:
         raise ConfigError(
             f"{type(optimizer).__name__} is an optimizer whose __init__ has not called super().__init__(), and that "
