@@ -22,7 +22,7 @@ IN_MEMORY = "memory"
 
 
 class Saves(DdpCheckpointer):
-    """A `DdpCheckpointer` that saves a step as often as Lightning does, and the generators of Python and numpy, too."""
+    """A `DdpCheckpointer` that saves a step as often as Lightning does."""
 
     saved_step = -1
 
@@ -38,7 +38,7 @@ class Saves(DdpCheckpointer):
             # All ranks save it again, and so all turn to the same next history.
             writer.go_on(writer.link.history)
             writer.link.history += 1
-        states = self._states(state, {"generators": _generators()})
+        states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
             self.saved_step = step
@@ -63,7 +63,7 @@ class Saves(DdpCheckpointer):
         """The newest state, or the one at ``path``; empty if nothing was ever saved. All ranks call it."""
         state = self.load_checkpoint(path)
         self.saved_step = -1
-        if "generators" in self.rank_state:
+        if "generators" in self.rank_state:  # of an earlier version
             _restore(self.rank_state["generators"])
         return state
 
@@ -76,22 +76,11 @@ class Generators:
     """The states of all generators of this process, as they are now."""
 
     def __init__(self) -> None:
-        self._torch, self._others = rng_state(), _generators()
+        self._state = rng_state()
 
     def restore(self) -> None:
         """Put the generators into these states."""
-        restore_rng(self._torch)
-        _restore(self._others)
-
-
-def _generators() -> dict[str, Any]:
-    """The states of Python's generator and numpy's, as what loads with ``weights_only=True``."""
-    version, numbers, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
-        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
-    }
+        restore_rng(self._state)
 
 
 def _restore(states: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A training small enough to be killed often: DDP over gloo, dropout, AdamW, a shuffled sampler.
+"""A training small enough to be killed often: DDP over gloo, dropout, AdamW, a shuffled sampler, draws of numpy too.
 
 Each rank appends a line of JSON for all that happens to ``<out>/log.<rank>``, and at the end writes the digest of its
 weights, its optimizer and its random generator to ``<out>/end.<rank>``.
@@ -6,12 +6,14 @@ weights, its optimizer and its random generator to ``<out>/end.<rank>``.
 
 import argparse
 import os
+import random
 import signal
 import sys
 import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -90,6 +92,8 @@ def train(args: argparse.Namespace) -> None:
     ddp = model if args.apart else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(11 + rank)
+    random.seed(13 + rank)
+    np.random.seed(17 + rank)
 
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(ddp(inputs), targets)
@@ -113,7 +117,8 @@ def train(args: argparse.Namespace) -> None:
     while step < args.steps:
         step += 1
         with metrics.phase("train.step", step=step):
-            loss = loss_of(*data.take())
+            inputs, targets = data.take()
+            loss = loss_of(inputs * random.uniform(0.9, 1.1) + np.random.normal(), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
