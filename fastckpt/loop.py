@@ -27,6 +27,7 @@ from fastckpt.engine.deletion import (
 from fastckpt.engine.gradients import Gradients
 from fastckpt.engine.kinds import kinds
 from fastckpt.engine.lifetime import Lifetime
+from fastckpt.engine.micro_batches import MicroBatches
 from fastckpt.engine.offers import OTHER_KIND
 from fastckpt.engine.parts import OPTIMIZERS, OWN, Part, Parts, further, unwrapped
 from fastckpt.engine.profiler import Due, Profiler
@@ -132,7 +133,8 @@ class Checkpointer:
         named |= further(options.get("others", {}), {*named, "data", OWN})
         gradients = Gradients(self._model, self._optimizers, data, saved=saved)
         self._parts = Parts(framework.parts(named, gradients=saved), data, gradients, kinds(named))
-        self._data = data
+        self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
+        self._owed, self._epoch = Due(False, False), dict[str, float]()
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
@@ -159,7 +161,7 @@ class Checkpointer:
         """
         self._forget()
         try:
-            loaded = self._checkpointer.resume(self._parts, self._own_part(""))
+            loaded = self._checkpointer.resume(self._parts, self._own_part("", self._step))
         except NoLoadableCheckpoint as error:
             if OTHER_KIND in str(error):
                 raise NoLoadableCheckpoint(f"{error} {self._checkpointer.FROM_OTHERS}") from error
@@ -171,21 +173,26 @@ class Checkpointer:
                 ", ".join(names),
                 ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
             )
-        self._step = self._durable = self._checkpointer.loaded_step if loaded else 0
+        known: Mapping[str, Any] = loaded.get(OWN, {})
+        self._step = self._durable = known.get("step", self._checkpointer.loaded_step) if loaded else 0
+        self._batches.begin(self._step)
+        self._owed, self._epoch = Due(False, False), {}
         self._unclosed.begin(self._step)
-        self._tempo = self._chosen_tempo(loaded.get(OWN, {}))
+        self._tempo = self._chosen_tempo(known)
         return self._step
 
     @public
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> SaveResult | None:
         """Say that this step is done, after the optimizer's; save if a checkpoint is due.
 
+        In the middle of an accumulation that the loader knows of, a checkpoint that is due waits for the update.
+
         Args:
             step: Counts on from what `resume` gave, through all epochs; equal on all ranks.
             metrics: What was measured of this state, for `KeepBestStrategy`.
 
         Returns:
-            What became of the save; None if none was due.
+            What became of the save; None if none was made.
 
         Raises:
             StepError: It is smaller than the one before.
@@ -202,12 +209,16 @@ class Checkpointer:
         if step == self._step and metrics is None and not (self._repeats or self._writer.place.rank):
             self._repeats = True
             logger.warning("step %d was given again; give each step once, and count on from resume()", step)
+        if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
+            self._batches.turn(step)
         self._step = self._unclosed.step = step
-        due = self._due(step)
+        due, owed = self._due(step), self._owed
         self._decisions.tell(self._tempo.decision)
-        epoch = self._ended_epoch()
-        if not (due.snapshot or epoch):
+        self._owed = due = Due(owed.snapshot or due.snapshot, owed.persist or due.persist)
+        self._epoch = epoch = self._epoch | self._ended_epoch()
+        if not (due.snapshot or epoch) or not self._batches.is_whole:
             return None
+        self._owed, self._epoch = Due(False, False), {}
         return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
 
     def _due(self, step: int) -> Due:
@@ -285,8 +296,9 @@ class Checkpointer:
             time.sleep(RETRY)
 
     def _save(self, *, persist: bool, metrics: Mapping[str, float]) -> SaveResult:
-        common, own = self._parts.state()
-        state = common | self._own_part(self._found_out())
+        step, position = self._batches.whole or (self._step, None)
+        common, own = self._parts.state(position)
+        state = common | self._own_part(self._found_out(), step)
         place = StorageType.DISK if persist else StorageType.MEMORY
         result = self._checkpointer.save_checkpoint(
             self._step, state, storage_type=place, rank_state=own, metrics=metrics
@@ -307,10 +319,10 @@ class Checkpointer:
             self._told = known, profile_cache.to_json(known, self._circumstances, self._overhead)
         return self._told[1] if known is not None else ""
 
-    def _own_part(self, tempo: str) -> dict[str, Any]:
+    def _own_part(self, tempo: str, step: int) -> dict[str, Any]:
         progress = self._tempo.progress if isinstance(self._tempo, Adaptive) else None
         profile = profile_cache.to_numbers(progress, self._circumstances) if self._every.automatic else {}
-        known = {"step": self._step, "tempo": tempo, "profile": profile, "life": self._life.state()}
+        known = {"step": step, "tempo": tempo, "profile": profile, "life": self._life.state()}
         return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
 
     def _ended_epoch(self) -> dict[str, float]:

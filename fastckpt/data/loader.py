@@ -43,7 +43,7 @@ class ResumableDataLoader:
             ``uneven``: hand out the end of an epoch without filling it up. ``sharded``: an iterable data set chooses
             by itself what each rank and worker gets. ``seeding``: "sample" (default) seeds the generators before each
             sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per optimizer step; the state
-            then is that of the last whole step. Leave it at 1 if gradients are saved as well.
+            then is that of the last whole step. A `Checkpointer` sees updates itself, and waits for them.
 
     Raises:
         ConfigError: Arguments do not go together, or would make an order that cannot be continued.

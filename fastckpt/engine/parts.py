@@ -44,14 +44,14 @@ class Parts:
         if data is not None:
             check_stateful(data)
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all ranks have in common, and what this one has beside it."""
+    def state(self, position: DataState | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What all ranks have in common, and what this one has beside it; with this position, or the present one."""
         common = self.common()  # first: FSDP2 then has its shards again, which have the gradients
         gradients = self._gradients.state()
         own = {"gradients": gradients} if gradients else {}
         if self._data is None:
             return common, own
-        data: DataState = data_state(self._data)
+        data = position or data_state(self._data)
         return common | {"data": data.common}, own | ({"data": data.own} if data.own else {})
 
     def common(self) -> dict[str, Any]:

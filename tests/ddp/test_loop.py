@@ -280,7 +280,7 @@ def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
 def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch):
     """Earlier versions did not say of which class they were."""
     first = Training(directory, every=1)
-    first.checkpointer._own_part = lambda tempo: {"fastckpt": {"step": 2, "tempo": tempo, "life": []}}  # type: ignore
+    first.checkpointer._own_part = lambda tempo, step: {"fastckpt": {"step": 2, "tempo": tempo, "life": []}}  # type: ignore
     with first.checkpointer as checkpointer:
         checkpointer.resume()
         first.steps(1, 2)
