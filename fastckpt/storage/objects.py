@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import fsspec
 import fsspec.asyn
 import xxhash
-from fsspec.spec import AbstractBufferedFile
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.storage.direct import Pace
@@ -65,6 +66,7 @@ class Objects:
             {"timeout": seconds} if self._fs.async_impl else {}
             for seconds in (REQUEST_DEADLINE, DEADLINE, COPY_DEADLINE)
         )
+        self._finds = _has_its_own(self._fs, "_find" if self._fs.async_impl else "find")
         self._is_s3 = bool(self._names & {"s3", "s3a"})
         self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
 
@@ -172,8 +174,21 @@ class Objects:
     def sizes(self, name: str) -> dict[str, int]:
         """The names of all objects below a name, relative to it, and their sizes in bytes."""
         path = self.path(name)
-        found = self._fs.find(path, detail=True, **self._deadline)
+        found = self._fs.find(path, detail=True, **self._deadline) if self._finds else dict(self._below(path))
         return {key[len(path) + 1 :]: int(info["size"]) for key, info in found.items() if key.startswith(path + "/")}
+
+    def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What fsspec's own ``find`` gives, which takes a directory that it cannot list for an empty one."""
+        try:
+            found = self._fs.ls(path, detail=True, **self._deadline)
+        except FileNotFoundError:
+            return
+        for info in found:
+            inner = info["name"].rstrip("/")
+            if info["type"] != "directory":
+                yield inner, info
+            elif inner != path:
+                yield from self._below(inner)
 
     def folders(self, name: str = "") -> list[str]:
         """The names of what lies directly below a name and has objects below it, relative to it."""
@@ -235,6 +250,13 @@ class Objects:
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._is_s3 and self._fs._s3 is not None:  # else its connections stay until the garbage is collected
             fsspec.asyn.sync(self._fs.loop, self._fs._s3.close, **self._deadline)
+
+
+def _has_its_own(fs: AbstractFileSystem, method: str) -> bool:
+    """Whether a file system does not inherit this from fsspec's base classes."""
+    return all(
+        getattr(type(fs), method) is not vars(base).get(method) for base in (AbstractFileSystem, AsyncFileSystem)
+    )
 
 
 def part_size(size: int) -> int:

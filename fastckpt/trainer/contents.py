@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import DeepSpeedSchedulerWrapper
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.fsdp import StateDictType
 from transformers import Trainer

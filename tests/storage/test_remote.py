@@ -36,6 +36,21 @@ class Plain(LocalFileSystem):
 fsspec.register_implementation("plain", Plain, clobber=True)
 
 
+class Unlisted(Plain):
+    """One that cannot list some directories."""
+
+    protocol = "unlisted"
+    trouble = re.compile("nothing")
+
+    def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
+        if self.trouble.search(path):
+            raise OSError(5, "Input/output error", path)
+        return super().ls(path, detail, **kwargs)
+
+
+fsspec.register_implementation("unlisted", Unlisted, clobber=True)
+
+
 @pytest.fixture(params=["s3", "memory", "plain"])
 def store(request: pytest.FixtureRequest, tmp_path: Path, s3_server: str) -> Iterator[RemoteStore]:  # noqa: F811
     """The same store over different protocols."""
@@ -221,6 +236,19 @@ def spoil(store: RemoteStore, step: int, name: str, how: str) -> str:
     if how != "missing":
         store._objects.put(found, spoiled[how])
     return found
+
+
+@pytest.mark.parametrize("which", ["run1$", "run1/checkpoint-30", "run1/checkpoint-10", "run1/checkpoint-30/."])
+def test_what_cannot_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch, which):
+    """fsspec's own find leaves out what it cannot list, without a word."""
+    with opened(f"unlisted://{tmp_path}/far/run1") as store:
+        for step in (10, 20, 30):
+            publish(store, tmp_path, SaveId(1, step))
+        monkeypatch.setattr(Unlisted, "trouble", re.compile(which))
+        with pytest.raises(PersistError, match="Input/output error"):
+            store.scan()
+        monkeypatch.undo()
+        assert ids(store) == [(1, 30), (1, 20), (1, 10)]
 
 
 @pytest.mark.parametrize("how", ["short", "empty", "missing"])
