@@ -17,6 +17,7 @@ from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
 from fastckpt.config import Place
 from fastckpt.dcp.board import board
 from fastckpt.dcp.forms import by_name
+from fastckpt.dcp.parts import as_before_on_error
 from fastckpt.dcp.reader import Found, SharedMemoryReader
 from fastckpt.dcp.shards import Departed, Shards, Unplanned
 from fastckpt.dcp.training import (
@@ -281,10 +282,11 @@ class FsdpShardCheckpointer(WithWriter):
             self._writer.link.tell_loaded(None, "", 0.0)
             return {}
         parts = sharded_parts(model, optimizers_of(optimizer))
-        state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
-        extra = self._load(state)
-        for part in parts:
-            part.load_state_dict(state[part.name])
+        with as_before_on_error(parts):
+            state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
+            extra = self._load(state)
+            for part in parts:
+                part.load_state_dict(state[part.name])
         self._reader.restore()
         return extra
 

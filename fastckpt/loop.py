@@ -174,7 +174,9 @@ class Checkpointer:
                 ", ".join(f"{name}=" if name in PARTS else f"others={{{name!r}: ...}}" for name in names),
             )
         known: Mapping[str, Any] = loaded.get(OWN, {})
-        self._step = self._durable = known.get("step", self._checkpointer.loaded_step) if loaded else 0
+        step = self._checkpointer.loaded_step if loaded else 0
+        # Not if these words were taken from another checkpoint, by hand.
+        self._step = self._durable = known.get("whole", step) if known.get("step") == step else step
         self._batches.begin(self._step)
         self._owed, self._epoch = Due(False, False), {}
         self._unclosed.begin(self._step)
@@ -322,7 +324,7 @@ class Checkpointer:
     def _own_part(self, tempo: str, step: int) -> dict[str, Any]:
         progress = self._tempo.progress if isinstance(self._tempo, Adaptive) else None
         profile = profile_cache.to_numbers(progress, self._circumstances) if self._every.automatic else {}
-        known = {"step": step, "tempo": tempo, "profile": profile, "life": self._life.state()}
+        known = {"step": self._step, "whole": step, "tempo": tempo, "profile": profile, "life": self._life.state()}
         return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
 
     def _ended_epoch(self) -> dict[str, float]:

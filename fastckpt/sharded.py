@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from fastckpt.checkpointer import SaveResult, StorageType
-from fastckpt.dcp.parts import ShardedModel, ShardedOptimizers, ShardedPart, ShardedState, parameters_of
+from fastckpt.dcp.parts import (
+    ShardedModel,
+    ShardedOptimizers,
+    ShardedPart,
+    ShardedState,
+    as_before_on_error,
+    parameters_of,
+)
 from fastckpt.dcp.training import MODEL, OPTIMIZER
 from fastckpt.engine.parts import Part, Parts
 from fastckpt.engine.wrapped import unwrapped
@@ -57,9 +64,11 @@ class Sharded(FsdpShardCheckpointer):
         metadata = self._reader.metadata
         paths = (metadata.planner_data or {}).values()
         there = dict.fromkeys((path[0] for path in paths), None) | self._reader.common
-        state = {part.name: part.target(metadata) for part, _ in parts.check(there) if isinstance(part, ShardedPart)}
-        loaded = self._load(state) | state
-        parts.load(loaded, self.rank_state)
+        sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
+        with as_before_on_error(sharded):
+            state = {part.name: part.target(metadata) for part in sharded}
+            loaded = self._load(state) | state
+            parts.load(loaded, self.rank_state)
         self._reader.restore()
         return loaded
 

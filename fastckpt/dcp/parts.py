@@ -1,8 +1,9 @@
 """Parts of a training whose states are shards, which torch gathers and puts back: a module, and its optimizers."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from itertools import islice
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from fastckpt.engine.dtypes import dtypes_kept
 from fastckpt.errors import ConfigError
 from fastckpt.torch_private import reduces_gradients
 
@@ -110,6 +112,11 @@ class ShardedOptimizers:
         self._model, self._optimizers = model, tuple(optimizers)
 
     @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """All of them."""
+        return self._optimizers
+
+    @property
     def nbytes(self) -> int:
         """Bytes of their states on this rank."""
         states = (state for optimizer in self._optimizers for state in optimizer.state.values())
@@ -128,7 +135,8 @@ class ShardedOptimizers:
         places = {name: path for name, path in (metadata.planner_data or {}).items() if path[0] == self.name}
         if groups := {path[2] for path in places.values() if path[1] == GROUPS}:
             self._check_count(len(groups))
-        with _all_learning(self._optimizers), _without_gradients(self._optimizers):
+        optimizers = self._optimizers
+        with _all_learning(optimizers), _without_gradients(optimizers), _taking_closures(optimizers):
             for optimizer in self._optimizers:
                 optimizer.state.clear()  # torch makes states for all parameters only where there is none
             state: dict[str, Any] = dict(get_optimizer_state_dict(self._model, self._optimizers))
@@ -165,7 +173,8 @@ class ShardedOptimizers:
             part: Any = {STATE: {name: each for name, each in state[STATE].items() if name in mine}, GROUPS: ours}
             has_any = any(isinstance(each, torch.Tensor) for each in tree_leaves(part[STATE]))  # else torch fails
             options = StateDictOptions(strict=False, full_state_dict=full and has_any)
-            with _all_learning([optimizer]), _given_no_more(optimizer, part[STATE].keys()):
+            room = _given_no_more(optimizer, part[STATE].keys())
+            with _all_learning([optimizer]), room, _taking_closures([optimizer]), dtypes_kept(optimizer):
                 set_optimizer_state_dict(self._model, optimizer, part, options=options)
 
     def _parted(self, groups: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
@@ -183,6 +192,20 @@ class ShardedOptimizers:
             f"{self.name} was saved with {saved}. Before it is loaded, make the optimizers as they were when it was "
             "saved: of the same parameters, in as many groups, in the same order"
         )
+
+
+@contextmanager
+def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
+    """Give optimizers of which a state was to be loaded back what they had, if that fails: room was made for it."""
+    optimizers = [each for part in parts if isinstance(part, ShardedOptimizers) for each in part.optimizers]
+    before = [dict(each.state) for each in optimizers]
+    try:
+        yield
+    except BaseException:
+        for optimizer, state in zip(optimizers, before, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        raise
 
 
 def check_steps(optimizers: Iterable[Optimizer]) -> None:
@@ -251,6 +274,32 @@ def _without_gradients(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
+
+
+@contextmanager
+def _taking_closures(optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """Let torch make a first step, as ``step(closure=None)``, with optimizers of which that is ``step()``."""
+    others = [each for each in optimizers if not _takes_closure(each)]
+    before = [vars(each).get("step") for each in others]
+    for each in others:
+        each.step = partial(_step, each.step)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for each, step in zip(others, before, strict=True):
+            if step is None:
+                del each.step
+            else:  # a scheduler's, which counts them
+                each.step = step  # type: ignore[method-assign]
+
+
+def _takes_closure(optimizer: Optimizer) -> bool:
+    parameters = signature(type(optimizer).step).parameters.values()
+    return any(each.name == "closure" or each.kind is Parameter.VAR_KEYWORD for each in parameters)
+
+
+def _step(step: Callable[[], Any], closure: None = None) -> Any:
+    return step()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What the state of a training consists of: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastckpt.arguments import shown
 from fastckpt.data import DataState, data_state, load_data_state
 from fastckpt.data.contract import check_stateful
+from fastckpt.engine.dtypes import dtypes_kept
 from fastckpt.engine.gradients import Gradients
 from fastckpt.engine.kinds import Kinds, check_kinds
 from fastckpt.errors import ConfigError, FastckptError
@@ -96,10 +98,18 @@ class Parts:
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
-            _load(name, part, state)
+            keeps = dtypes_kept if self._has_dtypes_of(common) else nullcontext
+            with keeps(part) if isinstance(part, torch.optim.Optimizer) else nullcontext():
+                _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
             load_data_state(self._data, common["data"], own.get("data"))
+
+    def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
+        """Whether the model is one of the dtypes that were saved; states of another are cast, as torch does it."""
+        states = common.get("model"), _state(self._parts.get("model", ()))
+        saved, now = ([each.dtype for each in _tensors(state)] for state in states)
+        return saved == now
 
 
 def further(others: Any, taken: Collection[str]) -> dict[str, Part]:

@@ -248,6 +248,85 @@ def test_states_that_come_after_the_first_step(run: Run):
     run(states_that_come_late)
 
 
+class Closureless(torch.optim.AdamW):
+    """Its step takes nothing, as of many scripts' own optimizers."""
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+
+class Master(torch.optim.SGD):
+    """Has its momentum in float32, whatever the weights are in."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter, dtype=torch.float))
+                momentum.mul_(0.9).add_(parameter.grad.float())
+                parameter.sub_(momentum.to(parameter.dtype), alpha=0.01)
+
+
+def of_kind(directory: Path, kind: Any, sharded: bool, scheduled: bool) -> None:
+    """A job of 3 steps and then 5 more, as one of 8."""
+
+    def steps(place: Path, last: int) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 4, dtype=torch.bfloat16)
+        model = fully_shard(model) if sharded else model
+        optimizer = kind(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if scheduled else ()
+        parts: Any = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "every": 1}
+        with Checkpointer(place, **parts) as checkpointer:
+            for step in range(checkpointer.resume() + 1, last + 1):
+                model(torch.ones(2, 5, dtype=torch.bfloat16) / step).square().sum().backward()
+                optimizer.step()
+                if scheduled:
+                    scheduler.step()
+                optimizer.zero_grad()
+                checkpointer.step(step)
+        return _whole([model.state_dict(), optimizer.state_dict()])
+
+    steps(directory / "parts", 3)
+    assert same(steps(directory / "parts", 8), steps(directory / "whole", 8))
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("kind", [Closureless, torch.optim.NAdam, Master])
+def test_an_optimizer_comes_back_as_it_was(run: Run, kind: Any, sharded: bool, scheduled: bool):
+    """Also one whose step takes no closure, and states in another dtype than the weights'."""
+    run(of_kind, kind, sharded, scheduled)
+
+
+def failed_load(directory: Path) -> None:
+    def build(width: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = fully_shard(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    checkpointer = FsdpShardCheckpointer(str(directory))
+    model, optimizer = build(8, 2)
+    checkpointer.load_checkpoint(model, optimizer)
+    checkpointer.save_checkpoint(2, model=model, optimizer=optimizer, storage_type=StorageType.DISK)
+    for steps in (3, 0):
+        model, optimizer = build(16, steps)
+        before = _whole(optimizer.state_dict())
+        with pytest.raises(BaseException, match=r"[Ss]ize"):
+            checkpointer.load_checkpoint(model, optimizer)
+        assert same(_whole(optimizer.state_dict()), before)
+        assert len(optimizer.state) == 4 * bool(steps)
+    checkpointer.close()
+
+
+def test_a_load_that_fails_leaves_the_optimizer_as_it_was(run: Run):
+    run(failed_load)
+
+
 def other_optimizers(directory: Path) -> None:
     def training(*groups: list[str]) -> Checkpointer:
         model = fully_shard(Net())
