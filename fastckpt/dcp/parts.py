@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
@@ -92,8 +93,12 @@ class ShardedModel:
         return ShardedState(get_model_state_dict(self._model))
 
     def target(self, metadata: Metadata) -> ShardedState:
-        """Its shards, whatever the checkpoint has."""
-        return self.state_dict()
+        """Its shards, whatever the checkpoint has; an extra state is what ``set_extra_state`` takes, of any size."""
+        state = self.state_dict()
+        for name, path in (metadata.planner_data or {}).items():
+            if path[0] == self.name and str(path[-1]).endswith(_EXTRA_STATE_KEY_SUFFIX) and path[1] in state:
+                state[path[1]] = empty(metadata.state_dict_metadata[name])
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, full: bool = False) -> None:
         """Take over shards, or a ``full`` state; raises what torch's ``load_state_dict`` raises."""

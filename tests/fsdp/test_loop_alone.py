@@ -299,6 +299,48 @@ def test_an_optimizer_comes_back_as_it_was(run: Run, kind: Any, sharded: bool, s
     run(of_kind, kind, sharded, scheduled)
 
 
+class Scaled(nn.Linear):
+    """Its extra state grows with the first steps, as that of Transformer Engine's modules does; it may be a tensor."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(8, 8)
+        self.kind, self.peaks = kind, list[float]()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.peaks = [*self.peaks, inputs.detach().abs().max().item()][-4:]
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> Any:
+        return self.kind(self.peaks)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.peaks = [float(each) for each in state]
+
+
+def extra_states(directory: Path, kind: Any) -> None:
+    def build() -> tuple[nn.Sequential, Checkpointer]:
+        model = fully_shard(nn.Sequential(Scaled(kind)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        return model, Checkpointer(directory, model=model, optimizer=optimizer, every=1)
+
+    model, checkpointer = build()
+    with checkpointer:
+        checkpointer.resume()
+        for step in range(1, 4):
+            model(torch.ones(2, 8) * step).square().mean().backward()
+            checkpointer.step(step)
+    again, checkpointer = build()
+    with checkpointer:
+        assert checkpointer.resume() == 3
+    assert again[0].peaks == model[0].peaks == [1.0, 2.0, 3.0]
+    assert torch.equal(again[0].weight.full_tensor(), model[0].weight.full_tensor())
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, list])
+def test_extra_states_of_modules_may_change_their_size(run: Run, kind: Any):
+    run(extra_states, kind)
+
+
 def failed_load(directory: Path) -> None:
     def build(width: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = fully_shard(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)))
