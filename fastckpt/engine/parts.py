@@ -22,6 +22,9 @@ OWN = "fastckpt"
 OPTIMIZERS = "optimizers"
 """Name, in that, of the classes of its optimizers; earlier versions did not say."""
 
+LOADERS = "loaders"
+"""Name, in what a rank has beside that, of where it is in further loaders."""
+
 
 class Parts:
     """Gathers the states of all parts, and gives them back.
@@ -51,6 +54,9 @@ class Parts:
         common = self.common()  # first: FSDP2 then has its shards again, which have the gradients
         gradients = self._gradients.state()
         own = {"gradients": gradients} if gradients else {}
+        loaders = {name: data_state(part).own for name, part in self._loaders.items()}
+        if any(loaders.values()):
+            own[LOADERS] = loaders
         if self._data is None:
             return common, own
         data = position or data_state(self._data)
@@ -58,7 +64,8 @@ class Parts:
 
     def common(self) -> dict[str, Any]:
         """What all ranks have in common, but for the data, some of which begin to be read when asked for a state."""
-        return {name: _state(part) for name, part in self._parts.items()}
+        loaders = {name: data_state(part).common for name, part in self._loaders.items()}
+        return {name: _state(part) for name, part in self._parts.items() if name not in loaders} | loaders
 
     @property
     def _names(self) -> list[str]:
@@ -98,12 +105,20 @@ class Parts:
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
+            if name in self._loaders and ("foreign" in state or hasattr(part, "rank_state_dict")):
+                load_data_state(part, state, own.get(LOADERS, {}).get(name))
+                continue
             keeps = dtypes_kept if self._has_dtypes_of(common) else nullcontext
             with keeps(part) if isinstance(part, torch.optim.Optimizer) else nullcontext():
                 _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
             load_data_state(self._data, common["data"], own.get("data"))
+
+    @property
+    def _loaders(self) -> dict[str, Part]:
+        """What hands out data beside the data: ranks may be at unlike places in it."""
+        return {name: part for name, part in self._parts.items() if _hands_out(part)}
 
     def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
         """Whether the model is one of the dtypes that were saved; states of another are cast, as torch does it."""
@@ -131,6 +146,10 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
             inner = inner._orig_mod
         else:
             return inner  # type: ignore[no-any-return]
+
+
+def _hands_out(part: Part) -> bool:
+    return hasattr(part, "rank_state_dict") or (hasattr(part, "dataset") and hasattr(part, "__iter__"))
 
 
 def _size(part: Part) -> int:

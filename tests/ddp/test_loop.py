@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt import Checkpointer
 from fastckpt.data import ResumableDataLoader
@@ -288,3 +289,34 @@ def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, 
     with again.checkpointer as checkpointer:
         assert checkpointer.resume() == 2
     assert all(torch.equal(a, b) for a, b in zip(first.weights(), again.weights(), strict=True))
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+SECOND = {
+    "indexed": lambda: ResumableDataLoader(range(40), 4, True, seed=3),
+    "sharded": lambda: ResumableDataLoader(Numbers(), 4, sharded=True),
+    "torchdata's": lambda: StatefulDataLoader(Numbers(), 4),
+}
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_second_loader_goes_on_too(tmp_path: Path, kind: str):
+    """Where each rank is in it may differ, as in the first."""
+
+    def run(place: Path, last: int) -> list[list[int]]:
+        second = SECOND[kind]()
+        training = Training(place, every=1, others={"second": second})
+        used = []
+        with training.checkpointer as checkpointer:
+            step, batches = checkpointer.resume(), iter(second)
+            while step < last:
+                used.append(next(batches).tolist())
+                step += 1
+                training.steps(step, step)
+        return used
+
+    assert run(tmp_path / "parts", 3) + run(tmp_path / "parts", 7) == run(tmp_path / "whole", 7)
