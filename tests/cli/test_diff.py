@@ -70,7 +70,7 @@ def test_equal_and_different_steps(fastckpt: Fastckpt, three: Path, tmp_path: Pa
             {
                 "name": "rank_0.pt",
                 "equal": False,
-                "compared": 1,
+                "compared": 3,
                 "only_a": [],
                 "only_b": [],
                 "changes": [{"name": "state.epoch", "what": "value", "a": "10", "b": "30"}],
