@@ -27,7 +27,7 @@ def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Rank
         with pytest.raises(ArenaTooSmall) as refused:
             one.save_checkpoint(1, state(1, 100 * MEBI), storage_type=StorageType.MEMORY)
         assert str(refused.value) == (
-            f"shared memory cannot hold 2 x 100.0 MiB, 200.1 MiB in all: {shm} has 142.5 MiB free of 150.0 MiB. "
+            f"shared memory cannot hold 2 x 100.1 MiB, 200.1 MiB in all: {shm} has 142.5 MiB free of 150.0 MiB. "
             "Enlarge it (docker: --shm-size=256m; Kubernetes: emptyDir: {medium: Memory, sizeLimit: 256Mi} "
             f"mounted at {shm}), name another tmpfs with --fast-shm-dir, or keep checkpoints in files on a disk with "
             "--fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)."
@@ -39,7 +39,7 @@ def test_too_large_a_state_is_refused_at_the_first_save(small_tmpfs, ranks: Rank
 def test_prepare_refuses_it_too(small_tmpfs, ranks: Ranks):
     small_tmpfs(150)
     (one,) = ranks.start()
-    with pytest.raises(ArenaTooSmall, match=r"100\.0 MiB"):
+    with pytest.raises(ArenaTooSmall, match=r"100\.1 MiB"):
         one.prepare(state(1, 100 * MEBI))
     one.prepare(state(1, 10 * MEBI))
     assert one.save_checkpoint(1, state(1, 10 * MEBI), storage_type=StorageType.MEMORY)
@@ -64,7 +64,7 @@ def test_a_state_that_outgrows_memory_is_skipped_and_the_one_before_stays(small_
         assert one.save_checkpoint(step, state(step, 20 * MEBI), storage_type=StorageType.MEMORY)
     for step in (5, 6):
         result = one.save_checkpoint(step, state(step, 120 * MEBI), storage_type=StorageType.MEMORY)
-        assert not result and "2 x 120.0 MiB" in result.reason and "--shm-size" in result.reason
+        assert not result and "2 x 120.1 MiB" in result.reason and "--shm-size" in result.reason
     assert result.skipped == 2
     assert one.load_checkpoint()["step"] == 4
     assert one.save_checkpoint(7, state(7, 20 * MEBI), storage_type=StorageType.MEMORY)

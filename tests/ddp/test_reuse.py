@@ -67,7 +67,7 @@ def test_a_promotion_that_nobody_hears_does_not_end_training(tmp_path: Path) -> 
     link._channel.close()
     result = checkpointer.save_checkpoint(1, weights(1), storage_type=StorageType.DISK)
     assert result.saved
-    assert "launcher" in result.trouble
+    assert "the process that keeps the checkpoints in memory" in result.trouble
     with pytest.raises(AgentLost):
         checkpointer.wait_latest_checkpoint(1)
     checkpointer.close()

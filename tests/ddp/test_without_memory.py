@@ -57,7 +57,7 @@ def test_a_disk_that_is_too_small(small_disk, without_memory, ranks: Ranks, monk
     monkeypatch.setenv("TMPDIR", str(disk))
     (one,) = ranks.start()
     with pytest.raises(
-        ArenaTooSmall, match=rf"^the disk cannot hold 2 x 40\.0 MiB, 80\.\d MiB in all: the disk under {disk}"
+        ArenaTooSmall, match=rf"^the disk cannot hold 2 x 40\.1 MiB, 80\.\d MiB in all: the disk under {disk}"
     ):
         one.save_checkpoint(1, state(1, 40 * MEBI), storage_type=StorageType.MEMORY)
     with pytest.raises(

@@ -154,5 +154,5 @@ def test_under_a_real_limit_it_is_an_error_and_no_kill(tmp_path: Path):
     assert done.returncode == 0, (done.returncode, done.stderr, done.stdout)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["20 saved"] * 3
-    assert all("150.0 MiB" in line and f"memory limit of cgroup {limited}" in line for line in lines[3:]), lines
+    assert all("150.1 MiB" in line and f"memory limit of cgroup {limited}" in line for line in lines[3:]), lines
     assert len(lines) == 6
