@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fastckpt import metrics
+from fastckpt.data.generators import generators_kept
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.companions import Pairing
 from fastckpt.engine.link import Link
@@ -97,6 +98,7 @@ class Resume:
         self._met: list[str] = []
         self._abandoned: list[list[int]] = []
 
+    @generators_kept()  # clients of stores draw from the generator of Python when they try again
     def run(
         self,
         load: Load,
@@ -125,6 +127,7 @@ class Resume:
             )
         return resumed or Resumed(None, "", None, {})
 
+    @generators_kept()
     def run_path(self, path: str, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> Resumed:
         """Load the checkpoint at ``path``: its directory or URL, or the file of its model.
 
