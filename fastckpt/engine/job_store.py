@@ -1,9 +1,10 @@
 """The job's own part of the store that formed the process group, where no word of an earlier round is read."""
 
+import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from fastckpt.config import Place
 
+logger = logging.getLogger("fastckpt")
+
 TIMEOUT = timedelta(hours=1)
 """How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
 
@@ -19,8 +22,13 @@ A rank that dies or gives up is no reason to wait: who launched it ends the othe
 """
 GLANCE = timedelta(seconds=2)
 """How long a wait for the store keeps Python from hearing of a signal."""
+PATIENCE = 60.0
+"""Seconds until the log names ranks that are waited for: perhaps they never construct a checkpointer."""
 LONGEST_PAUSE = 0.05
 """Seconds between two looks of the first rank at whether others have come."""
+
+MOST_NAMED = 8
+"""Ranks that are named at a time."""
 
 _sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _turn = threading.Lock()
@@ -81,24 +89,45 @@ def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
 
 def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
     """Answer all other ranks, some of which may have left questions when they died; the name."""
-    name, end, pause = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds(), 0.001
+    name, begin, pause, told = secrets.token_hex(8), time.monotonic(), 0.001, False
     asked = dict.fromkeys(range(1, world), "")
     while True:
-        for rank, word in list(asked.items()):
-            if word and not store.check([f"answer/{word}"]):  # it has taken that away
-                store.compare_set(f"ask/{rank}", word, "")
-                del asked[rank]
-            elif store.check([f"ask/{rank}"]) and (now := store.get(f"ask/{rank}").decode()) not in ("", word):
-                if word:
-                    store.delete_key(f"answer/{word}")
-                store.set(f"answer/{now}", name)
-                asked[rank] = now
+        _answer(store, asked, name)
+        waited = time.monotonic() - begin
         if not asked:
             return name
-        if time.monotonic() > end:
-            raise dist.DistStoreError(f"ranks {[*asked][:8]} did not come in {TIMEOUT.total_seconds():g} s")
+        if waited > TIMEOUT.total_seconds():
+            raise dist.DistStoreError(f"{_ranks(asked)} did not come in {TIMEOUT.total_seconds():g} s")
+        if waited > PATIENCE and not told:
+            told = True
+            logger.warning(
+                "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
+                "others construct",
+                _ranks(asked),
+                PATIENCE,
+                TIMEOUT.total_seconds(),
+            )
         time.sleep(pause)
         pause = min(1.2 * pause, LONGEST_PAUSE)
+
+
+def _answer(store: "dist.distributed_c10d.Store", asked: dict[int, str], name: str) -> None:
+    """Answer the words that ranks have drawn; those that have taken their answers are not asked any more."""
+    for rank, word in list(asked.items()):
+        if word and not store.check([f"answer/{word}"]):
+            store.compare_set(f"ask/{rank}", word, "")
+            del asked[rank]
+        elif store.check([f"ask/{rank}"]) and (now := store.get(f"ask/{rank}").decode()) not in ("", word):
+            if word:
+                store.delete_key(f"answer/{word}")
+            store.set(f"answer/{now}", name)
+            asked[rank] = now
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    first = [*numbers][: MOST_NAMED + 1]
+    more = ", ..." if len(first) > MOST_NAMED else ""
+    return f"rank{'s' * (len(first) > 1)} {', '.join(map(str, first[:MOST_NAMED]))}{more}"
 
 
 def _ask(store: "dist.distributed_c10d.Store") -> str:

@@ -92,9 +92,10 @@ class Parts:
     def check(self, common: Mapping[str, Any]) -> list[tuple[Stateful, Any]]:
         """Each object with its state in a checkpoint; raises ConfigError if parts do not fit."""
         wanted = [*self._parts, *(["data"] if self._data is not None else [])]
+        there = [name for name in common if name != OWN]
         if missing := [name for name in wanted if name not in common]:
             raise ConfigError(
-                f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(common)}. Give the parts that "
+                f"the checkpoint has no {' and no '.join(missing)}; it has {', '.join(there)}. Give the parts that "
                 "were saved, or load it with the checkpointer that saved it, such as DdpCheckpointer"
             )
         pairs = [pair for name, part in self._parts.items() for pair in _pairs(name, part, common[name])]

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
+from fastckpt.engine import job_store
 from fastckpt.engine.agreement import StoreAgreement
 from fastckpt.engine.job_store import job_store_if_met
 
@@ -100,6 +101,20 @@ def test_no_rank_hears_what_the_dead_had_said(rounds: Rounds, late: int) -> None
         assert rounds.start(killed) == ["killed"] * WORLD
     assert rounds.start(alone) == ["killed"] * WORLD
     assert rounds.start(heard) == [[[["alive", rank, number] for rank in range(WORLD)] for number in range(3)]] * WORLD
+
+
+def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
+    def job(rank: int) -> list[str]:
+        told: list[str] = []
+        job_store.PATIENCE = 0.2
+        job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
+        time.sleep(1.0 * (rank == 2))
+        StoreAgreement("resume")
+        return told
+
+    first, *others = rounds.start(job)
+    assert others == [[], []]
+    assert len(first) == 1 and "still waiting for rank 2 after 0.2 s, and up to 3600 s" in first[0]
 
 
 def test_gloo_leaves_no_addresses_once_all_have_spoken(rounds: Rounds) -> None:
