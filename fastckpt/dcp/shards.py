@@ -22,6 +22,8 @@ from fastckpt.dcp.board import Board, Overtaken
 from fastckpt.dcp.copies import copies_for_nodes
 from fastckpt.dcp.leaves import Archiver, Item, Leaves, flattened, in_order, item_of, structure
 from fastckpt.dcp.rounds import Assigned, Round
+from fastckpt.dcp.stages import Claim, claim
+from fastckpt.dcp.stages import objection as why_not_one
 from fastckpt.errors import ConfigError
 from fastckpt.format.distcp import ShardPlan, ShardPlanner, whole
 from fastckpt.format.ids import SaveId
@@ -102,7 +104,7 @@ class Shards:
             if self._round.called is not None and save <= self._round.called and not (together or self._is_alone):
                 raise Unplanned("the structure of the state has changed: the ranks plan anew in their next save")
             if self._round.structure is None:
-                self._offer(save, shape, flat.create_local_plan())
+                self._offer(save, shape, leaves, flat.create_local_plan())
             with contextlib.suppress(Overtaken):
                 files = self._follow(save, leaves, shards)
                 if together and not self._is_alone:
@@ -183,8 +185,9 @@ class Shards:
         is_in_place = shards is None or now.spans is None or [shard.places for shard in shards] == now.spans
         return now.structure is None or (shape == now.structure and is_in_place)
 
-    def _offer(self, save: SaveId, shape: list[Any], plan: SavePlan) -> None:
-        self._board.put(f"{self._round.number}/offer/{self._place.rank}", (tuple(save), self._place.group_rank, plan))
+    def _offer(self, save: SaveId, shape: list[Any], leaves: Leaves, plan: SavePlan) -> None:
+        offer = tuple(save), self._place.group_rank, plan, tuple(claim(leaves, plan, self._place.world_size))
+        self._board.put(f"{self._round.number}/offer/{self._place.rank}", offer)
         self._round.structure = shape
 
     def _join(self, leaves: Leaves, save: SaveId) -> list[ShardPlan]:
@@ -227,9 +230,11 @@ class Shards:
     def _assign(self, end: float) -> None:
         """Tell each rank what to write, which DCP's planner chooses."""
         number, ranks = self._round.number, range(self._place.world_size)
-        saves, nodes, offers = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        saves, nodes, offers, claims = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
         objection = ""
         try:
+            if unlike := why_not_one([Claim(*each) for each in claims]):
+                raise ValueError(unlike)
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
