@@ -1,7 +1,6 @@
 """What the state of a training consists of: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -108,9 +107,10 @@ class Parts:
         for (part, state), name in zip(self.check(common), self._names, strict=True):
             if name in self._loaders and ("foreign" in state or hasattr(part, "rank_state_dict")):
                 load_data_state(part, state, own.get(LOADERS, {}).get(name))
-                continue
-            keeps = dtypes_kept if self._has_dtypes_of(common) else nullcontext
-            with keeps(part) if isinstance(part, torch.optim.Optimizer) else nullcontext():
+            elif isinstance(part, torch.optim.Optimizer) and self._has_dtypes_of(common):
+                with dtypes_kept(part):
+                    _load(name, part, state)
+            else:
                 _load(name, part, state)
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
