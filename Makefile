@@ -40,7 +40,7 @@ demo-deepspeed: $(FRAMEWORKS)  ## the same with DeepSpeed
 	DS_ACCELERATOR=cpu $(BIN)/python -m examples.gpt2.demo examples/deepspeed_gpt2/train.py --out runs/demo-deepspeed
 
 test: $(FRAMEWORKS)  ## run the tests
-	$(BIN)/python -m pytest -q -n 5 --dist worksteal
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal
 
 lint: $(FRAMEWORKS)  ## check format and lint
 	$(BIN)/ruff format --check .
@@ -65,7 +65,7 @@ version-%:
 	$(VENV)/$@/bin/python -m pip install --quiet -c $(VENV)/$@/constraints.txt torch==$(firstword $(subst -, ,$*)) \
 		-e '.[examples,export]' hypothesis pytest pytest-timeout pytest-xdist
 	$(VENV)/$@/bin/python -m examples.gpt2.demo examples/ddp_gpt2/train.py --out runs/$@
-	$(VENV)/$@/bin/python -m pytest -q -n 5 --dist worksteal $(VERSION_TESTS)
+	$(VENV)/$@/bin/python -m pytest -q -n 4 --dist worksteal $(VERSION_TESTS)
 	rm -rf $(VENV)/$@
 
 bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)
