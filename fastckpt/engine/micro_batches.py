@@ -34,7 +34,8 @@ class MicroBatches:
     def begin(self, step: int) -> None:
         """Training goes on after this step, which was whole."""
         self._since, self._updated = 0, False
-        self._take(step)
+        if self._most > 1:
+            self._whole = step, data_state(self._data)
 
     def turn(self, step: int) -> None:
         """A step of the loop has ended."""
@@ -51,10 +52,6 @@ class MicroBatches:
     def whole(self) -> tuple[int, DataState] | None:
         """The last whole step, and where the data were then; None if it was the last step of the loop."""
         return self._whole if self._since else None
-
-    def _take(self, step: int) -> None:
-        if self._most > 1:
-            self._whole = step, data_state(self._data)
 
     def _updates(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         self._updated = True

@@ -39,6 +39,8 @@ class Parts:
         self, parts: Mapping[str, Part], data: Any, gradients: Gradients, optimizers: Kinds | None = None
     ) -> None:
         self._parts = {name: part for name, part in parts.items() if not isinstance(part, Sequence) or len(part)}
+        # They hand out data beside the data: ranks may be at unlike places in them.
+        self._loaders = {name: part for name, part in self._parts.items() if _hands_out(part)}
         self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
         for name, part in self._parts.items():
             for each in part if isinstance(part, Sequence) else (part,):
@@ -51,11 +53,12 @@ class Parts:
     def state(self, position: DataState | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all ranks have in common, and what this one has beside it; with this position, or the present one."""
         common = self.common()  # first: FSDP2 then has its shards again, which have the gradients
+        loaders = {name: data_state(part) for name, part in self._loaders.items()}
+        common |= {name: state.common for name, state in loaders.items()}
         gradients = self._gradients.state()
         own = {"gradients": gradients} if gradients else {}
-        loaders = {name: data_state(part).own for name, part in self._loaders.items()}
-        if any(loaders.values()):
-            own[LOADERS] = loaders
+        if any(state.own for state in loaders.values()):
+            own[LOADERS] = {name: state.own for name, state in loaders.items()}
         if self._data is None:
             return common, own
         data = position or data_state(self._data)
@@ -63,8 +66,7 @@ class Parts:
 
     def common(self) -> dict[str, Any]:
         """What all ranks have in common, but for the data, some of which begin to be read when asked for a state."""
-        loaders = {name: data_state(part).common for name, part in self._loaders.items()}
-        return {name: _state(part) for name, part in self._parts.items() if name not in loaders} | loaders
+        return {name: _state(part) for name, part in self._parts.items() if name not in self._loaders}
 
     @property
     def _names(self) -> list[str]:
@@ -115,11 +117,6 @@ class Parts:
         self._gradients.load(own.get("gradients"))
         if self._data is not None:
             load_data_state(self._data, common["data"], own.get("data"))
-
-    @property
-    def _loaders(self) -> dict[str, Part]:
-        """What hands out data beside the data: ranks may be at unlike places in it."""
-        return {name: part for name, part in self._parts.items() if _hands_out(part)}
 
     def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
         """Whether the model is one of the dtypes that were saved; states of another are cast, as torch does it."""
