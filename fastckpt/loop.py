@@ -134,7 +134,6 @@ class Checkpointer:
         gradients = Gradients(self._model, self._optimizers, data, saved=saved)
         self._parts = Parts(framework.parts(named, gradients=saved), data, gradients, kinds(named))
         self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
-        self._owed, self._epoch = Due(False, False), dict[str, float]()
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
@@ -178,7 +177,6 @@ class Checkpointer:
         # Not if these words were taken from another checkpoint, by hand.
         self._step = self._durable = known.get("whole", step) if known.get("step") == step else step
         self._batches.begin(self._step)
-        self._owed, self._epoch = Due(False, False), {}
         self._unclosed.begin(self._step)
         self._tempo = self._chosen_tempo(known)
         return self._step
@@ -214,13 +212,11 @@ class Checkpointer:
         if step > self._step or metrics is None:  # else it is the same one, with what was measured of it
             self._batches.turn(step)
         self._step = self._unclosed.step = step
-        due, owed = self._due(step), self._owed
+        due = self._due(step)
         self._decisions.tell(self._tempo.decision)
-        self._owed = due = Due(owed.snapshot or due.snapshot, owed.persist or due.persist)
-        self._epoch = epoch = self._epoch | self._ended_epoch()
-        if not (due.snapshot or epoch) or not self._batches.is_whole:
+        due, epoch = self._batches.due(due, self._ended_epoch())
+        if not (due.snapshot or epoch):
             return None
-        self._owed, self._epoch = Due(False, False), {}
         return self._save(persist=due.persist or bool(epoch), metrics={**(metrics or {}), **epoch})
 
     def _due(self, step: int) -> Due:

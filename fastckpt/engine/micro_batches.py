@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fastckpt.data import DataState, data_state
+from fastckpt.engine.profiler import Due
 
 
 class MicroBatches:
@@ -26,32 +27,42 @@ class MicroBatches:
         self._most = 1 if saved else getattr(data, "accumulate", 1)
         self._since, self._updated = 0, False
         self._whole: tuple[int, DataState] | None = None
+        self._owed, self._epoch = Due(False, False), dict[str, float]()
         if hasattr(data, "accumulate"):
             data.accumulate = 1
         for optimizer in optimizers if self._most > 1 else ():
             optimizer.register_step_post_hook(self._updates)
 
     def begin(self, step: int) -> None:
-        """Training goes on after this step, which was whole."""
-        self._since, self._updated = 0, False
-        if self._most > 1:
-            self._whole = step, data_state(self._data)
+        """Training goes on after this step, which was whole: nothing is due."""
+        self._owed, self._epoch = Due(False, False), {}
+        self._whole_is(step)
 
     def turn(self, step: int) -> None:
         """A step of the loop has ended."""
         self._since += 1
         if self._updated or self._since >= self._most:
-            self.begin(step)
+            self._whole_is(step)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last step of the loop was whole."""
-        return not self._since
+    def due(self, due: Due, epoch: dict[str, float]) -> tuple[Due, dict[str, float]]:
+        """What the last step of the loop is to end with, and the epoch that has ended; nothing, unless it was whole.
+
+        What does not come then waits for the next whole step.
+        """
+        owed = Due(self._owed.snapshot or due.snapshot, self._owed.persist or due.persist), self._epoch | epoch
+        nothing = Due(False, False), dict[str, float]()
+        now, (self._owed, self._epoch) = (nothing, owed) if self._since else (owed, nothing)
+        return now
 
     @property
     def whole(self) -> tuple[int, DataState] | None:
         """The last whole step, and where the data were then; None if it was the last step of the loop."""
         return self._whole if self._since else None
+
+    def _whole_is(self, step: int) -> None:
+        self._since, self._updated = 0, False
+        if self._most > 1:
+            self._whole = step, data_state(self._data)
 
     def _updates(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         self._updated = True
