@@ -11,6 +11,7 @@ from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import parts, removal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
+from fastckpt.storage.history import DirectoryHistories
 from fastckpt.storage.identity import Identity, identity, inode, mark
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.parts import Contribution, Parts
@@ -34,6 +35,7 @@ class CheckpointDirectory:
         .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
         .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
         .fastckpt/parts-*                       what the nodes of a job have written of a checkpoint so far
+        .fastckpt/history-<history>                     who has opened it: see `Record`
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
     The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
@@ -56,6 +58,7 @@ class CheckpointDirectory:
         self._copier = copier or Copier()
         self._layout = Layout(self.path)
         self._reader = Reader(self._layout)
+        self.histories = DirectoryHistories(self._layout)
 
     def publish(
         self,

@@ -1,10 +1,13 @@
 """The objects under one URL, through fsspec: whole uploads of files, ranged reads, listings, deletions."""
 
+import errno
+import inspect
 import math
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +15,7 @@ import fsspec
 import fsspec.asyn
 import xxhash
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from fastckpt.errors import BadCheckpoint, ConfigError
@@ -30,6 +34,20 @@ COPY_DEADLINE = 1800.0
 """Seconds in which a store copies an object of its own."""
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"})
 """Protocols whose first part is a bucket that exists or does not, and which have no directories to be made."""
+
+CONDITIONAL = BUCKETS & {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"} | {"memory"}
+"""Protocols that make an object only if there is none, where their client can ask for that."""
+DIRECTORIES = frozenset({"sftp", "ssh", "webdav", "dav", "ftp", "smb"})
+"""Protocols whose servers refuse to make a directory that is there."""
+
+
+class Creation(Enum):
+    """By what act one of several succeeds in a store."""
+
+    OBJECT = "a conditional request"
+    FILE = "an exclusive open"
+    DIRECTORY = "a directory"
+    NONE = "none"
 
 
 class Sink(Protocol):
@@ -68,6 +86,7 @@ class Objects:
         )
         self._finds = _has_its_own(self._fs, "_find" if self._fs.async_impl else "find")
         self._is_s3 = bool(self._names & {"s3", "s3a"})
+        self._condition = _condition(self._fs) if self._names & CONDITIONAL else {}
         self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
 
     @property
@@ -129,6 +148,53 @@ class Objects:
         path = self.path(name)
         self._make_directory(path)
         self._fs.pipe_file(path, data, **self._long_deadline)
+
+    @property
+    def creation(self) -> Creation:
+        """How something is made here by one alone."""
+        if isinstance(self._fs, LocalFileSystem):
+            return Creation.FILE
+        if self._names & DIRECTORIES:
+            return Creation.DIRECTORY
+        return Creation.OBJECT if self._condition else Creation.NONE
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make a small object unless there is one; whether it is there by this call."""
+        path = self.path(name)
+        self._make_directory(path)
+        try:
+            if self.creation is Creation.FILE:
+                with self._fs.open(path, "xb") as file:
+                    file.write(data)
+            else:
+                self._fs.pipe_file(path, data, **self._condition, **self._deadline)
+        except OSError as error:
+            # Some servers do not say which condition has failed: s3fs has no other word for that.
+            if isinstance(error, FileExistsError) or (error.errno == errno.EINVAL and self._fs.exists(path)):
+                return False
+            raise
+        return True
+
+    def create_directory(self, name: str) -> bool:
+        """Make a directory unless it is there; whether it is there by this call."""
+        path = self.path(name)
+        self._make_directory(path)
+        try:
+            self._fs.mkdir(path, create_parents=False)
+        except Exception:
+            if not self._fs.exists(path):
+                raise
+            return False
+        return True
+
+    def names(self, name: str) -> list[str]:
+        """The names of all that lies directly below a name, relative to it."""
+        path = self.path(name)
+        try:
+            found = self._fs.ls(path, detail=False, **self._deadline)
+        except FileNotFoundError:
+            return []
+        return [each.rstrip("/")[len(path) + 1 :] for each in found]
 
     def _make_directory(self, path: str) -> None:
         if not self.has_buckets:
@@ -250,6 +316,14 @@ class Objects:
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._is_s3 and self._fs._s3 is not None:  # else its connections stay until the garbage is collected
             fsspec.asyn.sync(self._fs.loop, self._fs._s3.close, **self._deadline)
+
+
+def _condition(fs: AbstractFileSystem) -> dict[str, Any]:
+    """What to tell a client so that it makes an object only if there is none; empty if it cannot be told."""
+    name = "_pipe_file" if fs.async_impl else "pipe_file"
+    known = inspect.signature(getattr(fs, name)).parameters if _has_its_own(fs, name) else {}
+    conditions: dict[str, Any] = {"mode": "create", "overwrite": False}
+    return next(({word: value} for word, value in conditions.items() if word in known), {})
 
 
 def _has_its_own(fs: AbstractFileSystem, method: str) -> bool:

@@ -29,6 +29,7 @@ from fastckpt.storage.download import download
 from fastckpt.storage.gather import Gathering, RemoteContribution, share_in
 from fastckpt.storage.identity import Identity, parsed
 from fastckpt.storage.layout import PRIVATE, TRACKER
+from fastckpt.storage.object_history import ObjectHistories
 from fastckpt.storage.objects import Objects
 from fastckpt.storage.publish import Request
 from fastckpt.storage.quarantine import WHY
@@ -52,6 +53,7 @@ class RemoteStore:
         checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json; of several nodes, also
                                                         the part-<node>.json that it was made of
         latest_checkpointed_iteration.txt               the step published last, for other tools
+        .fastckpt/history-<history>                     who has opened it: see `Record`
         .fastckpt/identity                              tells this store from one that later takes its URL
 
     The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
@@ -73,6 +75,7 @@ class RemoteStore:
         self._objects = Objects(url)
         self._copier = copier or Copier()
         self._catalog = Catalog(self._objects)
+        self.histories = ObjectHistories(self._objects)
         self.path = self._objects.url()
         self.read_back = False
 

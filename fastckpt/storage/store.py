@@ -11,6 +11,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt.storage.history import Histories
 from fastckpt.storage.identity import Identity
 from fastckpt.storage.share import Share, Unfinished
 from fastckpt.storage.source import Source
@@ -91,6 +92,10 @@ class Store(Protocol):
     @property
     def path(self) -> Path | str:
         """Where it is: a path or a URL."""
+
+    @property
+    def histories(self) -> Histories:
+        """Who has opened which history there."""
 
     read_back: bool
     """Whether `publish` reads what it wrote again, and compares it, before it counts."""

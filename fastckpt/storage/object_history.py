@@ -1,0 +1,57 @@
+"""The records of histories at a URL: objects made by conditional requests, or in directories that are made once."""
+
+from fastckpt.errors import ConfigError
+from fastckpt.storage.history import LARGEST_TEXT, Record, number_of
+from fastckpt.storage.layout import PRIVATE
+from fastckpt.storage.objects import Creation, Objects
+from fastckpt.storage.trouble import Explained
+
+
+class ObjectHistories:
+    """Those at a URL: objects that are made by conditional requests, or lie in directories that are."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    @property
+    def excludes(self) -> bool:
+        """See `Histories`."""
+        return self._objects.creation is not Creation.NONE
+
+    def newest(self) -> int:
+        """See `Histories`."""
+        with Explained("look for histories", self._objects.url()):
+            return max(map(number_of, self._objects.names(PRIVATE)), default=0)
+
+    def read(self, history: int) -> Record | None:
+        """See `Histories`."""
+        with Explained("read a history's record", self._objects.url()):
+            text = self._objects.read(self._name(history), LARGEST_TEXT)
+            if text is None and self._objects.creation is Creation.DIRECTORY and self.newest() == history:
+                return Record.from_bytes(history, b"")  # its holder is about to write it, or has died before
+            return None if text is None else Record.from_bytes(history, text)
+
+    def create(self, record: Record) -> bool:
+        """See `Histories`. A store that does not know such requests carries out the second one as well."""
+        with Explained("open a history", self._objects.url()):
+            if self._objects.creation is Creation.DIRECTORY:
+                if made := self._objects.create_directory(f"{PRIVATE}/history-{record.history}"):
+                    self._objects.put(self._name(record.history), record.to_bytes())
+                return made
+            made = self._objects.create(self._name(record.history), record.to_bytes())
+            if made and self._objects.create(self._name(record.history), record.to_bytes()):
+                raise ConfigError(
+                    f"{self._objects.url()} makes an object twice that was to be made once: two jobs that write there "
+                    "cannot be told apart. Use a store that heeds If-None-Match (AWS S3 does), or accept that with "
+                    "--fast-no-exclusive."
+                )
+            return made
+
+    def write(self, record: Record) -> None:
+        """See `Histories`."""
+        with Explained("renew a history", self._objects.url()):
+            self._objects.put(self._name(record.history), record.to_bytes())
+
+    def _name(self, history: int) -> str:
+        inner = "/record" * (self._objects.creation is Creation.DIRECTORY)
+        return f"{PRIVATE}/history-{history}{inner}"
