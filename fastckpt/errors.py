@@ -70,5 +70,13 @@ class PersistError(FastckptError):
     """A checkpoint could not be made durable."""
 
 
+class Superseded(PersistError):
+    """Another job saves to this place, or has: what this one saves counts no more there."""
+
+
+class PlaceInUse(FastckptError):
+    """Another live job saves to this checkpoint directory, or to its remote store."""
+
+
 class NotDurable(PersistError):
     """A job that had to end with its newest checkpoint durable has ended without."""

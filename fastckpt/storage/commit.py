@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, Superseded
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import LATEST, Manifest, is_plain
 from fastckpt.storage.durable import move, remove, write_text
@@ -44,11 +44,18 @@ class Commit:
         if self._place.exists():
             with metrics.phase("persist.retire", step=step):
                 self._retired = _make_way(self._layout, self.home)
+                self._give_way()
             with metrics.phase("persist.record" if self._draft else "persist.rename", step=step):
                 move(self._place, self.home)
         if self._draft:
             with metrics.phase("persist.rename", step=step):
                 move(self._draft, self._layout.root / self._target)
+
+    def _give_way(self) -> None:
+        """Raise Superseded if what made way is newer; `bring_back` is called then."""
+        there = ours(self._retired) if self._retired else None
+        if there and there.id > self._id:
+            raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
 
     def bring_back(self) -> None:
         """Have what made way where it was, unless the new one took its place."""
@@ -71,7 +78,7 @@ class Commit:
 
     def _took_over(self, place: Path) -> bool:
         manifest = ours(place)
-        return bool(self._target and manifest and manifest.target == self._target and manifest.id != self._id)
+        return bool(self._target and manifest and manifest.target == self._target and manifest.id < self._id)
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:

@@ -9,6 +9,7 @@ from fastckpt.errors import ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import JSON, Manifest
 from fastckpt.storage import parts, removal
+from fastckpt.storage.commit import ours
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.durable import explained
 from fastckpt.storage.history import DirectoryHistories
@@ -199,7 +200,13 @@ class CheckpointDirectory:
                     )
                 for stored in scan.places:
                     if stored.id == id:
-                        removal.delete(self._layout, stored)
+                        removal.delete(self._layout, stored, lambda: self._has_newer(id, scan.whole[:1]))
+
+    def _has_newer(self, id: SaveId, known: list[Stored]) -> bool:
+        """Whether a checkpoint that is newer counts: the one that is known, or another that has come since."""
+        if all(ours(newest.place) == newest.manifest for newest in known):
+            return True  # or there was none, and nothing rests on what is deleted
+        return any(newer.id > id for newer in self.scan().whole)
 
     def quarantine(self, bad: Stored | Path, why: str) -> Path:
         """Set a bad checkpoint aside, never to be loaded or deleted by us; returns where it is now.

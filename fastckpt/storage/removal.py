@@ -1,7 +1,7 @@
 """Removes checkpoints, and what crashed writers left behind."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fastckpt.errors import BadCheckpoint
@@ -22,13 +22,14 @@ from fastckpt.storage.scan import Reader, Scan
 from fastckpt.storage.stored import Stored, read_manifest
 
 
-def delete(layout: Layout, stored: Stored) -> None:
+def delete(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
     """Remove a whole checkpoint; after a crash it counts as before, or `sweep` removes what is left of it.
 
-    What another process publishes to its place meanwhile stays.
+    What another process publishes to its place meanwhile stays. ``is_replaced`` is asked, when the checkpoint is out of
+    its place, but counts still, whether a newer one counts: else it goes back.
     """
     try:
-        deleted = _take_away(layout, stored)
+        deleted = _take_away(layout, stored, is_replaced)
     except FileNotFoundError:
         return  # another process has deleted it
     if deleted is None:
@@ -41,7 +42,7 @@ def delete(layout: Layout, stored: Stored) -> None:
         remove(deleted)
 
 
-def _take_away(layout: Layout, stored: Stored) -> Path | None:
+def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> Path | None:
     """Have a checkpoint count no more; returns where its manifest is, None if another one is in its place."""
     aside, deleted = layout.draft("retired"), layout.draft("deleted")
     try:
@@ -54,7 +55,7 @@ def _take_away(layout: Layout, stored: Stored) -> Path | None:
             return deleted
         put_back(deleted, stored.place)
         return None
-    if read_manifest(aside) == stored.manifest:
+    if read_manifest(aside) == stored.manifest and is_replaced():
         move(aside, deleted)
         if stored.place.parent != layout.private:
             sync_directory(stored.place.parent)  # what loses its files must not come back under its old name
@@ -114,16 +115,19 @@ def _owns_target(stored: Stored, scan: Scan) -> bool:
 
 
 def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
-    whole = {stored.place for stored in reader.scan().places}
+    whole = {stored.place: stored.id for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
         home = layout.home(stored.id, stored.manifest.target)
-        if home in whole:
+        if home in whole and whole[home] >= stored.id:
             drop(layout, stored.place)
             yield stored.place
-        elif not os.path.lexists(home):
+            continue
+        if home in whole:  # an older one took its place: whoever published that had not seen it
+            drop(layout, home)
+        if not os.path.lexists(home):
             relocate(layout, stored.place, home)
-            whole.add(home)
+            whole[home] = stored.id
             yield home
 
 

@@ -11,12 +11,14 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from fastckpt.errors import ConfigError, PersistError
+from fastckpt.errors import ConfigError, PersistError, Superseded
 from fastckpt.format.ids import SaveId
+from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.history import Record
 from fastckpt.storage.objects import Creation
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import Store, open_store
+from tests.storage.checkpoints import images
 from tests.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
 from tests.storage.test_identity import at_once, links_refused
 
@@ -140,3 +142,53 @@ def test_a_store_of_which_nothing_is_known_excludes_nobody(tmp_path: Path) -> No
 
     fsspec.register_implementation("unknown", Unknown, clobber=True)
     assert RemoteStore("unknown://place/run").histories.excludes is False
+
+
+# --- what two that have lost sight of each other do to one place
+
+
+def published(directory: CheckpointDirectory, folder: Path, *ids: SaveId) -> None:
+    for id in ids:
+        directory.publish(id, images(folder / f"{id.history}-{id.step}", id))
+
+
+def ids(directory: CheckpointDirectory) -> list[SaveId]:
+    return [stored.id for stored in directory.checkpoints()]
+
+
+def test_an_older_one_does_not_take_the_place_of_a_newer_one(fast_path: Path) -> None:
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(2, 5))
+    with pytest.raises(Superseded, match="step 5 of history 2, which is newer"):
+        published(directory, fast_path, SaveId(1, 5))
+    assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
+
+
+def test_a_newer_one_that_made_way_gets_its_place_back(fast_path: Path) -> None:
+    """It came between an older one's look and its rename, and whoever renamed was killed."""
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(2, 5))
+    home = directory.path / "checkpoint-5"
+    home.rename(directory.path / ".fastckpt/retired-0123456789ab")
+    published(directory, fast_path, SaveId(1, 5))
+    assert ids(directory)[0] == (2, 5)
+    assert home in directory.sweep()
+    assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
+
+
+def test_what_was_to_be_deleted_stays_if_the_newer_one_is_gone(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the deletion it was found bad, say, and set aside by somebody else."""
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
+    rename = Path.rename
+
+    def set_aside(self: Path, target: Path) -> None:
+        if target.name.startswith("retired"):
+            rename(directory.path / "checkpoint-6", fast_path / "bad")
+        rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", set_aside)
+    directory.delete(SaveId(1, 5))
+    assert ids(directory) == [(1, 5)]
