@@ -32,6 +32,7 @@ from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.stale_addresses import explain_stale_addresses
+from fastckpt.engine.tenure import MEMBERS, ROUND
 from fastckpt.engine.turns import Turns
 from fastckpt.engine.unloaded import warn_of_unloaded
 from fastckpt.engine.wishes import wishes
@@ -101,6 +102,7 @@ class Writer:
         self._is_first = True
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
+        self._launches: list[str] = []
         self._pid = os.getpid()
         self._closed = False
 
@@ -229,7 +231,8 @@ class Writer:
         asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
         seen = mark_seen(self.directory, self.place)
         said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked, seen])
-        histories, (launch, *_), (self._attempt, *_), wishes, marks = zip(*said, strict=True)
+        histories, launches, (self._attempt, *_), wishes, marks = zip(*said, strict=True)
+        launch, self._launches = launches[0], sorted(set(launches))
         check_alike(wishes)
         check_shared(ranks, self.directory, self.place, marks)
         self.link.history = max(histories)
@@ -313,9 +316,11 @@ class Writer:
             "path": path,
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],
+            ROUND: self._attempt or f"{launch_of(self.place)} {self.link.history}",
             **self._rollback,
             **({BESIDE: self._in_step} if self._in_step else {}),
             **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
+            **({MEMBERS: self._launches} if nodes > 1 else {}),
         }
 
     def be_ready(self) -> None:

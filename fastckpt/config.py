@@ -48,6 +48,8 @@ class Settings:
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
         stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
+        take_over: Whether to save where another job does, without waiting for it: that one ends.
+        exclusive: Whether a store is refused in which two jobs cannot be told apart.
         preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
         hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
         event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
@@ -67,6 +69,8 @@ class Settings:
     max_stalls: int = 3
     restart_budget: str = ""
     stop_grace: float = 0.0
+    take_over: bool = False
+    exclusive: bool = True
     preload: str = "auto"
     hang_timeout: str = "auto"
     event_log: bool = True

@@ -6,7 +6,13 @@ from functools import partial
 from typing import Any
 
 import torch.distributed.run as torchrun
-from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -150,13 +156,14 @@ class FastckptAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state == WorkerState.SUCCEEDED:
             metrics.event("workers_finished")
-        if result.state == WorkerState.UNHEALTHY:
-            return self._give_up_stuck(worker_group)
+        if result.state == WorkerState.UNHEALTHY or (result.state == WorkerState.HEALTHY and self._saver.lost):
+            return self._stop_at_once(worker_group)
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
             self._tell(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
             self._allow(self._restarts.failed(result.failures, self._pcontext, self._remaining_restarts))
+            self._end_if_lost()
             self._tell_why(result)
         return result
 
@@ -230,11 +237,19 @@ class FastckptAgent(LocalElasticAgent):
             "worker %d (pid %d) died: %s; stopping all", worker.global_rank, death.pid, describe(death.exitcode)
         )
 
-    def _give_up_stuck(self, worker_group: WorkerGroup) -> RunResult:
-        """Kill workers that the kernel does not let run; torch would end the job with exit code 0."""
+    def _end_if_lost(self) -> None:
+        """Restart no workers if another job has come in the place of this one."""
+        if not self._saver.may_start_over:
+            self._allow(-self._remaining_restarts)
+
+    def _stop_at_once(self, worker_group: WorkerGroup) -> RunResult:
+        """Kill workers that would train in vain, or that the kernel does not let run: torch would end with success."""
         assert self._pcontext is not None
+        stuck = [] if self._saver.lost else list(self._uninterruptible_state_first_seen)
+        if self._saver.lost:
+            logger.error("stopping the workers: %s", self._saver.lost)
         self._pcontext.close()
-        stuck = self._uninterruptible_state_first_seen.keys()
+        self._end_if_lost()
         failures = {
             worker.global_rank: ProcessFailure(worker.local_rank, worker.id, -9, error_file="")
             for worker in worker_group.workers
@@ -245,4 +260,4 @@ class FastckptAgent(LocalElasticAgent):
     def _explain(self, result: RunResult | None) -> None:
         if result is not None and self._pcontext is not None:
             for failure in result.failures.values():
-                explain(failure, self._pcontext, self._hangs.killed)
+                explain(failure, self._pcontext, self._hangs.killed, self._saver.lost)

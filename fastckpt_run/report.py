@@ -9,16 +9,16 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt_run.last_words import last_traceback, tail_of
 
 
-def explain(failure: ProcessFailure, workers: PContext, hung: Container[int]) -> None:
+def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lost: str) -> None:
     """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is.
 
-    ``hung`` are the pids of workers that were killed for that.
+    ``hung`` are the pids of workers that were killed for that; ``lost`` says why all were stopped, if none had failed.
     """
     if failure.exitcode < 0 and not isinstance(failure.message, dict):
         if failure.pid in hung:
             failure.message += ", from the agent, because it hung"
         elif failure.local_rank in getattr(workers, "stopped", ()):
-            failure.message += ", from the agent, because another worker had failed"
+            failure.message += f", from the agent, because {lost or 'another worker had failed'}"
     elif _on_console(workers, failure.local_rank):
         failure.message = f"{_summary(failure)}see above for what the worker printed"
     elif not isinstance(failure.message, dict):

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from fastckpt.engine.tenure import MEMBERS
 from fastckpt.format.completeness import RANKS, lacks, missing_files
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import OF_EACH_NODE, OF_NODE, Manifest
@@ -28,7 +29,8 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
     parent, world_size = details.pop("parent", None), details.pop("world_size", 1)
     node, nodes = details.pop("node", 0), details.pop("nodes", 1)
     common = records.common
-    details.pop(OF_EACH_NODE, None)
+    for name in (OF_EACH_NODE, MEMBERS):
+        details.pop(name, None)
     sources = {
         name: Source(slot / name, size, records.digests.get(name, ""))
         for name, size in records.files.items()

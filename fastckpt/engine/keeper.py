@@ -19,6 +19,7 @@ from fastckpt.engine.readers import Readers
 from fastckpt.engine.room import Room
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.staging import staging_path
+from fastckpt.engine.tenure import Job, Opening
 from fastckpt.engine.writers import CLOSED, Loan, Writers
 from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
@@ -40,10 +41,11 @@ DECISIONS = 64
 class Keeper:
     """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
-    def __init__(self, hello: Hello, settings: Settings, copier: Copier) -> None:
+    def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str) -> None:
         """Make or adopt the arena; raises ArenaInUse."""
         self._settings, self._directory = settings, hello.directory
-        self.levels = Levels(hello, self.newest, copier)
+        job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
+        self.levels = Levels(hello, self.newest, copier, job)
         self.persister = self.levels.persister
         path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
         self.arena = Arena.open(path, hello.directory)
@@ -74,12 +76,22 @@ class Keeper:
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
             slot.recover()
+        await loop.run_in_executor(None, self._forget_others)
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
         self.writers.newest_history = await self.levels.open(in_memory)
         self.digester.look()
         known = max((save for save in (in_memory, self.levels.newest) if save), default=None)
         where = self.arena.path, self._directory
         self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
+
+    def _forget_others(self) -> None:
+        """Give up what is in memory of a history that another job has opened: it is of another line."""
+        for slot in self.slots:
+            opening = Opening.of_slot(slot.path)
+            record = self.persister.storage.histories.read(opening.id.history) if opening else None
+            if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
+                slot.lose("another job has opened its history")
+                slot.clear()
 
     def newest(self) -> Slot | None:
         """The slot with the newest whole checkpoint; None if memory holds none."""
@@ -190,6 +202,11 @@ class Keeper:
             pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
             slot.pins.update(pins)
+        if (found := self.levels.start_over()) is not None:
+            for slot in self.slots:
+                if slot.id is not None:
+                    slot.lose(f"{found} became durable meanwhile")
+                    slot.clear()
         self.progress.tell()
         forget_the_dead(self.arena.path)
         loans.forget(self.arena.path)
@@ -222,7 +239,7 @@ class Keeper:
         return Skipped(reason, persisted, trouble)
 
     def _decide(self, save: SaveId) -> Slot | Skip:
-        obstacle = self.writers.obstacle(save)
+        obstacle = self.levels.lost or self.writers.obstacle(save)
         decision = Skip(obstacle) if obstacle else self._choose(save)
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
@@ -276,6 +293,8 @@ class Keeper:
         read() if self.arena.is_there() else slot.forget()
         for target, urgency in slot.take_wanted().items():
             self.persister.submit(slot, target, urgency)
+        if slot.committed:
+            self.levels.claim(slot)
         if slot.id is not None and (why := self._obstacle(slot)):
             if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
                 self._lose(slot.id, why)
@@ -334,6 +353,9 @@ class Keeper:
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
         drained = await self._marking.finish() and drained
+        for text in await self.levels.gone() if drained else ():
+            logger.error("%s", text)
+        await self.levels.leave()
         await self._end(wait=drained)
         self._ended = True
         newest = self.newest()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fastckpt import metrics
@@ -17,14 +18,15 @@ from fastckpt.engine.owed import Owed, Urgency
 from fastckpt.engine.peers import Peers
 from fastckpt.engine.slot import Slot
 from fastckpt.engine.tally import Tally
-from fastckpt.errors import FastckptError, PersistError
+from fastckpt.engine.tenure import Opening, Tenure
+from fastckpt.errors import FastckptError, PersistError, Superseded
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import Manifest
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.sizes import decimal
 from fastckpt.storage.copier import Copier
 from fastckpt.storage.source import BadSource
-from fastckpt.storage.store import Store, open_store
+from fastckpt.storage.store import Pending, Store, open_store
 
 logger = logging.getLogger("fastckpt")
 
@@ -67,7 +69,8 @@ class Persister:
         owed: What is to be persisted next, unless a newer one is.
         after: Called when a checkpoint has become durable.
         in_use: A durable checkpoint that must not be retired now.
-        newest_history: The newest one of which some nodes had written a part when this was opened.
+        newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
+        tenure: The right to publish in the storage.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Persister:
     ) -> None:
         self._first = group_rank == 0
         self.storage = open_store(location, copier)
+        self.tenure: Tenure
         self.policy: Policy = KeepAll()
         self.tally = Tally(location)
         self.news: list[SaveId] = []
@@ -95,12 +99,13 @@ class Persister:
         self._peers = Peers(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._pool = ThreadPoolExecutor(1, "fastckpt-persist")
+        self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
         """Clear away what dead persists left; returns the newest durable id, if there is one."""
-        look = asyncio.get_running_loop().run_in_executor(self._pool, _look, self.storage)
-        self.tally.durable, self.newest_history = await look
+        look = partial(_look, self.storage, sweep=not self._first)
+        self.tally.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
+        self.tenure.saw(self.durable)
         return self.durable
 
     def look_again(self, then: Callable[[], None]) -> None:
@@ -108,7 +113,7 @@ class Persister:
         self._looking = asyncio.create_task(self._look_again(then))
 
     async def _look_again(self, then: Callable[[], None]) -> None:
-        look = asyncio.get_running_loop().run_in_executor(self._pool, self.storage.checkpoints)
+        look = asyncio.get_running_loop().run_in_executor(self.pool, self.storage.checkpoints)
         await asyncio.wait([look])
         if error := look.exception():
             logger.warning("what is durable could not be looked up: %s", error)
@@ -203,7 +208,7 @@ class Persister:
             self._task.cancel()
         self.owed.forget()
         self._peers.close()
-        self._pool.shutdown(wait=wait, cancel_futures=True)
+        self.pool.shutdown(wait=wait, cancel_futures=True)
         if wait:
             self.storage.close()
 
@@ -213,6 +218,8 @@ class Persister:
             error = await self._persist(job)
             if isinstance(error, BadSource):
                 self._give_up(job, error)
+            elif isinstance(error, Superseded):
+                self._end_for(error)
             elif error:
                 await self._failed(job, error)
             else:
@@ -225,9 +232,7 @@ class Persister:
     async def _persist(self, job: _Job) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
         start = time.perf_counter()
-        work = asyncio.get_running_loop().run_in_executor(
-            self._pool, hand_over, self.storage, job.slot.path, job.id, job.target
-        )
+        work = asyncio.get_running_loop().run_in_executor(self.pool, self._hand_over, job.slot.path, job.id, job.target)
         await asyncio.wait([work])
         if error := work.exception():
             return error
@@ -237,6 +242,15 @@ class Persister:
         else:
             self._peers.wait_for(result, job.target, partial(self._persisted, job, start), asked=not job.flush)
         return None
+
+    def _hand_over(self, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
+        """Publish what is in a slot, if no other job has come in the place of this one, then or meanwhile."""
+        if (opening := Opening.of_slot(slot)) is not None:  # else it is told what is wrong with it
+            self.tenure.hold(opening)
+        result = hand_over(self.storage, slot, id, target)
+        if isinstance(result, Manifest):
+            self.tenure.check()
+        return result
 
     async def _persisted(self, job: _Job, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
@@ -273,6 +287,14 @@ class Persister:
         else:
             self.owed.forget()
 
+    def _end_for(self, error: Superseded) -> None:
+        """Publish nothing more: another job saves here now. Memory stays as it is."""
+        self.trouble = str(error)
+        self.tally.fail(self.trouble)
+        self.owed.forget()
+        while self._jobs:
+            self._finish(self._jobs[0])
+
     def _give_up(self, job: _Job, error: BadSource) -> None:
         """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
         self._finish(job)
@@ -304,16 +326,17 @@ class Persister:
     async def _retire(self) -> None:
         work = partial(retire, self.storage, self.policy, self.in_use)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            await asyncio.get_running_loop().run_in_executor(self.pool, work)
         except (FastckptError, OSError) as error:
             logger.warning("old checkpoints could not be deleted: %s", error)
 
 
-def _look(storage: Store) -> tuple[SaveId | None, int]:
-    """Sweep; then the newest durable id, and the newest history of which some nodes have written a part."""
+def _look(storage: Store, *, sweep: bool) -> tuple[SaveId | None, int]:
+    """The newest durable id, and the newest history that was opened, or of which nodes have written a part."""
     try:
-        storage.sweep()
+        if sweep:
+            storage.sweep()
     except PersistError as error:
         logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
     durable = max((stored.id for stored in storage.checkpoints()), default=None)
-    return durable, max((id.history for id in storage.gathered()), default=0)
+    return durable, max([id.history for id in storage.gathered()] + [storage.histories.newest()])

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -18,7 +19,7 @@ from fastckpt.engine.keeper import Keeper
 from fastckpt.engine.ready import warn_of_disk
 from fastckpt.engine.tally import Tally
 from fastckpt.engine.told import joined, told
-from fastckpt.errors import FastckptError, ProtocolError
+from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import bind, pack, peer, receive
 from fastckpt.memory.census import sweep
@@ -56,6 +57,8 @@ class Saver:
         self._settings = settings
         self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
+        self._shut_out = ""
+        self._entering: Keeper | None = None
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], _Connection] = {}
@@ -113,6 +116,16 @@ class Saver:
         """What became of the checkpoints of each directory; at any time."""
         return [keeper.persister.tally for keeper in list(self._keepers.values())]
 
+    @property
+    def lost(self) -> str:
+        """Why the workers may not save any more: another job has come in their place. Empty while they may."""
+        return next(filter(None, (keeper.levels.lost for keeper in [*self._keepers.values()])), "")
+
+    @property
+    def may_start_over(self) -> bool:
+        """Whether they may after a restart: no other job is in their place, or they go on from what it has left."""
+        return not self._shut_out and all(keeper.levels.may_start_over for keeper in [*self._keepers.values()])
+
     def telemetry(self) -> dict[str, list[Telemetry]]:
         """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""
         found: dict[str, list[Telemetry]] = {}
@@ -144,6 +157,8 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self, *, failed: bool) -> None:
+        if self._entering is not None:
+            self._entering.levels.stop()  # it may be waiting for another job
         await self._let_finish(failed=failed)
         self._server.close()
         # At once, so that a storage that does not answer keeps none of the time from the others.
@@ -200,10 +215,15 @@ class Saver:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
-                keeper = await loop.run_in_executor(None, Keeper, hello, self._settings, self._copier)
+                make = partial(Keeper, hello, self._settings, self._copier, self.address)
+                keeper = self._entering = await loop.run_in_executor(None, make)
                 async with contextlib.AsyncExitStack() as on_failure:
                     on_failure.push_async_callback(keeper.abandon)
-                    await keeper.open()
+                    try:
+                        await keeper.open()
+                    except PlaceInUse as error:
+                        self._shut_out = str(error)
+                        raise
                     on_failure.pop_all()
                 self._keepers[key] = keeper
             return self._keepers[key]

@@ -11,7 +11,8 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.deletion import retire
-from fastckpt.errors import FastckptError, PersistError
+from fastckpt.engine.tenure import Opening, Tenure
+from fastckpt.errors import FastckptError, Superseded
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.retention import KeepAll, Policy
 from fastckpt.sizes import decimal
@@ -40,6 +41,7 @@ class Upload:
 
     Attributes:
         policy: What the remote store keeps.
+        remote: That store, and `tenure` the right to publish there; None without a location.
         newest: The newest checkpoint that it holds, as far as is known.
         trouble: Why the last upload failed; empty if it did not.
     """
@@ -50,18 +52,18 @@ class Upload:
         self.trouble = ""
         self.busy: SaveId | None = None
         self._fast = fast
-        self._remote = open_store(location, copier) if location else None
+        self.remote = open_store(location, copier) if location else None
+        self.tenure: Tenure | None = None
         self._failures = 0
         self._news = False
-        self._swept = False
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._pool = ThreadPoolExecutor(1, "fastckpt-upload")
+        self.pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
     def read_back(self) -> None:
         """From now on, compare what was uploaded with what the remote store gives back, before it counts there."""
-        if self._remote is not None:
-            self._remote.read_back = True
+        if self.remote is not None:
+            self.remote.read_back = True
 
     async def open(self, known: SaveId | None) -> int:
         """See what the remote store holds, and begin with what it lacks.
@@ -72,7 +74,7 @@ class Upload:
         Returns the newest history that the remote store may hold. Raises PersistError if it does not answer and
         nothing is held nearer: to start afresh then might be to start beside checkpoints that exist.
         """
-        if self._remote is None:
+        if self.remote is None:
             return 0
         try:
             await self._in_thread(self._look)
@@ -89,7 +91,7 @@ class Upload:
     def look(self) -> None:
         """Something may have become durable in the fast store."""
         self._news = True
-        if self._remote is not None and (self._task is None or self._task.done()):
+        if self.remote is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
 
     def forget(self) -> None:
@@ -99,7 +101,7 @@ class Upload:
 
     async def finish(self, seconds: float) -> bool:
         """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
-        if self._remote is None:
+        if self.remote is None:
             return True
         self._failures = 0
         self._hurry.set()
@@ -108,16 +110,16 @@ class Upload:
         done, _ = await asyncio.wait([self._task], timeout=seconds)
         if self.trouble or not done:
             why = self.trouble or f"it takes longer than {seconds:.0f} s"
-            logger.error("the newest checkpoint is not in %s: %s. The next job uploads it.", self._remote.path, why)
+            logger.error("the newest checkpoint is not in %s: %s. The next job uploads it.", self.remote.path, why)
         return bool(done)
 
     def close(self, *, wait: bool) -> None:
         """End the thread; with ``wait``, after what it does now."""
         if self._task is not None:
             self._task.cancel()
-        self._pool.shutdown(wait=wait, cancel_futures=True)
-        if wait and self._remote is not None:
-            self._remote.close()
+        self.pool.shutdown(wait=wait, cancel_futures=True)
+        if wait and self.remote is not None:
+            self.remote.close()
 
     async def _run(self) -> None:
         """Until the remote store holds the newest checkpoint, whatever goes wrong: no error may end this loop."""
@@ -137,6 +139,8 @@ class Upload:
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
+        if isinstance(error, Superseded):
+            return
         if self._hurry.is_set() and self._failures >= ATTEMPTS_AT_THE_END:
             return
         self._news = True
@@ -148,26 +152,17 @@ class Upload:
             await asyncio.wait_for(self._hurry.wait(), pause)
 
     def _in_thread(self, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def _look(self) -> None:
-        assert self._remote is not None
-        self.newest = max((stored.id for stored in self._remote.checkpoints()), default=None)
-
-    def _sweep(self) -> None:
-        """Clear away what dead uploads left, once."""
-        assert self._remote is not None
-        if not self._swept:
-            self._swept = True
-            try:
-                self._remote.sweep()
-            except PersistError as error:
-                logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
+        assert self.remote is not None
+        self.newest = max((stored.id for stored in self.remote.checkpoints()), default=None)
+        if self.tenure is not None:
+            self.tenure.saw(self.newest)
 
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
-        assert self._remote is not None
-        self._sweep()
+        assert self.remote is not None and self.tenure is not None
         if self.newest is None:
             self._look()
         found: Sequence[Kept] = self._fast.checkpoints()
@@ -176,20 +171,22 @@ class Upload:
         newest = found[0]
         self.busy = newest.id
         start = time.perf_counter()
+        self.tenure.hold(Opening.of(newest.id, {**newest.manifest.details, "parent": newest.manifest.parent}))
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
+        self.tenure.check()
         self.newest = newest.id
         size, seconds = newest.manifest.size, time.perf_counter() - start
         metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
         logger.info("uploaded %s: %s in %.2f s", newest.id, decimal(size), seconds)
-        retire(self._remote, self.policy, lambda: None)
+        retire(self.remote, self.policy, lambda: None)
 
     def _publish(self, stored: Kept) -> None:
         """Publish the very bytes that the manifest names: others are BadSource, and do not count."""
-        assert self._remote is not None
+        assert self.remote is not None
         kept = stored.manifest
         files = {
             entry.name: Source(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
             for entry in kept.files
         }
-        self._remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)
+        self.remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)

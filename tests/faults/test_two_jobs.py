@@ -1,0 +1,99 @@
+"""Two jobs that save to one place: the second waits, then is refused, or takes it; what the first saved is never lost."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt.storage.store import open_store
+from tests.faults.jobs import Job
+from tests.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
+
+URL = "s3://bucket/run"
+
+
+def steps_in(location: str | Path) -> list[int]:
+    store = open_store(location)
+    try:
+        return [stored.id.step for stored in store.checkpoints()]
+    finally:
+        store.close()
+
+
+@pytest.fixture(autouse=True)
+def hosts() -> Iterator[None]:
+    """Removes the memory of all hosts: jobs that were killed, or that another took the place of, have kept theirs."""
+    yield
+    for memory in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        shutil.rmtree(memory)
+
+
+def start(job: Job, *script: str, options: tuple[str, ...] = (), shm: str = "") -> Job:
+    """Start one rank on a host whose shared memory is its own."""
+    memory = Path(os.environ["FASTCKPT_SHM_DIR"], shm or job.folder.name)
+    memory.mkdir(mode=0o700, exist_ok=True)
+    shape = ("--standalone", "--nproc-per-node", "1", "--max-restarts", "3", *options)
+    launcher = (str(Path(__file__).with_name("launch.py")), str(job.folder), *shape)
+    return job.start(*script, launcher=launcher, FASTCKPT_SHM_DIR=str(memory))
+
+
+def holder(job: Job) -> str:
+    assert job.process is not None
+    return f"process {job.process.pid} on "
+
+
+def test_the_second_is_refused_or_takes_over(new_job, s3, tmp_path: Path) -> None:  # noqa: F811
+    """One job saves; others share its remote store, or its directory from another host's memory."""
+    here = tmp_path / "shared"
+    one, store, directory = new_job("one", here), new_job("store"), new_job("directory", here)
+    start(one, "--stop-at", "31", "--remote", URL).wait_for("waiting", 31)
+    one.until(lambda: steps_in(URL)[:1] == [30], "step 30 on S3")
+    start(store, "--remote", URL)
+    start(directory)
+    for refused, place in ((store, URL), (directory, here)):
+        assert refused.wait() == 1
+        text = refused.text()
+        assert text.count("waiting, for up to 60 s, for " + holder(one)) == 1, "no restart waits again\n" + text
+        assert f"PlaceInUse: {place} is in use by another job, which lives: {holder(one)}" in text
+        assert "launch @fastckpt-" in text and " since 20" in text and "start with --fast-take-over" in text
+        assert refused.losses(0) == {}
+    assert steps_in(URL)[:1] == [30] and one.stored()[:1] == [30]
+
+    taker = start(new_job("taker"), "--stop-at", "41", "--remote", URL, options=("--fast-take-over",))
+    taker.wait_for("waiting", 41)
+    assert taker.resumes() == [(30, "remote")] and f"taking over {URL} from {holder(one)}" in taker.text()
+    assert one.wait() == 1, one.text()
+    assert f"{URL} has been taken by another job, which opened history 2: {holder(taker)}" in one.text()
+    taker.until(lambda: steps_in(URL)[:1] == [40], "step 40 on S3")
+    assert taker.process is not None
+    taker.process.send_signal(signal.SIGTERM)
+    taker.wait()
+    assert steps_in(URL)[:2] == [40, 30], "the one that was ended has published nothing more"
+    assert "is not there any more" not in one.text() + taker.text()
+
+
+@pytest.mark.parametrize("how", ["ended", "killed", "lost with its host"])
+def test_the_next_goes_on_as_soon_as_it_may(new_job, how: str, tmp_path: Path) -> None:
+    """After an orderly end, and a kill on the same host, at once; after the loss of a host when its record is stale."""
+    here = tmp_path / "shared"
+    one, two = new_job("one", here), new_job("one-again", here)
+    start(one, "--stop-at", "31").wait_for("waiting", 31)
+    one.until(lambda: steps_in(here)[:1] == [30], "step 30 on storage")
+    assert one.process is not None
+    one.process.send_signal(signal.SIGTERM if how == "ended" else signal.SIGKILL)
+    one.wait()
+    if how == "lost with its host":
+        path = here / ".fastckpt/history-1"
+        said = json.loads(path.read_text())
+        path.write_text(json.dumps(said | {"holder": said["holder"] | {"boot": "another"}}))
+    two.folder = one.folder
+    start(two, shm="two")
+    assert two.wait() == 0, two.text()
+    assert two.resumes() == [(0, ""), (30, "storage")]
+    assert ("waiting, for up to 60 s" in two.text()) == (how == "lost with its host")
+    assert ("it has not renewed its record for 20 s" in two.text()) == (how == "lost with its host")
+    assert json.loads((here / ".fastckpt/history-2").read_text())["closed"] == 1
