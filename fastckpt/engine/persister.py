@@ -247,7 +247,11 @@ class Persister:
         """Publish what is in a slot, if no other job has come in the place of this one, then or meanwhile."""
         if (opening := Opening.of_slot(slot)) is not None:  # else it is told what is wrong with it
             self.tenure.hold(opening)
-        result = hand_over(self.storage, slot, id, target)
+        try:
+            result = hand_over(self.storage, slot, id, target)
+        except Superseded:
+            self.tenure.check()  # it knows whose the newer one is
+            raise
         if isinstance(result, Manifest):
             self.tenure.check()
         return result

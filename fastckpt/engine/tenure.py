@@ -97,6 +97,7 @@ class Tenure:
         self._enabled = enabled
         self._held: Record | None = None
         self._is_new = False
+        self._looked = 0.0
         self._passed: int | None = None
         self._seen: SaveId | None = None
         self._lock = threading.Lock()
@@ -190,6 +191,8 @@ class Tenure:
             self._demand()
             if self._enabled and (self._held is None or self._held.history < opening.id.history):
                 self._open(opening)
+            elif self._enabled and time.monotonic() - self._looked > RENEWAL:
+                self._look()  # this process may not have been let run
         if self._is_new:
             self._look_behind(opening)
             self._is_new = False
@@ -259,6 +262,7 @@ class Tenure:
     def _look(self) -> int:
         """The newest history, if no other job has opened one since; raises Superseded."""
         newest = self._histories.newest()
+        self._looked = time.monotonic()
         if newest > (self._passed or 0):
             record = self._histories.read(newest)
             if record is None or not self._is_ours(record):

@@ -1,4 +1,4 @@
-"""Two jobs that save to one place: the second waits, then is refused, or takes it; what the first saved is never lost."""
+"""Two jobs that save to one place: the second waits, then is refused, or takes it; nothing that was saved is lost."""
 
 import json
 import os
@@ -28,8 +28,11 @@ def steps_in(location: str | Path) -> list[int]:
 def hosts() -> Iterator[None]:
     """Removes the memory of all hosts: jobs that were killed, or that another took the place of, have kept theirs."""
     yield
-    for memory in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+    mine = Path(os.environ["FASTCKPT_SHM_DIR"])
+    for memory in mine.iterdir():
         shutil.rmtree(memory)
+    for telemetry in Path("/dev/shm").glob(f"*.{mine.name}.*"):
+        telemetry.unlink()
 
 
 def start(job: Job, *script: str, options: tuple[str, ...] = (), shm: str = "") -> Job:
