@@ -110,6 +110,7 @@ def old(fast_path: Path) -> Iterator[Callable[..., Other]]:  # noqa: F811
 
     def start(step: int = 2) -> Other:
         def act() -> object:
+            tenure_module.RENEWAL = 1000.0  # it goes on before it would look by itself
             saver = Saver(fast_path, "old")
             saver.begin()
             saver.save(1)
@@ -173,7 +174,7 @@ def test_of_two_that_waited_for_the_same_job_one_goes_on(fast_path, old) -> None
 
     def act() -> object:
         two.begin()
-        stop()
+        stopping_before(two.store.histories, "create")  # when it has looked once more
         return [*two.save(3)]
 
     other = Other(act)
