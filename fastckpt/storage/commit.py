@@ -66,7 +66,8 @@ class Commit:
         """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
         _write_trackers(self._layout, manifest)
         with metrics.phase("persist.drop", step=self._id.step):
-            replaced = [self._retired] if self._retired else []
+            there = ours(self.home)  # else somebody has found it bad, and what made way is needed
+            replaced = [self._retired] if self._retired and there and there.id == self._id else []
             replaced += [place for place in self._layout.records() if self._took_over(place)]
             replaced += [place for id, place in self._layout.parts() if id < self._id]
             for place in replaced:
