@@ -90,7 +90,7 @@ class Keeper:
             opening = Opening.of_slot(slot.path)
             record = self.persister.storage.histories.read(opening.id.history) if opening else None
             if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
-                slot.lose("another job has opened its history")
+                logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
                 slot.clear()
 
     def newest(self) -> Slot | None:
@@ -205,7 +205,7 @@ class Keeper:
         if (found := self.levels.start_over()) is not None:
             for slot in self.slots:
                 if slot.id is not None:
-                    slot.lose(f"{found} became durable meanwhile")
+                    logger.warning("%s in %s is given up for %s", slot.id, slot.path, found)
                     slot.clear()
         self.progress.tell()
         forget_the_dead(self.arena.path)

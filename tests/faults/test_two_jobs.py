@@ -100,3 +100,24 @@ def test_the_next_goes_on_as_soon_as_it_may(new_job, how: str, tmp_path: Path) -
     assert ("waiting, for up to 60 s" in two.text()) == (how == "lost with its host")
     assert ("it has not renewed its record for 20 s" in two.text()) == (how == "lost with its host")
     assert json.loads((here / ".fastckpt/history-2").read_text())["closed"] == 1
+
+
+def test_workers_start_over_from_what_became_durable_since_they_began(new_job, uninterrupted, tmp_path: Path) -> None:
+    """Another job stood still before a rename, and reported the step before anybody had opened a newer history."""
+    job = new_job()
+    job.start("--stop-at", "41")
+    job.wait_for_all(41)
+    job.until(lambda: job.persisted(40), "step 40 durable")
+    assert job.process is not None
+    job.process.send_signal(signal.SIGTERM)
+    job.wait()
+    newest = job.checkpoint_dir / "checkpoint-40"
+    newest.rename(tmp_path / "not yet")
+    job.start("--wait-at", "31")
+    job.wait_for_all(31)
+    (tmp_path / "not yet").rename(newest)
+    job.go_on(31)
+    assert job.wait() == 0, job.text()
+    assert job.resumes(0) == job.resumes(1) == [(0, ""), (30, "storage"), (40, "storage")]
+    assert "stopping the workers: step 40 of history 1 became durable in" in job.text()
+    assert job.ends() == uninterrupted().ends() and job.losses(0) == uninterrupted().losses(0)
