@@ -144,6 +144,10 @@ class Levels:
         for tenure in self._tenures:
             tenure.stop()
 
+    async def step_down(self) -> None:
+        """Let the agent of another node hold the histories to come: the node of this one has another number now."""
+        await asyncio.gather(*(asyncio.to_thread(tenure.step_down) for tenure in self._tenures))
+
     async def leave(self) -> None:
         """Say in each level that this job has ended, so that others need not wait for it."""
         await asyncio.gather(*(asyncio.to_thread(tenure.close) for tenure in self._tenures))

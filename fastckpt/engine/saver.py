@@ -212,6 +212,9 @@ class Saver:
         async with self._opening:
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
+                for (directory, _), former in self._keepers.items():
+                    if directory == hello.directory:
+                        await former.levels.step_down()
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.

@@ -318,6 +318,12 @@ class Tenure:
     def close(self) -> None:
         """Let others go on at once: this job has come to an orderly end."""
         self.stop()
+        self.step_down()
+        if self._thread is not None:
+            self._thread.join(LAST)
+
+    def step_down(self) -> None:
+        """Close the record that is held; saves that are still to come open further histories."""
         if not self._lock.acquire(timeout=LAST):
             return
         try:
@@ -328,8 +334,6 @@ class Tenure:
         finally:
             self._held = None
             self._lock.release()
-        if self._thread is not None:
-            self._thread.join(LAST)
 
 
 def _who(record: Record) -> str:

@@ -78,6 +78,22 @@ def test_memory_of_a_history_that_another_job_opened_is_given_up(
         shutil.rmtree(directory)
 
 
+def test_a_node_that_is_the_first_no_more_lets_another_open_the_next_history(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """A node that joins may be numbered before it, and is no member of its record."""
+    (member,) = ranks.start()
+    member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    member.wait_latest_checkpoint(60)
+    histories = CheckpointDirectory(directory).histories
+    before = histories.read(1)
+    ranks.workers_die()
+    monkeypatch.setenv("GROUP_RANK", "1")
+    ranks.start_workers()
+    after = histories.read(1)
+    assert before is not None and after is not None and (before.closed, after.closed) == (False, True)
+
+
 def test_the_end_says_that_its_newest_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:  # noqa: F811
     (member,) = ranks.start()
     member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
