@@ -139,7 +139,7 @@ class Tenure:
         start = since = answered = time.monotonic()
         last: Record | None = None
         while True:
-            number, asked = self._histories.newest(), time.monotonic()
+            number, asked = self._histories.newest(fresh=last is None), time.monotonic()
             newest = self._histories.read(number) if number else None
             now = time.monotonic()
             if newest is None or self._may_follow(newest):
@@ -259,9 +259,9 @@ class Tenure:
             if self._enabled and self._passed is not None:
                 self._look()
 
-    def _look(self) -> int:
+    def _look(self, *, fresh: bool = True) -> int:
         """The newest history, if no other job has opened one since; raises Superseded."""
-        newest = self._histories.newest()
+        newest = self._histories.newest(fresh=fresh)
         self._looked = time.monotonic()
         if newest > (self._passed or 0):
             record = self._histories.read(newest)
@@ -299,9 +299,9 @@ class Tenure:
                 self._renew()
 
     def _renew(self) -> None:
-        if self._held is None or self.lost:
+        if self._held is None or (self.lost and not self.found):
             return
-        self._look()
+        self._look(fresh=False)
         if self._held is not None:
             self._held = self._held.renewed()
             try:

@@ -90,8 +90,11 @@ class Histories(Protocol):
     def excludes(self) -> bool:
         """Whether there is an act there in which one of several succeeds."""
 
-    def newest(self) -> int:
-        """The number of the newest history that has a record, looked up anew; 0 for none."""
+    def newest(self, *, fresh: bool = True) -> int:
+        """The number of the newest history that has a record; 0 for none.
+
+        If ``fresh``, no listing that a network file system has kept will do; readers of the place may notice that look.
+        """
 
     def read(self, history: int) -> Record | None:
         """The record of a history; None if it has none."""
@@ -114,10 +117,11 @@ class DirectoryHistories:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def newest(self) -> int:
+    def newest(self, *, fresh: bool = True) -> int:
         """See `Histories`."""
         with explained("look for histories", self._layout.root):
-            self._refresh()
+            if fresh:
+                self._refresh()
             try:
                 return max((number_of(path.name) for path in self._layout.private.iterdir()), default=0)
             except (FileNotFoundError, NotADirectoryError):

@@ -18,7 +18,7 @@ class ObjectHistories:
         """See `Histories`."""
         return self._objects.creation is not Creation.NONE
 
-    def newest(self) -> int:
+    def newest(self, *, fresh: bool = True) -> int:
         """See `Histories`."""
         with Explained("look for histories", self._objects.url()):
             return max(map(number_of, self._objects.names(PRIVATE)), default=0)

@@ -255,7 +255,7 @@ def test_a_killed_agent_is_not_waited_for_on_its_host(fast_path) -> None:  # noq
     saver = Saver(fast_path, "new")
     histories, asked = saver.store.histories, []
     newest = histories.newest
-    histories.newest = lambda: asked.append(1) or newest()  # type: ignore[method-assign,func-returns-value]
+    histories.newest = lambda **how: asked.append(1) or newest(**how)  # type: ignore[method-assign,func-returns-value]
     assert saver.begin() == (1, 1) and asked == [1], "one look is enough"
     record = histories.read(1)
     assert isinstance(record, Record) and not record.closed
