@@ -1,5 +1,7 @@
 """The records of histories at a URL: objects made by conditional requests, or in directories that are made once."""
 
+import errno
+
 from fastckpt.errors import ConfigError
 from fastckpt.storage.history import LARGEST_TEXT, Record, number_of
 from fastckpt.storage.layout import PRIVATE
@@ -38,14 +40,19 @@ class ObjectHistories:
                 if made := self._objects.create_directory(f"{PRIVATE}/history-{record.history}"):
                     self._objects.put(self._name(record.history), record.to_bytes())
                 return made
-            made = self._objects.create(self._name(record.history), record.to_bytes())
-            if made and self._objects.create(self._name(record.history), record.to_bytes()):
-                raise ConfigError(
-                    f"{self._objects.url()} makes an object twice that was to be made once: two jobs that write there "
-                    "cannot be told apart. Use a store that heeds If-None-Match (AWS S3 does), or accept that with "
-                    "--fast-no-exclusive."
-                )
-            return made
+            try:
+                made = self._objects.create(self._name(record.history), record.to_bytes())
+                if not made or not self._objects.create(self._name(record.history), record.to_bytes()):
+                    return made
+                fault = "makes an object twice that was to be made once"
+            except OSError as error:
+                if error.errno != errno.ENOSYS:
+                    raise
+                fault = f"does not know conditional requests ({error})"
+            raise ConfigError(
+                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that heeds "
+                "If-None-Match (AWS S3 does), or accept that with --fast-no-exclusive."
+            )
 
     def write(self, record: Record) -> None:
         """See `Histories`."""

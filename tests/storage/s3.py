@@ -23,7 +23,7 @@ from tests.conftest import MARK
 BUCKET = "bucket"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
 ERROR = "<?xml version='1.0'?><Error><Code>{}</Code><Message>as the test says</Message></Error>"
-CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
+CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied", 501: "NotImplemented"}
 
 
 @pytest.fixture(scope="session")

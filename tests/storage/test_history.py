@@ -136,6 +136,14 @@ def test_a_store_that_makes_an_object_twice_is_refused(tmp_path: Path, monkeypat
         store.histories.create(record())
 
 
+def test_a_store_that_does_not_know_conditional_requests_is_refused(s3: S3) -> None:  # noqa: F811
+    s3.befalls(Fault(501, "PUT", "history-1", times=9))
+    store = open_store("s3://bucket/run1")
+    with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
+        store.histories.create(record())
+    store.close()
+
+
 def test_a_store_of_which_nothing_is_known_excludes_nobody(tmp_path: Path) -> None:
     class Unknown(fsspec.AbstractFileSystem):
         protocol = "unknown"
