@@ -1,6 +1,7 @@
 """`fastckpt prune` deletes what no option keeps, after it was told to."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,9 +113,9 @@ def test_what_is_published_to_the_place_meanwhile_stays(fastckpt: Fastckpt, thre
     """A job that was rolled back saves step 20 again, just when the old step 20 is about to be deleted."""
     delete = removal.delete
 
-    def delete_too_late(layout: Layout, stored: Stored) -> None:
+    def delete_too_late(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
         publish(three, stored.id.step, history=2, state={"w": torch.ones(3)})
-        delete(layout, stored)
+        delete(layout, stored, is_replaced)
 
     monkeypatch.setattr(removal, "delete", delete_too_late)
     assert fastckpt("prune", three, "--keep-every", "15", "--yes").code == 0
@@ -127,9 +128,9 @@ def test_what_is_published_to_the_place_meanwhile_stays(fastckpt: Fastckpt, thre
 def test_what_its_job_deletes_meanwhile_is_no_trouble(fastckpt: Fastckpt, three: Path, monkeypatch):
     delete = removal.delete
 
-    def delete_twice(layout: Layout, stored: Stored) -> None:
-        delete(layout, stored)
-        delete(layout, stored)
+    def delete_twice(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> None:
+        delete(layout, stored, is_replaced)
+        delete(layout, stored, is_replaced)
 
     monkeypatch.setattr(removal, "delete", delete_twice)
     said = fastckpt("prune", three, "--keep-last", "1", "--yes")
