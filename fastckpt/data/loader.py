@@ -118,7 +118,9 @@ class ResumableDataLoader:
         """The batches from the position to the end of the epoch.
 
         Raises:
-            RuntimeError: At the next batch, if meanwhile another iteration has begun or the position was set.
+            RuntimeError: At the next batch, if meanwhile another iteration has begun, or the position was set after
+                the first batch. Before that the iteration begins where the position is by then: Lightning makes its
+                iterator before it tells the epoch.
         """
         if self._follows:
             check_joined(self._rank, self._world)
@@ -133,10 +135,7 @@ class ResumableDataLoader:
                 "(docs/data.md)"
             )
         self._taken = 0
-        if self._whole_step[0] != self._source.jumps:
-            self._handed_out, self._whole_step = 0, self._states_now()
-        self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
-        return self._serve(iter(self._loader), self._now)
+        return self._serve(self._ask(), self._now)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; does nothing if that is the present one. Epochs advance by themselves."""
@@ -180,7 +179,16 @@ class ResumableDataLoader:
         jumps, states = self._whole_step
         return states if self.accumulate > 1 and jumps == self._source.jumps else self._source.states()
 
+    def _ask(self) -> Iterator[Any]:
+        """Have the workers begin at the position."""
+        if self._whole_step[0] != self._source.jumps:
+            self._handed_out, self._whole_step = 0, self._states_now()
+        self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
+        return iter(self._loader)
+
     def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
+        if begun[0] == self._passes and begun != self._now:
+            answers, begun = self._ask(), self._now
         while True:
             if begun != self._now:
                 raise RuntimeError(
