@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fastckpt.engine.kinds import refuse_sharded
 from fastckpt.errors import ConfigError
 from fastckpt.lightning._private import is_in_batch_hooks, is_validated_next
 from fastckpt.lightning.callback import MemoryCheckpoint
@@ -53,6 +54,7 @@ class AllRanks(Strategy):
         """As Lightning's."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
+            refuse_sharded(self.optimizers)
             swaps = any(isinstance(each, WeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
             if swaps and self._io.overlap:
                 logger.warning("WeightAveraging writes to weights that saves may be copying: saves do not overlap")
