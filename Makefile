@@ -12,8 +12,14 @@ VERSION_TESTS := tests/test_torch_version.py tests/ddp/test_save.py tests/ddp/te
 	tests/launcher/test_rendezvous.py tests/launcher/test_hang_watch.py tests/faults/test_hangs.py \
 	tests/faults/test_overlap.py tests/faults/test_phases.py
 
+# What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
+EXTRAS := accelerate deepspeed export huggingface lightning s3
+EXTRA_TESTS_export := tests/cli/test_export.py
+EXTRA_TESTS_s3 := tests/storage/test_remote.py
+EXTRA_NEEDS_s3 := moto[server]
+
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions bench format clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -66,6 +72,17 @@ version-%:
 		-e '.[examples,export]' hypothesis pytest pytest-timeout pytest-xdist
 	$(VENV)/$@/bin/python -m examples.gpt2.demo examples/ddp_gpt2/train.py --out runs/$@
 	$(VENV)/$@/bin/python -m pytest -q -n 4 --dist worksteal $(VERSION_TESTS)
+	rm -rf $(VENV)/$@
+
+extras: $(addprefix extra-,$(EXTRAS))  ## the tests of each extra, in an environment that has this extra alone
+
+# Takes 2 GB, which are removed if all passes.
+extra-%:
+	$(PYTHON) -m venv $(VENV)/$@
+	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel
+	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[$*]' \
+		hypothesis pytest pytest-timeout pytest-xdist $(EXTRA_NEEDS_$*)
+	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/$*)
 	rm -rf $(VENV)/$@
 
 bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)
