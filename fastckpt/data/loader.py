@@ -41,9 +41,13 @@ class ResumableDataLoader:
             ``worker_init_fn``, ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers``: as those of
             DataLoader. ``num_replicas``, ``rank``: by default those of torch.distributed, or of the launcher.
             ``uneven``: hand out the end of an epoch without filling it up. ``sharded``: an iterable data set chooses
-            by itself what each rank and worker gets. ``seeding``: "sample" (default) seeds the generators before each
-            sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per optimizer step; the state
-            then is that of the last whole step. A `Checkpointer` sees updates itself, and waits for them.
+            by itself what each rank and worker gets. ``repeatable``: whether an iterable data set gives the same
+            samples at each start and on each rank; None (default) tries that at the first start, True believes it,
+            False accepts that some are lost. ``count``: pass over the samples that were used, though an iterable data
+            set has a state; None (default) does so if that is lossy. ``seeding``: "sample" (default) seeds the
+            generators before each sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per
+            optimizer step; the state then is that of the last whole step. A `Checkpointer` sees updates itself, and
+            waits for them.
 
     Raises:
         ConfigError: Arguments do not go together, or would make an order that cannot be continued.
