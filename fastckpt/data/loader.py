@@ -73,7 +73,8 @@ class ResumableDataLoader:
         self.drop_last = drop_last
         self._source: Source
         self._source, self.sampler = source_of(wish)
-        self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none"
+        # Readers of samples by index put the generators back themselves.
+        self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none" and wish.iterable
         self._seeds = torch.Generator()
         self._rank, self._world = rank_and_world(wish.get("rank"), wish.get("num_replicas"))
         self._follows = wish.get("num_replicas") is None and not isinstance(wish.get("sampler"), ResumableSampler)

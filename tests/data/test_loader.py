@@ -147,7 +147,8 @@ def test_getitems_is_used_and_seeded_as_chosen() -> None:
     by_batch = list(ResumableDataLoader(whole, 3, seeding="batch"))
     torch.manual_seed(0)
     assert len(list(ResumableDataLoader(none, 3, seeding="none"))) == 2
-    assert each.asked == [[0], [1], [2], [3], [4], [5]] and whole.asked == none.asked == [[0, 1, 2], [3, 4, 5]]
+    assert each.asked == [[0], [1], [2], [0], [1], [2], [3], [4], [5]], "once more, for something was drawn"
+    assert whole.asked == [[0, 1, 2], [0, 1, 2], [3, 4, 5]] and none.asked == [[0, 1, 2], [3, 4, 5]]
     other = list(ResumableDataLoader(Batched(), 2))
     assert torch.equal(torch.cat(by_sample), torch.cat(other))
     assert torch.equal(by_batch[1][0], by_sample[1][0])  # the first of a batch
