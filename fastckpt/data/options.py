@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
     count: bool | None
     seeding: Seeding
     accumulate: int
+    ahead: bool
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ class DrawnOrder:
             for attribute, value in getattr(each, "__dict__", {}).items():
                 if isinstance(value, _GENERATORS):
                     raise ConfigError(
-                        f"{name} keeps a generator of its own, {attribute}, whose state is not saved: leave it out, and "
-                        "draw from torch's, Python's or numpy's default generator, which are seeded for each epoch"
+                        f"{name} keeps a generator of its own, {attribute}, whose state is not saved: leave it out, "
+                        "and draw from torch's, Python's or numpy's default generator, which are seeded for each epoch"
                     )
             if hasattr(each, "num_replicas"):
                 raise ConfigError(
@@ -122,12 +122,12 @@ class DrawnOrder:
         keys, identity = drawn
         return keys, identity
 
-    def _try(self, seed: int, epoch: int) -> str | None:
+    def _try(self, seed: int, epoch: int) -> list[Any] | None:
         """The first keys, before the first epoch is drawn; None later."""
         if self._tried:
             return None
         self._tried = True
-        return repr(list(itertools.islice(self._begin(seed, epoch), min(len(self._size), _TRIED))))
+        return list(itertools.islice(self._begin(seed, epoch), min(len(self._size), _TRIED)))
 
     def _begin(self, seed: int, epoch: int) -> Iterator[Any]:
         if hasattr(self._sampler, "set_epoch"):
@@ -140,7 +140,7 @@ class DrawnOrder:
             tried = self._try(seed, epoch)
             given, length = self._begin(seed, epoch), len(self._size)
             keys = list(itertools.islice(given, length))
-            if tried is not None and tried != repr(keys[:_TRIED]):
+            if tried is not None and repr(tried) != repr(keys[:_TRIED]):
                 raise ConfigError(
                     f"{type(self._sampler).__name__} gives other keys each time that it is drawn, though the default "
                     "generators are seeded alike: a resume could not go on in its order. Have it keep no state, and "

@@ -24,7 +24,7 @@ def source_of(wish: Wish) -> tuple[Source, ResumableSampler | None]:
     if wish.get("sharded") or hasattr(wish.dataset, "state_dict"):
         return _shards(wish), None
     split, judge = _split(wish), _judge(wish)
-    reader = StreamReader(wish.dataset, _collate(wish), split, **_ways(wish, judge))
+    reader = StreamReader(wish.dataset, collate_of(wish), split, **_ways(wish, judge))
     return Streamed(reader, split, Position(wish.seed), judge, max(wish.get("num_workers", 0), 1)), None
 
 
@@ -32,7 +32,7 @@ def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
     sampler, batch_sampler = wish.get("sampler"), wish.get("batch_sampler")
     reader = SampleReader(
         wish.dataset,
-        _collate(wish),
+        collate_of(wish),
         batched=wish.batch_size is not None,
         seeding=_seeding(wish),
     )
@@ -52,7 +52,7 @@ def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
 def _shards(wish: Wish) -> Source:
     split, judge, count = _split(wish), _judge(wish), max(wish.get("num_workers", 0), 1)
     dealt = 0 if wish.get("sharded") else count
-    reader = ShardReader(wish.dataset, _collate(wish), split, dealt, **_ways(wish, judge))
+    reader = ShardReader(wish.dataset, collate_of(wish), split, dealt, **_ways(wish, judge))
     return Shards(reader, split, count, wish.seed, judge, wish.get("count"))
 
 
@@ -89,5 +89,6 @@ def _seeding(wish: Wish) -> str:
     return str(wish.get("seeding", "sample"))
 
 
-def _collate(wish: Wish) -> Any:
+def collate_of(wish: Wish) -> Any:
+    """What makes a batch of samples."""
     return wish.get("collate_fn") or (default_convert if wish.batch_size is None else default_collate)

@@ -2,10 +2,13 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from fastckpt.data.generators import generators_kept, seed_generators
