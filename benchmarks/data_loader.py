@@ -33,16 +33,22 @@ class Rows(Dataset[Any]):
 
 
 class Noise(Rows):
+    """Draws from torch's generator."""
+
     def __getitem__(self, index: int) -> Any:
         return self.rows[index] + torch.randn(32)
 
 
 class Flips(Rows):
+    """Draws from Python's generator."""
+
     def __getitem__(self, index: int) -> Any:
         return self.rows[index] if random.random() < 0.5 else -self.rows[index]
 
 
 class Scales(Rows):
+    """Draws from numpy's generator."""
+
     def __getitem__(self, index: int) -> Any:
         return self.rows[index] * float(np.random.rand())
 
@@ -93,8 +99,8 @@ def main() -> None:
         for workers in (0, 2):
             times: dict[Any, list[float]] = {DataLoader: [], ResumableDataLoader: []}
             for _ in range(rounds):
-                for kind in times:
-                    times[kind].append(cost(kind(dataset, BATCH, shuffle=True, num_workers=workers), SAMPLES))
+                for kind, each in times.items():
+                    each.append(cost(kind(dataset, BATCH, shuffle=True, num_workers=workers), SAMPLES))
             stock, ours = map(statistics.median, times.values())
             print(f"{name:50} {workers:7} {stock:11.2f} {ours:5.2f} {ours / stock:7.2f}", flush=True)
 

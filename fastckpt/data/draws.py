@@ -1,77 +1,52 @@
 """The global generators of torch's CPU, Python and numpy: whether code drew from them, told in microseconds.
 
-Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. So torch's is given
-the seed alone, which ``torch.initial_seed()`` then answers, and all are looked at afterwards. Their public readers turn
-each of 624 words into an object (20 to 100 microseconds): the words are read where they lie, if they are where CPython
-and numpy are known to keep them, which is tried when this is imported; else by the public readers.
+Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. Whether they did
+shows in the states. Public readers of Python's and numpy's turn each of 624 words into an object (20 to 100
+microseconds): the words are read where they lie, if they are where CPython and numpy are known to keep them, which is
+tried when this is imported; else by the public readers.
 """
 
 import ctypes
 import random
 import struct
+import sys
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastckpt.data.generators import seed_generators
-
 _WORDS = "625I"
 _BYTES = struct.calcsize(_WORDS)
-_SEED, _NEXT, _NORMALS = 8, 16, 8 + 16 + 624 * 8
-"""Bytes of a state of torch's: the seed; behind it what place its words have; where the words end."""
 _PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]
 
 
 class Watch:
-    """Seeds generators for the samples of a batch, and tells from which of them something was drawn.
-
-    One from which nothing was ever drawn is not seeded: of torch's only the seed is set, not the words that follow from
-    it, so that what is drawn from it then must not be used.
+    """The states of the generators before a batch is made, to see which of them it was that something was drawn from.
 
     Args:
-        drawn: Which are seeded.
+        but: Those that are seeded anyway.
         restores: Whether `restore` will be called.
     """
 
-    def __init__(self, drawn: Collection[str], *, restores: bool) -> None:
-        self._drawn = drawn
-        self._before = torch.default_generator.get_state()
-        self._python = _python() if restores or "python" not in drawn else ()
-        self._numpy = _numpy.state() if restores or "numpy" not in drawn else b""
-        self._planted = self._before.clone()
-        words = self._planted.numpy()
-        words[_NORMALS:] = 0  # a normal number that is kept would be handed out without a trace in what is compared
-        self._seed = words[:_SEED].view(np.uint64)
-        self._place = _place(self._planted)
-        self._moved = False
-        torch.default_generator.set_state(self._planted)
-
-    def seed(self, number: int) -> None:
-        """Seed them for what comes next; ``torch.initial_seed()`` gives this number, which is below 2**64."""
-        if self._drawn:
-            seed_generators(number, self._drawn)
-        if "torch" not in self._drawn:
-            self._look()  # the next line wipes out the traces of draws
-            self._seed[0] = number
-            torch.default_generator.set_state(self._planted)
+    def __init__(self, but: Collection[str], *, restores: bool) -> None:
+        self._but = but
+        self._torch = torch.default_generator.get_state()
+        self._python = _python() if restores or "python" not in but else ()
+        self._numpy = _numpy.state() if restores or "numpy" not in but else b""
 
     def moved(self) -> set[str]:
-        """From which generators something was drawn, though they were not seeded."""
-        found = set()
-        if "torch" not in self._drawn:
-            self._look()
-            found |= {"torch"} if self._moved else set()
-        if "python" not in self._drawn and _python() != self._python:
-            found.add("python")
-        if "numpy" not in self._drawn and _numpy.moved(self._numpy):
-            found.add("numpy")
-        return found
+        """From which of the others something was drawn."""
+        found = {
+            "torch": "torch" not in self._but and not torch.equal(torch.default_generator.get_state(), self._torch),
+            "python": "python" not in self._but and _python() != self._python,
+            "numpy": "numpy" not in self._but and _numpy.moved(self._numpy),
+        }
+        return {kind for kind, is_moved in found.items() if is_moved}
 
     def restore(self) -> None:
         """Put the generators into the states that they had before."""
-        torch.default_generator.set_state(self._before)
+        torch.default_generator.set_state(self._torch)
         if _python() != self._python:
             if _known:
                 place, *words = struct.unpack(_WORDS, self._python[0])
@@ -81,13 +56,28 @@ class Watch:
         if _numpy.moved(self._numpy):
             _numpy.restore(self._numpy)
 
-    def _look(self) -> None:
-        self._moved = self._moved or _place(torch.default_generator.get_state()) != self._place
 
+class SeedWatch:
+    """Sees whether this thread asks for torch's seed, as data sets do that make generators themselves.
 
-def _place(state: torch.Tensor) -> bytes:
-    """How many words of a state of torch's are left, and which is the next: what each draw changes."""
-    return ctypes.string_at(state.data_ptr() + _SEED, _NEXT)
+    Attributes:
+        asked: Whether it did.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "SeedWatch":
+        self._before = sys.getprofile()
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _look(self, _frame: object, event: str, argument: Any) -> None:
+        if event == "c_call" and argument.__name__ == "initial_seed":
+            self.asked = True
 
 
 def _python() -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Data sets that give a sample for an index."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from fastckpt.data.draws import Watch
+from fastckpt.data.draws import SeedWatch, Watch
+from fastckpt.data.generators import seed_generators
 from fastckpt.data.mixing import mix, mix_each
 from fastckpt.data.order import COLLATE, SAMPLE, Order
 from fastckpt.data.position import Position, Positioned
@@ -60,6 +62,7 @@ class SampleReader:
         is_fixed = draws_nothing(dataset) and collate in (default_collate, default_convert)
         self._seeding = "none" if is_fixed else seeding
         self._drawn: set[str] = set()
+        self._is_first = True
         self.worker = 0
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
@@ -71,12 +74,16 @@ class SampleReader:
         while True:
             watch, failure = Watch(self._drawn, restores=restores), None
             try:
-                batch = self._produce(request, watch)
+                with SeedWatch() if self._is_first else nullcontext() as seed_watch:
+                    batch = self._produce(request)
             except Exception as error:  # noqa: BLE001 (it may follow from what was drawn)
                 failure = error
             drawn = watch.moved()
             if restores:
                 watch.restore()
+            if self._is_first and seed_watch and seed_watch.asked:
+                drawn.add("torch")
+            self._is_first = False
             if drawn:
                 self._drawn |= drawn
             elif failure is not None:
@@ -84,21 +91,21 @@ class SampleReader:
             else:
                 return request.after, batch
 
-    def _produce(self, request: Request, watch: Watch) -> Any:
+    def _produce(self, request: Request) -> Any:
         seed, epoch, first, keys = request.seed, request.epoch, request.places[0], request.keys
-        samples = list[Any]()
-        if self._seeding == "batch":
-            watch.seed(mix(SAMPLE, seed, epoch, first, 0))
-            samples = self._fetch(keys)
-        else:
-            dataset, at_once = self.dataset, self._at_once
+        if self._drawn and self._seeding == "batch":
+            seed_generators(mix(SAMPLE, seed, epoch, first, 0), self._drawn)
+        if self._drawn and self._seeding == "sample":
+            samples = []
             for number, key in zip(self._numbers(request), keys, strict=True):
-                watch.seed(number)
-                if at_once:
-                    samples += dataset.__getitems__([key])
-                else:
-                    samples.append(dataset[key])
-        watch.seed(mix(COLLATE, seed, epoch, first, 0))
+                seed_generators(number, self._drawn)
+                samples += self._fetch([key])
+        elif self._seeding == "sample":
+            samples = [sample for key in keys for sample in self._fetch([key])] if self._at_once else self._fetch(keys)
+        else:
+            samples = self._fetch(keys)
+        if self._drawn:
+            seed_generators(mix(COLLATE, seed, epoch, first, 0), self._drawn)
         return self._collate(samples if self._batched else samples[0])
 
     def _numbers(self, request: Request) -> list[int]:

@@ -21,7 +21,6 @@ DRAWS: dict[str, Callable[[], float]] = {
     "python, normal": lambda: random.gauss(0, 1),
     "numpy": np.random.rand,
     "numpy, normal": np.random.randn,
-    "the seed alone": lambda: float(torch.initial_seed()),
     "all": lambda: torch.rand(1).item() + random.random() + np.random.rand(),
 }
 
@@ -37,6 +36,13 @@ class Sometimes(Dataset[Any]):
 
     def __getitem__(self, index: int) -> float:
         return self.draw() if index % 5 == 4 and index > 8 else float(index)
+
+
+class OfTheSeed(Sometimes):
+    def __init__(self) -> None: ...
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.initial_seed())
 
 
 def expected(draw: Callable[[], float]) -> list[float]:
@@ -66,6 +72,14 @@ def test_what_is_drawn_follows_from_the_sample_alone(what: str, num_workers: int
         assert [x for batch in loader for x in batch.tolist()] == right
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1:] == (random.getstate(), repr(np.random.get_state()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_generator_of_its_own_follows_from_the_seed_of_the_sample(num_workers: int) -> None:
+    """Nothing is drawn from torch's own then, but it is asked for its seed."""
+    loader = ResumableDataLoader(OfTheSeed(), 4, num_workers=num_workers)
+    right = [float(mix(SAMPLE, 0, 0, index, 0)) for index in range(24)]
+    assert [x for batch in loader for x in batch.tolist()] == right
 
 
 def test_an_error_that_follows_from_what_was_drawn_is_that_of_the_seeded_sample() -> None:
