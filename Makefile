@@ -19,7 +19,7 @@ EXTRA_TESTS_s3 := tests/storage/test_remote.py
 EXTRA_NEEDS_s3 := moto[server]
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ check: lint types test  ## lint, types and tests
 
 faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills
 	$(BIN)/python -m pytest -q -m campaign --timeout 3600
+
+fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and kills: each sample once
+	$(BIN)/python -m tests.fuzz.data 0 $(or $(JOBS),300)
 
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
 

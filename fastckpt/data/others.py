@@ -29,6 +29,17 @@ def leaves_out(dataset: Any) -> str | None:
     return "shuffle buffer" if "BufferShuffledExamplesIterable" in kinds else None
 
 
+def lacks_seed(dataset: Any) -> bool:
+    """Whether a stream shuffles by a generator of numpy that nobody has seeded: each start has another order then.
+
+    numpy draws 128 bits for such a one, and nobody writes a seed of more than 64.
+    """
+    generators = (getattr(each, "generator", None) for each in _inner(getattr(dataset, "_ex_iterable", None)))
+    seeds = (getattr(getattr(each, "bit_generator", None), "seed_seq", None) for each in generators)
+    entropies = (getattr(seed, "entropy", None) for seed in seeds)
+    return any(isinstance(entropy, int) and entropy >= 2**64 for entropy in entropies)
+
+
 def remedy(dataset: Any) -> str:
     """How a data set gives the same samples at each start, and on each rank."""
     return REMEDIES.get(_home(dataset)) or (

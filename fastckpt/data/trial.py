@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fastckpt.config import Place
 from fastckpt.data.checksum import checksum
 from fastckpt.data.order import END
-from fastckpt.data.others import remedy
+from fastckpt.data.others import lacks_seed, remedy
 from fastckpt.data.split import Split
 from fastckpt.errors import ConfigError
 
@@ -152,6 +152,11 @@ class Judge:
     def ask(self, seed: int, epoch: int, workers: int) -> list[Trial]:
         """One request for each worker, at the first iteration of the first start."""
         due, self._due = self._due, False
+        if due and lacks_seed(self._dataset):
+            raise ConfigError(
+                f"{self._name} is shuffled without a seed, so each start and each rank has another order: samples "
+                f"would be lost, and others used twice. {remedy(self._dataset)}; to accept that, pass repeatable=False"
+            )
         return [Trial(seed, epoch)] * workers if due else []
 
     def judge(self, tried: Tried) -> None:
