@@ -13,7 +13,7 @@ from fastckpt.data.others import begin_epoch
 from fastckpt.data.source import Answer
 from fastckpt.data.split import Rest, Split
 from fastckpt.data.stream import ended_before
-from fastckpt.data.trial import BEFORE, Seen, Trial, Tried, look, look_again
+from fastckpt.data.trial import MIDDLE, Trial, Tried, look, look_again
 
 
 class Start(NamedTuple):
@@ -126,30 +126,35 @@ class ShardReader:
         return after, self._collate(samples if self._batched else samples[0])
 
     def _try(self, trial: Trial) -> Tried:
-        """Open the shard twice, and once where its own state leads after some samples."""
-        state: Any = None
+        """Open the shard twice, and where its own state leads after some samples."""
+        states: dict[int, Any] = {}
 
         def opened(start: Start) -> Callable[[int], Any]:
             self._over = False  # a trial leaves the data set in its middle, or at an end that is not the epoch's
             self._begin(ShardRequest(-1, *trial, None), start)
             return partial(self._draw, trial)
 
-        def draw_with_state() -> Callable[[int], Any]:
+        def opened_for_states() -> Callable[[int], Any]:
             draw = opened(Start())
 
             def drawn(number: int) -> Any:
-                nonlocal state
-                state = self._state() if number == BEFORE else state
+                if number in wanted:
+                    states[number] = self._state()
                 return draw(number)
 
             return drawn
 
-        tried = Tried(look(draw_with_state), look_again(lambda: opened(Start())))
-        if state is not None:
-            rest = Seen(tried.seen.samples[BEFORE:], tried.seen.error)
-            self._lossy = rest.differs(look(lambda: opened(Start(state=state)), BEFORE)) is not None
+        seen = look(lambda: opened(Start()))
+        middle = min(MIDDLE, len(seen.samples) // 2)
+        wanted = (middle, middle + 1)
+        again = look_again(opened_for_states)
+        for number, state in states.items():
+            if state is not None:
+                rest = seen._replace(samples=seen.samples[number:])
+                there = look(partial(opened, Start(state=state)), number)
+                self._lossy |= rest.differs(there) is not None
         self._over = False
-        return tried._replace(lossy=self._lossy)
+        return Tried(seen, again, self._lossy)
 
     def _begin(self, request: ShardRequest, start: Start) -> None:
         self._sequence, self._count, self._unlike = request.sequence, 0, False

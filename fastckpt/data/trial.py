@@ -21,8 +21,8 @@ logger = logging.getLogger("fastckpt")
 
 SAMPLES = 32
 """Samples that are compared."""
-BEFORE = 8
-"""Samples before the state that is tried."""
+MIDDLE = 7
+"""Samples before a state that is tried; another follows a sample later: what is held ready may be used up at one."""
 PATIENCE = 10.0
 """Seconds until the log says that a second opening is waited for."""
 

@@ -47,17 +47,17 @@ class Buffered(IterableDataset):
 
 
 class Packed(IterableDataset):
-    """Holds samples ready, two at a time, and has a state that does not say which."""
+    """Holds some samples ready, and has a state that does not say which."""
 
-    def __init__(self, length: int) -> None:
-        self.length, self.at = length, 0
+    def __init__(self, length: int, most: int = 3) -> None:
+        self.length, self.most, self.at = length, most, 0
 
     def __iter__(self) -> Iterator[int]:
         held: list[int] = []
         while self.at < self.length or held:
-            while len(held) < 3 and self.at < self.length:
-                held.append(self.at)
-                self.at += 1
+            while not held and self.at < self.length:
+                held = [*range(self.at, min(self.at + self.most, self.length))]
+                self.at += len(held)
             yield held.pop()
         self.at = 0
 

@@ -329,6 +329,13 @@ def test_a_state_that_leads_elsewhere_is_noticed(caplog: pytest.LogCaptureFixtur
     assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
 
 
+@pytest.mark.parametrize(("length", "most"), [(2, 2), (3, 3), (5, 4), (40, 2), (40, 7), (40, 8), (40, 30)])
+def test_it_is_noticed_however_much_is_held_ready(length: int, most: int) -> None:
+    for batches in range(1, length // 4 + 2):
+        used = killed_every(lambda: Packed(length, most), batches, 2)
+        assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
+
+
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="Endless has no state_dict to go on by"):
         ResumableDataLoader(Endless(3), count=False)

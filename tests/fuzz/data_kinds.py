@@ -229,7 +229,7 @@ def with_a_state_counted(place: Place) -> Options:
 
 @kind(fixed=True, rests=False)
 def with_a_lossy_state(place: Place) -> Options:
-    return {"dataset": Packed(place.length)}
+    return {"dataset": Packed(place.length, 2 + place.seed % 9)}
 
 
 @kind(fixed=True, rests=False, workers=0)
