@@ -5,7 +5,7 @@ from typing import Any
 
 REMEDIES = {
     "webdataset": "Pass WebDataset(..., seed=0, detshuffle=True), and .compose(webdataset.detshuffle(1000, seed=0)) or "
-                  ".shuffle(1000, seed=0); in a job of several ranks nodesplitter=None, or sharded=True to the loader",
+                  ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
     "datasets": "Pass .shuffle(seed=0); with split_dataset_by_node pass sharded=True to the loader",
 }  # fmt: skip
 
