@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -217,10 +216,10 @@ class Shards:
         if place.rank == 0:
             self._describe(end)
         if place.local_rank == 0:
-            now.described = {METADATA: whole(self._wait("metadata", end).numpy().tobytes())}
+            now.described = {METADATA: whole(self._wait("metadata", end))}
             if place.group_world_size > 1:
                 index = self._wait(f"index/{place.group_rank}", end)
-                now.described[index_of(place.group_rank)] = whole(index.numpy().tobytes())
+                now.described[index_of(place.group_rank)] = whole(index)
         now.complete = True
         return shards
 
@@ -268,10 +267,10 @@ class Shards:
             copied[node] |= _infos(copies_of(rank), plan.copies[rank], *more or [[]])
         metadata = plan.metadata
         metadata.version, metadata.storage_meta, metadata.storage_data = CURRENT_DCP_VERSION, StorageMeta(), storage
-        self._board.put(f"{number}/metadata", _pickled(metadata))
+        self._board.put(f"{number}/metadata", pickle.dumps(metadata))
         if len(copied) > 1:
             for node, index in copied.items():
-                self._board.put(f"{number}/index/{node}", _pickled(index))
+                self._board.put(f"{number}/index/{node}", pickle.dumps(index))
         self._clear(f"{number}/{kind}/{rank}" for rank in range(len(plan.nodes)) for kind in ("items", "spans"))
 
     def _clear(self, keys: Iterable[str]) -> None:
@@ -281,10 +280,6 @@ class Shards:
 
 def _infos(file: str, items: list[WriteItem], spans: Sequence[Any]) -> dict[MetadataIndex, Any]:
     return {item.index: _StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
-
-
-def _pickled(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def _save(word: str) -> SaveId:
