@@ -19,7 +19,7 @@ EXTRA_TESTS_s3 := tests/storage/test_remote.py
 EXTRA_NEEDS_s3 := moto[server]
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills
 
 fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and kills: each sample once
 	$(BIN)/python -m tests.fuzz.data 0 $(or $(JOBS),300)
+
+fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
+	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
 
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
 
