@@ -25,7 +25,7 @@ from fastckpt.storage.catalog import (
     new_place,
 )
 from fastckpt.storage.copier import Copier
-from fastckpt.storage.download import download
+from fastckpt.storage.download import download, room_for
 from fastckpt.storage.gather import Gathering, RemoteContribution, share_in
 from fastckpt.storage.identity import Identity, parsed
 from fastckpt.storage.layout import PRIVATE, TRACKER
@@ -210,10 +210,12 @@ class RemoteStore:
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
             with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with draft.open("wb", buffering=0) as file:
-                    download(self._objects, stored.object(entry.name), entry, file)
-                draft.rename(path)
+                with room_for(entry, path.parent):
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    file = on_exit.enter_context(draft.open("wb", buffering=0))
+                download(self._objects, stored.object(entry.name), entry, file)
+                with room_for(entry, path.parent):
+                    draft.rename(path)
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint, and the copy that its user named; nothing happens if there is none of that id.
