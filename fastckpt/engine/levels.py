@@ -1,5 +1,8 @@
 """The durable levels of a checkpoint directory: the directory itself, and perhaps a remote store behind it."""
 
+import asyncio
+import itertools
+import logging
 import time
 from collections.abc import Callable
 
@@ -11,6 +14,12 @@ from fastckpt.ipc.messages import Hello
 from fastckpt.policy.retention import from_json
 from fastckpt.policy.verify import level
 from fastckpt.storage.copier import Copier
+
+logger = logging.getLogger("fastckpt")
+
+FIRST_WORDS = (4.0, 26.0)
+"""Seconds of the end of a job after which it says what it waits for, and from then until it says so again."""
+FURTHER_WORDS = 60.0
 
 
 class Levels:
@@ -59,8 +68,19 @@ class Levels:
     async def finish(self, seconds: float) -> bool:
         """Wait until all persists and uploads have come to an end; False if that takes longer."""
         end = time.monotonic() + seconds
-        drained = await self.persister.drain(seconds)
-        return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
+        telling = asyncio.create_task(self._tell_what_is_awaited(end))
+        try:
+            drained = await self.persister.drain(seconds)
+            return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
+        finally:
+            telling.cancel()
+
+    async def _tell_what_is_awaited(self, end: float) -> None:
+        for pause in itertools.chain(FIRST_WORDS, itertools.repeat(FURTHER_WORDS)):
+            await asyncio.sleep(pause)
+            left = max(0.0, end - time.monotonic())
+            what = self.persister.awaited or self.upload.awaited
+            logger.warning("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", what, left)
 
     def close(self, *, wait: bool) -> None:
         """End the threads; with ``wait``, after what they do now."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,8 @@ logger = logging.getLogger("fastckpt")
 FIRST_PAUSE = 1.0
 """Seconds before the first retry; each further one waits twice as long."""
 LONGEST_PAUSE = 60.0
-ATTEMPTS_AT_THE_END = 6
-"""How often the end of a job tries anew."""
+AT_THE_END = 60.0
+"""Seconds of the end of a job in which an upload that has failed is tried again."""
 UNSEEN = 1000
 """Histories that a remote store which cannot be read may hold beyond those that are known."""
 
@@ -55,6 +56,7 @@ class Upload:
         self._news = False
         self._swept = False
         self._hurry = asyncio.Event()
+        self._last_attempt = math.inf
         self._task: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
@@ -97,11 +99,20 @@ class Upload:
         self.newest = None
         self.look()
 
+    @property
+    def awaited(self) -> str:
+        """What the end of the job waits for, in words; empty for nothing."""
+        if self._remote is None or self._task is None or self._task.done():
+            return ""
+        what = f"{self.busy} is on its way to" if self.busy else "the newest checkpoint is to be in"
+        return f"{what} {self._remote.path}"
+
     async def finish(self, seconds: float) -> bool:
         """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
         if self._remote is None:
             return True
         self._failures = 0
+        self._last_attempt = time.monotonic() + AT_THE_END
         self._hurry.set()
         self.look()
         assert self._task is not None
@@ -137,10 +148,10 @@ class Upload:
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
-        if self._hurry.is_set() and self._failures >= ATTEMPTS_AT_THE_END:
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
+        if self._hurry.is_set() and time.monotonic() + pause > self._last_attempt:
             return
         self._news = True
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
         if self._hurry.is_set():
             await asyncio.sleep(pause)
             return

@@ -111,7 +111,8 @@ class RemoteStore:
             request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
             place = new_place(id)
             with ExitStack() as on_failure:
-                on_failure.callback(self._give_up, place)
+                left = f"remove what is left of {self._objects.url(place)}"
+                on_failure.callback(self._objects.later, left, lambda: self._remove(place))
                 manifest = request.manifest(upload_images(self._objects, self._copier, request, place))
                 check_complete(self._objects, manifest, place)
                 if request.target:
@@ -140,10 +141,6 @@ class RemoteStore:
             request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
             gathering.contribute(request, self._copier)
         return RemoteContribution(self.path, gathering, self._finish)
-
-    def _give_up(self, place: str) -> None:
-        with Logged(f"remove what is left of {self._objects.url(place)}; the next sweep will"):
-            self._remove(place)
 
     def _finish(self, manifest: Manifest, place: str) -> None:
         """Do what should follow, but changes nothing in what counts as the newest."""

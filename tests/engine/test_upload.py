@@ -1,9 +1,11 @@
 """The second level: the newest goes there in the background, and nothing of that holds up the first one."""
 
 import itertools
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from fastckpt.ddp import (
     KeepLatestStepStrategy,
     StorageType,
 )
+from fastckpt.engine import levels as levels_module
 from fastckpt.engine import upload as upload_module
 from fastckpt.engine.staging import make_staging, staging_path
 from fastckpt.errors import ConfigError, PersistError
@@ -65,6 +68,7 @@ def gate(remote: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload_module, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(upload_module, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(upload_module, "AT_THE_END", 0.5)
 
 
 def steps(place: Path | str) -> list[int]:
@@ -158,6 +162,21 @@ def test_an_end_in_trouble_comes_and_the_next_job_catches_up(ranks, remote, gate
     ranks.start(remote=remote)
     until(lambda: steps(remote) == [1], "what the job before could not upload")
     ranks.end()
+
+
+def test_the_end_says_at_once_what_it_waits_for(ranks, remote, gate, said, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(levels_module, "FIRST_WORDS", (0.01,))
+    monkeypatch.setattr(levels_module, "FURTHER_WORDS", 0.1)
+    (member,) = ranks.start(remote=remote)
+    save(member, 1)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(ranks.end)
+        words = f"the end of the job waits: step 1 of history 1 is on its way to {remote}. "
+        until(lambda: said.text.count(words) > 1, "more than one line")
+        gate.open.set()
+        ended.result(60)
+    assert re.search(r"(600|59\d) s are left \(--fast-flush-timeout\)", said.text)
+    assert steps(remote) == [1]
 
 
 def test_bytes_that_changed_on_the_disk_do_not_go_there(ranks, remote, gate, said):  # noqa: F811
