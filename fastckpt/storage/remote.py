@@ -73,6 +73,7 @@ class RemoteStore:
         self._objects = Objects(url)
         self._copier = copier or Copier()
         self._catalog = Catalog(self._objects)
+        self._known: list[RemoteCheckpoint] | None = None
         self.path = self._objects.url()
         self.read_back = False
 
@@ -134,6 +135,7 @@ class RemoteStore:
         details: Mapping[str, JSON] | None = None,
     ) -> RemoteContribution:
         """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
+        self._known = None  # other nodes may publish it
         with Explained(f"persist {id}", self.path):
             sources = {name: Source.of(image) for name, image in images.items()}
             share = replace(share, target=_own(self._objects, share.target))
@@ -147,7 +149,12 @@ class RemoteStore:
         with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
             self._objects.put(TRACKER, str(manifest.id.step).encode())
         with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
-            for old in self._catalog.of_step(manifest.id.step).replaced(manifest, place):
+            there = self._catalog.of_step(manifest.id.step)
+            replaced = there.replaced(manifest, place)
+            if self._known is not None:
+                others = [stored for stored in self._known if stored.id.step != manifest.id.step]
+                self._known = others + [stored for stored in there.places if stored.name not in replaced]
+            for old in replaced:
                 self._remove(old)
 
     def gathered(self) -> list[SaveId]:
@@ -176,11 +183,19 @@ class RemoteStore:
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
         with Explained("read checkpoints", self.path):
-            return self._catalog.scan()
+            scan = self._catalog.scan()
+        self._known = list(scan.places)
+        return scan
 
     def checkpoints(self) -> list[RemoteCheckpoint]:
         """All whole checkpoints, newest id first."""
         return self.scan().whole
+
+    def known(self) -> list[RemoteCheckpoint]:
+        """As `checkpoints`, by what was found there last and was published and deleted here since: no requests."""
+        if self._known is None:
+            return self.checkpoints()
+        return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
 
     def verify(self, stored: RemoteCheckpoint, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.
@@ -222,34 +237,42 @@ class RemoteStore:
             PersistError: The store refused.
         """
         with Explained(f"delete {id}", self.path):
-            scan = self._catalog.scan()
-            places, whole = scan.places, scan.whole
+            whole = self.known()
+            if not (whole and whole[0].id > id and self._counts(whole[0])):
+                whole = self.checkpoints()
             if whole and whole[0].id == id:
                 raise ConfigError(
                     f"cannot delete {id} in {self.path}: it is the newest of {len(whole)} whole checkpoints, which is "
                     "always kept. Save a newer one first."
                 )
-            for stored in [stored for stored in places if stored.id == id]:
-                self._remove_copy(stored, places)
+            among = self._known or []
+            for stored in [stored for stored in self._catalog.of_step(id.step).places if stored.id == id]:
+                self._remove_copy(stored, among)
                 self._remove(stored.name)
+            self._known = [stored for stored in among if stored.id != id]
+
+    def _counts(self, stored: RemoteCheckpoint) -> bool:
+        """Whether a checkpoint is still there."""
+        return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
         """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
         target = stored.manifest.target
-        if target and next(other for other in among if other.manifest.target == target).id == stored.id:
+        if target and max(other.id for other in [stored, *among] if other.manifest.target == target) == stored.id:
             self._objects.remove(target)
 
     def _remove(self, place: str) -> None:
         """Remove a place; first it ceases to count."""
         self._objects.remove(f"{place}/{NAME}")
         self._objects.remove_all(place)
+        self._catalog.forget(place)
 
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
         """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
 
         It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
-        url = bad if isinstance(bad, str) else bad.place
+        url, self._known = bad if isinstance(bad, str) else bad.place, None
         with Explained(f"set aside {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):

@@ -19,23 +19,23 @@ MIB = 2**20
 @pytest.fixture
 def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:  # noqa: F811
     monkeypatch.setattr(objects_module, "PART", 5 * MIB)
-    monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 2.0)
-    monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
     monkeypatch.setattr(waiting_module, "FIRST", 0.25)
     return RemoteStore("s3://bucket/run")
 
 
-def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s3, said, tmp_path):  # noqa: F811
+def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 5.0)
+    monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
     model = tmp_path / "model.pt"
     model.write_bytes(os.urandom(11 * MIB))
     hang = s3.befalls(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
-    with pytest.raises(PersistError, match=r"no answer in 2 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
+    with pytest.raises(PersistError, match=r"no answer in 5 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
         store.publish(SaveId(1, 1), {"model.pt": model})
     assert not store._objects._cleaner.submit(int).done(), "that takes as long again"
-    (line,) = [line for line in said.messages if "has not answered for" in line]
-    assert line.startswith("s3://bucket/run has not answered for 0 s (to upload part ") and line.endswith("up to 2 s")
+    lines = [line for line in said.messages if "has not answered for" in line]
+    assert any("run has not answered for 0 s (to upload part " in line and line.endswith("up to 5 s") for line in lines)
     store._objects._cleaner.submit(int).result(60)
-    assert "the next sweep will: TimeoutError: no answer in 2 s (to abort checkpoint-1/" in said.text
+    assert "the next sweep will: TimeoutError: no answer in 5 s (to abort checkpoint-1/" in said.text
     assert hang.struck > 2
     s3.proxy.faults.clear()
     assert len(store.sweep()) == 1 and s3.objects() == {} and s3.uploads() == []
