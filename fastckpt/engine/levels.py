@@ -30,6 +30,7 @@ class Levels:
         self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier, alone=alone)
         remote = hello.remote if hello.group_rank == 0 else ""  # the nodes of a job share the first level
         self.upload = Upload(self.persister.storage, remote, copier)
+        self.persister.tally.remote = self.upload.copies if remote else None
         self.persister.after = self.upload.look
         self.persister.in_use = lambda: self.upload.busy
 
@@ -58,7 +59,7 @@ class Levels:
     @property
     def newest(self) -> SaveId | None:
         """The newest durable checkpoint of all levels; None if there is none."""
-        return max((save for save in (self.persister.durable, self.upload.newest) if save), default=None)
+        return max((save for save in (self.persister.durable, self.upload.copies.newest) if save), default=None)
 
     def look_again(self, then: Callable[[], None]) -> None:
         """Find out anew what is durable, since some of it was found bad; then call ``then``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.deletion import retire
+from fastckpt.engine.tally import Copies
 from fastckpt.errors import FastckptError, PersistError
 from fastckpt.format.ids import SaveId
 from fastckpt.policy.retention import KeepAll, Policy
@@ -41,13 +42,13 @@ class Upload:
 
     Attributes:
         policy: What the remote store keeps.
-        newest: The newest checkpoint that it holds, as far as is known.
+        copies: What became of the copies; the newest of them is what the remote store holds, as far as is known.
         trouble: Why the last upload failed; empty if it did not.
     """
 
     def __init__(self, fast: Store, location: str, copier: Copier) -> None:
         self.policy: Policy = KeepAll()
-        self.newest: SaveId | None = None
+        self.copies = Copies(location)
         self.trouble = ""
         self.busy: SaveId | None = None
         self._fast = fast
@@ -86,7 +87,7 @@ class Upload:
         self.look()
         if self.trouble and known is not None:
             return known.history + UNSEEN
-        return self.newest.history if self.newest else 0
+        return self.copies.newest.history if self.copies.newest else 0
 
     def look(self) -> None:
         """Something may have become durable in the fast store."""
@@ -96,7 +97,7 @@ class Upload:
 
     def forget(self) -> None:
         """Some of what the remote store held was found bad: find out anew what it holds."""
-        self.newest = None
+        self.copies.newest = None
         self.look()
 
     @property
@@ -145,6 +146,7 @@ class Upload:
     async def _failed(self, error: BaseException) -> None:
         self._failures += 1
         metrics.counts["upload_failures"] += 1
+        self.copies.failures, self.copies.last_failure = self.copies.failures + 1, str(error)
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
@@ -163,7 +165,7 @@ class Upload:
 
     def _look(self) -> None:
         assert self._remote is not None
-        self.newest = max((stored.id for stored in self._remote.checkpoints()), default=None)
+        self.copies.newest = max((stored.id for stored in self._remote.checkpoints()), default=None)
 
     def _sweep(self) -> None:
         """Clear away what dead uploads left, once."""
@@ -179,19 +181,20 @@ class Upload:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
         assert self._remote is not None
         self._sweep()
-        if self.newest is None:
+        if self.copies.newest is None:
             self._look()
         found: Sequence[Kept] = self._fast.checkpoints()
-        if not found or (self.newest is not None and found[0].id <= self.newest):
+        if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]
         self.busy = newest.id
         start = time.perf_counter()
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
-        self.newest = newest.id
         size, seconds = newest.manifest.size, time.perf_counter() - start
-        metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
+        self.copies.arrived(newest.id, size)
+        history, step = newest.id
+        metrics.event("uploaded", history=history, step=step, bytes=size, seconds=seconds, remote=self.copies.location)
         logger.info("uploaded %s: %s in %.2f s", newest.id, decimal(size), seconds)
         retire(self._remote, self.policy, lambda: None)
 

@@ -27,6 +27,7 @@ from fastckpt.storage import publish as publish_module
 from fastckpt.storage.directory import CheckpointDirectory
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import open_store
+from fastckpt_run import summary
 from tests.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
 from tests.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
 
@@ -154,14 +155,21 @@ def test_an_end_in_trouble_comes_and_the_next_job_catches_up(ranks, remote, gate
     gate.open.set()
     (member,) = ranks.start(remote=remote)
     save(member, 1)
+    saver = ranks.saver
     ranks.end()
     assert "the newest checkpoint is not in" in said.text
     assert "The next job uploads it." in said.text
     assert steps(remote) == []
+    summary.report(saver.report())
+    none = rf"  remote       {remote}: 0 checkpoints uploaded; none is known to be there\n"
+    assert re.search(rf"{none}  failed       \d+ uploads, the last one: no route\n  not remote   step 1 of", said.text)
     gate.error = None
     ranks.start(remote=remote)
     until(lambda: steps(remote) == [1], "what the job before could not upload")
+    saver = ranks.saver
     ranks.end()
+    summary.report(saver.report())
+    assert f"  remote       {remote}: 1 checkpoint uploaded; the newest there is step 1 of history 1\n" in said.text
 
 
 def test_the_end_says_at_once_what_it_waits_for(ranks, remote, gate, said, monkeypatch):  # noqa: F811
