@@ -19,7 +19,7 @@ EXTRA_TESTS_s3 := tests/storage/test_remote.py
 EXTRA_NEEDS_s3 := moto[server]
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,15 @@ fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and
 
 fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
 	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
+
+# The packages of .venv, and those that these tests alone need.
+stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV and GCS, and the file systems of Arrow
+	$(PYTHON) -m venv $(VENV)/stores
+	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")' \
+		> $$($(VENV)/stores/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
+	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt 'webdav4[fsspec]' wsgidav cheroot gcsfs \
+		gcp-storage-emulator pyarrow
+	$(VENV)/stores/bin/python -m pytest -q -m stores tests/storage/test_protocols.py
 
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
 

@@ -125,7 +125,8 @@ class Objects:
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes of an object from ``start`` to ``end``, or to its end."""
         path = self.path(name)
-        data: bytes = self._client.ask(f"read {path}", "cat_file", path, start=start, end=end, size=end - start)
+        how = self._client.reading
+        data: bytes = self._client.ask(f"read {path}", "cat_file", path, start=start, end=end, size=end - start, **how)
         return data
 
     def parts(self, name: str, size: int) -> Iterator[bytes]:

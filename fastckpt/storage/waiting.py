@@ -1,11 +1,9 @@
 """Says when a store does not answer: what is waited for, where, and up to how long."""
 
-import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
-
-from fsspec.asyn import get_loop
 
 logger = logging.getLogger("fastckpt")
 
@@ -25,7 +23,10 @@ class Waiting:
     @contextlib.contextmanager
     def request(self, deed: str, limit: float | None) -> Iterator[None]:
         """A request is on its way for as long as this lasts: at most ``limit`` seconds; None if nobody knows."""
-        watch = asyncio.run_coroutine_threadsafe(self._tell(deed, limit), get_loop())
+        patience = self._patience
+        watch = threading.Timer(patience, self._tell, (deed, patience, limit))
+        watch.daemon = True
+        watch.start()
         try:
             yield
         finally:
@@ -34,11 +35,10 @@ class Waiting:
             self._silent, self._patience = False, min(LONGEST, 2 * self._patience)
             logger.info("%s answers again", self._url)
 
-    async def _tell(self, deed: str, limit: float | None) -> None:
-        await asyncio.sleep(self._patience)
+    def _tell(self, deed: str, patience: float, limit: float | None) -> None:
         if not self._silent:
             self._silent = True
             longest = f"up to {limit:.0f} s" if limit else "as long as its client tries"
             logger.warning(
-                "%s has not answered for %.0f s (to %s): it is waited for, %s", self._url, self._patience, deed, longest
+                "%s has not answered for %.0f s (to %s): it is waited for, %s", self._url, patience, deed, longest
             )
