@@ -73,7 +73,7 @@ stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV and GCS, and 
 	$(PYTHON) -m venv $(VENV)/stores
 	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")' \
 		> $$($(VENV)/stores/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
-	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt 'webdav4[fsspec]' wsgidav cheroot gcsfs \
+	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt webdav4 wsgidav cheroot gcsfs \
 		gcp-storage-emulator pyarrow
 	$(VENV)/stores/bin/python -m pytest -q -m stores tests/storage/test_protocols.py
 

@@ -24,7 +24,7 @@ REMEDY = (
     "URL, such as s3://bucket/run1."
 )
 REMEDIES = {
-    "webdav": "pip install 'webdav4[fsspec]', and name the server in the environment: "
+    "webdav": "pip install webdav4, and name the server in the environment: "
     """FSSPEC_WEBDAV='{"base_url": "https://host/dav", "auth": ["user", "password"]}'; what follows webdav:// is a """
     "path there.",
     "hdfs": "pip install pyarrow, and let it find libhdfs and Java: set JAVA_HOME, HADOOP_HOME, and CLASSPATH to what "
