@@ -12,8 +12,14 @@ VERSION_TESTS := tests/test_torch_version.py tests/ddp/test_save.py tests/ddp/te
 	tests/launcher/test_rendezvous.py tests/launcher/test_hang_watch.py tests/faults/test_hangs.py \
 	tests/faults/test_overlap.py tests/faults/test_phases.py
 
+# What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
+EXTRAS := accelerate deepspeed export huggingface lightning s3
+EXTRA_TESTS_export := tests/cli/test_export.py
+EXTRA_TESTS_s3 := tests/storage/test_remote.py
+EXTRA_NEEDS_s3 := moto[server]
+
 .DEFAULT_GOAL := help
-.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions bench format clean
+.PHONY: help environment demo demo-fsdp demo-deepspeed test lint types check faults versions extras bench format fuzz-data fuzz-meshes stores clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -56,6 +62,21 @@ check: lint types test  ## lint, types and tests
 faults: $(FRAMEWORKS)  ## the long fault campaigns: hundreds of random kills
 	$(BIN)/python -m pytest -q -m campaign --timeout 3600
 
+fuzz-data: $(FRAMEWORKS)  ## JOBS (default 300) jobs of random data, workers and kills: each sample once
+	$(BIN)/python -m tests.fuzz.data 0 $(or $(JOBS),300)
+
+fuzz-meshes: $(FRAMEWORKS)  ## 200 random sharded models beside stock DCP
+	$(BIN)/python -m pytest -q -s -m campaign --timeout 3600 tests/fuzz/test_meshes.py
+
+# The packages of .venv, and those that these tests alone need.
+stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV and GCS, and the file systems of Arrow
+	$(PYTHON) -m venv $(VENV)/stores
+	$(BIN)/python -c 'import sys; print(*(p for p in sys.path if p.endswith("site-packages")), sep="\n")' \
+		> $$($(VENV)/stores/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
+	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt webdav4 wsgidav cheroot gcsfs \
+		gcp-storage-emulator pyarrow
+	$(VENV)/stores/bin/python -m pytest -q -m stores tests/storage/test_protocols.py
+
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
 
 # RELEASE or RELEASE-PYTHON; takes 5 to 8 GB, which are removed if all passes.
@@ -66,6 +87,17 @@ version-%:
 		-e '.[examples,export]' hypothesis pytest pytest-timeout pytest-xdist
 	$(VENV)/$@/bin/python -m examples.gpt2.demo examples/ddp_gpt2/train.py --out runs/$@
 	$(VENV)/$@/bin/python -m pytest -q -n 4 --dist worksteal $(VERSION_TESTS)
+	rm -rf $(VENV)/$@
+
+extras: $(addprefix extra-,$(EXTRAS))  ## the tests of each extra, in an environment that has this extra alone
+
+# Takes 2 GB, which are removed if all passes.
+extra-%:
+	$(PYTHON) -m venv $(VENV)/$@
+	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel
+	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[$*]' \
+		hypothesis pytest pytest-timeout pytest-xdist $(EXTRA_NEEDS_$*)
+	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/$*)
 	rm -rf $(VENV)/$@
 
 bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)

@@ -1,9 +1,11 @@
 """Checkpoints of accelerate: the files of `save_state` in memory and on storage, and `load_state` pointed at them."""
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
@@ -31,7 +33,7 @@ from fastckpt.engine.unknown import refuse_foreign
 from fastckpt.engine.view import written
 from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError
-from fastckpt.folder import FolderCheckpointer, Named, Needs, Tensors
+from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, Tensors
 
 __all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
 
@@ -39,6 +41,8 @@ logger = logging.getLogger("fastckpt")
 
 MAIN = f"{OPTIMIZER_NAME}.bin"
 """The file that every checkpoint of a training with accelerate has."""
+EPOCHS = "epochs.json"
+"""The epoch of each prepared loader; accelerate itself saves none."""
 _WHOLE = (
     "NO",
     "MULTI_CPU",
@@ -160,6 +164,7 @@ class AccelerateCheckpointer(WithWriter):
             if not (folder.path / self._own).is_file():
                 logger.warning("%s is not in %s: this rank's random numbers start anew", self._own, folder.path)
             self._accelerator.load_state(str(folder.path), **load_state_kwargs)
+            self._set_epochs(folder.path / EPOCHS)
         self.loaded_step, self.loaded_from = folder.step, folder.tier
         return folder.step
 
@@ -179,7 +184,34 @@ class AccelerateCheckpointer(WithWriter):
             files[SCALER_NAME] = accelerator.scaler.state_dict()
         for i, part in enumerate(accelerator._custom_objects):
             files[f"custom_checkpoint_{i}.pkl"] = part.state_dict()
+        files[EPOCHS] = Raw(json.dumps(self._epochs()).encode())
         return files, own | {self._own: self._random_states()}
+
+    def _epochs(self) -> list[int]:
+        """The epoch of each prepared loader, which decides the order of its samples.
+
+        A loader of ``skip_first_batches`` counts by itself, and leaves the one that it was made of an epoch behind.
+        """
+        loaders = self._accelerator._dataloaders
+        running = self._accelerator.gradient_state.active_dataloader
+        epochs = [getattr(loader, "iteration", 0) for loader in loaders]
+        if running is not None and all(running is not loader for loader in loaders):
+            for i, loader in enumerate(loaders):
+                if loader.dataset is running.dataset and hasattr(running, "iteration"):
+                    epochs[i], loader.iteration = running.iteration, running.iteration + 1
+        return epochs
+
+    def _set_epochs(self, file: Path) -> None:
+        loaders = self._accelerator._dataloaders
+        if not file.is_file():
+            logger.warning(
+                "%s has no epochs of data loaders, as neither accelerate nor earlier versions save them: call "
+                "set_epoch() on the loader before each epoch, else the order is that of epoch 0", file.parent
+            )  # fmt: skip
+            return
+        for loader, epoch in zip(loaders, json.loads(file.read_text()), strict=False):
+            if hasattr(loader, "iteration"):
+                loader.iteration = epoch
 
     def _files_of_hooks(self, weights: list[Any]) -> dict[str, Any]:
         """What hooks of save_state write; they may take weights off the list that they write themselves."""

@@ -12,8 +12,8 @@ from fastckpt.checkpointer import SaveResult, StorageType, Writer
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.parts import Part, Parts
 
-WHOLE = "fastckpt.whole.Whole"
-"""For trainings of which all ranks have the whole state."""
+WHOLE, SHARDED = "fastckpt.whole.Whole", "fastckpt.sharded.Sharded"
+"""For trainings of which all ranks have the whole state, and of which each has a part."""
 _HOMES: dict[str, str] = {}
 
 
@@ -46,12 +46,13 @@ class Framework(Protocol):
     def loaded_step(self) -> int: ...  # noqa: D102
 
     @classmethod
-    def parts(cls, parts: Mapping[str, Part], *, gradients: bool) -> Mapping[str, Part]:
+    def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
         """What has the states of these parts of a training.
 
         Args:
             parts: By name: "model", which is in no wrapper of torch's, "optimizer", "scheduler", and what a user named.
             gradients: Whether ``.grad`` of the parameters is to be saved for each rank.
+            staged: Whether other ranks have other models, as of the stages of a pipeline.
 
         Raises:
             ConfigError: A training of these cannot be saved.
@@ -101,16 +102,16 @@ def register(type_name: str, home: str) -> None:
     _HOMES[type_name] = home
 
 
-def framework_of(model: Module) -> type[Framework]:
-    """The framework that saves trainings of this model."""
+def framework_of(model: Module, *, staged: bool = False) -> type[Framework]:
+    """The framework that saves trainings of this model; ``staged`` as for `Framework.parts`."""
     things = {type(each) for each in model.modules()} | {type(each) for each in model.parameters()}
     names = {f"{base.__module__}.{base.__qualname__}" for each in things for base in each.__mro__}
-    home = next((home for type_name, home in _HOMES.items() if type_name in names), WHOLE)
+    home = next((home for type_name, home in _HOMES.items() if type_name in names), SHARDED if staged else WHOLE)
     module, _, name = home.rpartition(".")
     return cast(type[Framework], getattr(import_module(module), name))
 
 
-register("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", "fastckpt.sharded.Sharded")
-register("torch.distributed.fsdp.FSDPModule", "fastckpt.sharded.Sharded")
-register("torch.distributed.tensor.DTensor", "fastckpt.sharded.Sharded")
+register("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", SHARDED)
+register("torch.distributed.fsdp.FSDPModule", SHARDED)
+register("torch.distributed.tensor.DTensor", SHARDED)
 register("deepspeed.runtime.engine.DeepSpeedEngine", "fastckpt.deepspeed.refused.Refused")

@@ -20,6 +20,7 @@ from fastckpt.dcp.forms import by_name
 from fastckpt.dcp.parts import as_before_on_error
 from fastckpt.dcp.reader import Found, SharedMemoryReader
 from fastckpt.dcp.shards import Departed, Shards, Unplanned
+from fastckpt.dcp.stage_names import StageNames, stages_in
 from fastckpt.dcp.training import (
     MODEL,
     OPTIMIZER,
@@ -34,6 +35,7 @@ from fastckpt.dcp.training import (
     state_of,
 )
 from fastckpt.dcp.writer import step_of
+from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.flash import WriterOptions
 from fastckpt.engine.load import load_copy
@@ -43,7 +45,7 @@ from fastckpt.engine.rank_state import RankState
 from fastckpt.engine.result import at_least
 from fastckpt.engine.resume import Resumed
 from fastckpt.engine.rng import restore_rng, rng_state
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.format.ids import SaveId
 from fastckpt.format.manifest import TRAINING
 from fastckpt.format.names import own_of
@@ -87,10 +89,12 @@ class FsdpShardCheckpointer(WithWriter):
             ``remote_deletion_strategy``.
         overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied behind the next
             forward and backward; see `DdpCheckpointer`.
+        stage: Which stage of a pipeline this rank has: a number or a word, alike on all ranks that share it. Each rank
+            then saves and loads what its stage has. None: all ranks save one state.
 
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
-            no torch optimizer.
+            no torch optimizer; ``stage`` is no name.
         ArenaInUse: Another live job on this host uses the directory.
         FastckptError: There are several ranks, and no process group yet.
 
@@ -108,9 +112,11 @@ class FsdpShardCheckpointer(WithWriter):
         weights_only: bool = True,
         verify: str = "resume",
         overlap: Optimizers | None = None,
+        stage: int | str | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
         arguments.directory(checkpoint_dir)
+        self._stage = StageNames(stage)
         place = Place.from_environment()
         plans = board(place.world_size, f"plans {next(_NUMBERS)}")
         self._writer = Writer(
@@ -123,7 +129,7 @@ class FsdpShardCheckpointer(WithWriter):
         )
         self._shards = Shards(place, plans, self._writer.beats.stall)
         self._own = own_of(place.rank)
-        self._reader = _Reader(self, self._own, weights_only=weights_only)
+        self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
         self.rank_state: dict[str, Any] = {}
         self.last: SaveId | None = None
         self._is_elsewhere = False
@@ -228,10 +234,13 @@ class FsdpShardCheckpointer(WithWriter):
         if writer.link.pins:
             writer.link.release()  # a load that failed
         save = SaveId(writer.link.history, arguments.whole_step(step))
+        if self._stage.name:
+            state = State(state.shards | self._stage.beside(state.common), {}, state.own)
         try:
             with phase("snapshot.shards", step=step):
                 together = storage_type is not StorageType.MEMORY
-                files: dict[str, Any] = dict(self._shards.files(save, state.shards, together=together))
+                shards = self._stage.named(state.shards)
+                files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
         except Unplanned as reason:
             return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
         files[self._own] = {"rng": rng_state(), "state": state.own}
@@ -311,14 +320,27 @@ class _Reader(SharedMemoryReader):
 
     _goes_on = True
 
-    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, *, weights_only: bool) -> None:
+    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, stage: StageNames, *, weights_only: bool) -> None:
         super().__init__(checkpointer)
         self._checkpointer = checkpointer
-        self._name = own
+        self._name, self._stage = own, stage
+        self._stages: set[str] = set()
         self._weights_only = weights_only
         self._own: dict[str, Any] | None = None
         self.common: dict[str, Any] = {}
         self.metadata = Metadata({})
+
+    def find(self) -> int | None:
+        """As `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
+        step = super().find()
+        if step is not None:
+            given = agreement(self._writer.place.world_size).gather(self._stage.name)
+            try:
+                self._stage.check(self._stages, given)
+            except ConfigError:
+                self._let_go()
+                raise
+        return step
 
     def restore(self) -> None:
         """Put the random generators into the state in which they were saved, if this rank was there."""
@@ -327,6 +349,8 @@ class _Reader(SharedMemoryReader):
 
     def _read(self, files: Files) -> Found:
         found = super()._read(files)
+        self._stages = stages_in(found.metadata.state_dict_metadata)
+        found = found._replace(metadata=self._stage.own(found.metadata), copies=self._stage.own_places(found.copies))
         self.metadata = found.metadata
         names, threads = files.keys() & {self._name, TRAINING}, self._writer.threads
         beside = {name: load_copy(files[name], threads, weights_only=self._weights_only) for name in names}

@@ -12,6 +12,7 @@ from fastckpt import arguments
 from fastckpt.arguments import public
 from fastckpt.checkpointer import SaveResult, StorageType
 from fastckpt.dcp.forms import by_name
+from fastckpt.dcp.stages import check_one
 from fastckpt.dcp.training import (
     MODEL,
     OPTIMIZER,
@@ -23,6 +24,7 @@ from fastckpt.dcp.training import (
     state_of,
 )
 from fastckpt.ddp import DdpCheckpointer
+from fastckpt.engine.agreement import agreement
 
 
 class FsdpFullCheckpointer(DdpCheckpointer):
@@ -31,6 +33,9 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     A `DdpCheckpointer` that takes models and gives to models, too. To make a full state dict costs a collective, and
     the memory of the whole state on the first rank; `FsdpShardCheckpointer` needs neither.
     """
+
+    _is_one = False
+    """Whether all ranks were found to have shards of one model."""
 
     @overload  # type: ignore[override]  # one of two forms
     def save_checkpoint(
@@ -59,12 +64,17 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`.
 
         ``save_checkpoint(step, state_dict, path, storage_type)``, or
-        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
+        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name. Raises ConfigError
+        in the first save if ranks have models of their own, as of the stages of a pipeline.
         """
         given = by_name(state, training)
         arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
-        path, wanted = given.pop("path", ""), given.pop("storage_type", None)
-        options = _gathered(given.get("model"))
+        path, wanted, model = given.pop("path", ""), given.pop("storage_type", None), given.get("model")
+        if isinstance(model, Module) and not self._is_one:
+            world = self._writer.place.world_size
+            check_one(model, agreement(world, "stages"), world)
+            self._is_one = True
+        options = _gathered(model)
         whole = state_of(given.pop("state_dict", None), given, options)  # type: ignore[arg-type]
         return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
 

@@ -71,6 +71,7 @@ class Options(SecondLevel, total=False):
     others: Mapping[str, Stateful]
     gradients: bool
     overlap: bool
+    stage: int | str | None
     weights_only: bool
     verify: str
 
@@ -101,6 +102,7 @@ class Checkpointer:
             then nothing but an optimizer's step may write to them between ``step()`` and that. Swap weights for
             averaged ones, and back, before ``step()``, or by ``parameter.data = average``. With False ``step()``
             copies all before it returns. See docs/saving.md.
+            ``stage``: of which stage of a pipeline all that this rank gives is; see docs/fsdp.md.
             ``weights_only``, ``verify``, ``remote``, ``remote_deletion_strategy``: as for `DdpCheckpointer`.
 
     Raises:
@@ -128,14 +130,16 @@ class Checkpointer:
         given = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
         self._optimizers = [stepping(each) for each in given if isinstance(each, torch.optim.Optimizer)]
         self._overlaps = _checked_overlap(options.get("overlap", True)) and bool(self._optimizers)
-        framework, saved = framework_of(self._model), options.get("gradients", False)
+        staged, saved = options.get("stage") is not None, options.get("gradients", False)
+        framework = framework_of(self._model, staged=staged)
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}
         named |= further(options.get("others", {}), {*named, "data", OWN})
         gradients = Gradients(self._model, self._optimizers, data, saved=saved)
-        self._parts = Parts(framework.parts(named, gradients=saved), data, gradients, kinds(named))
+        self._parts = Parts(framework.parts(named, gradients=saved, staged=staged), data, gradients, kinds(named))
         self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
+        passed |= {"stage": options.get("stage")} if staged else {}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
         self._writer = self._checkpointer._writer
         if not self._overlaps:

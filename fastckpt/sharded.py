@@ -36,7 +36,7 @@ class Sharded(FsdpShardCheckpointer):
     )
 
     @classmethod
-    def parts(cls, parts: Mapping[str, Part], *, gradients: bool) -> Mapping[str, Part]:
+    def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
         """Shards of the model and its optimizers, and of what else is sharded; the rest is as it is."""
         model, optimizers = parts[MODEL], _optimizers(parts[OPTIMIZER])
         assert isinstance(model, Module)
@@ -47,7 +47,7 @@ class Sharded(FsdpShardCheckpointer):
         sharded: dict[str, Part] = {
             name: ShardedModel(name, part, gradients=gradients and name == MODEL)
             for name, part in parts.items()
-            if isinstance(part, Module) and _is_sharded(part)
+            if isinstance(part, Module) and (staged or _is_sharded(part))
         }
         return {
             **parts,
@@ -63,7 +63,7 @@ class Sharded(FsdpShardCheckpointer):
             return {}
         metadata = self._reader.metadata
         paths = (metadata.planner_data or {}).values()
-        there = dict.fromkeys((path[0] for path in paths), None) | self._reader.common
+        there = {path[0]: parts.blank(path[0]) for path in paths} | self._reader.common
         sharded = [part for part, _ in parts.check(there) if isinstance(part, ShardedPart)]
         with as_before_on_error(sharded):
             state = {part.name: part.target(metadata) for part in sharded}

@@ -1,5 +1,6 @@
 """Trainings of which all ranks have the whole state, as under DistributedDataParallel."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -7,8 +8,12 @@ from typing import Any, ClassVar
 from torch.optim import Optimizer
 
 from fastckpt.ddp import DdpCheckpointer
+from fastckpt.engine.agreement import agreement
 from fastckpt.engine.deletion import CheckpointDeletionStrategy
 from fastckpt.engine.parts import Part, Parts
+from fastckpt.engine.same_model import other_weights
+
+logger = logging.getLogger("fastckpt")
 
 
 class Whole(DdpCheckpointer):
@@ -21,7 +26,7 @@ class Whole(DdpCheckpointer):
     )
 
     @classmethod
-    def parts(cls, parts: Mapping[str, Part], *, gradients: bool) -> Mapping[str, Part]:
+    def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
         """They have their states themselves."""
         return parts
 
@@ -37,10 +42,22 @@ class Whole(DdpCheckpointer):
         self._foreseen = overlap[0] if len(overlap) == 1 else None
 
     def resume(self, parts: Parts, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Framework.resume`; foresees what the optimizer will hold, if there is one of them."""
+        """As `Framework.resume`; foresees what the optimizer will hold, if there is one of them.
+
+        Raises ConfigError, too, if ranks have models of other parameters.
+        """
+        place = self._writer.place
+        self._writer.be_ready()
+        other = other_weights(parts.model, agreement(place.world_size, "models"))
         loaded = self.load_checkpoint()
         if loaded:
             parts.load(loaded, self.rank_state)
         else:
+            if other is not None and place.rank == 0:
+                logger.warning(
+                    "rank %d has other weights than rank 0, whose are saved for all: let DistributedDataParallel make "
+                    "them equal before resume(), or, where ranks have stages of a pipeline, give stage=",
+                    other,
+                )
             self.prepare(parts.common() | own, self._foreseen)
         return loaded

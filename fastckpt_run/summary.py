@@ -3,11 +3,13 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from fastckpt import metrics
-from fastckpt.engine.tally import Tally
+from fastckpt.engine.tally import Copies, Tally
 from fastckpt.errors import NotDurable
+from fastckpt.format.ids import SaveId
 from fastckpt.sizes import decimal
 from fastckpt.tools.events import parsed
 from fastckpt.tools.goodput import USEFUL
@@ -44,6 +46,7 @@ def report(tallies: Iterable[Tally]) -> None:
             missed=len(tally.asked),
             bad=tally.bad,
             resumes=dict(tally.resumes),
+            remote=tally.remote and asdict(tally.remote),
         )
 
 
@@ -90,6 +93,8 @@ def _lines(tally: Tally) -> Iterator[str]:
     if tally.overtaken:
         yield f"  overtaken    {words.count(tally.overtaken, 'save')}: a newer one was persisted instead"
     yield from _durable(tally)
+    if tally.remote:
+        yield from _remote(tally.remote, tally.durable)
     if tally.skips:
         yield f"  skipped      {words.count(tally.skips.total(), 'save')}"
         yield from _reasons(tally.skips)
@@ -110,6 +115,15 @@ def _durable(tally: Tally) -> Iterator[str]:
         yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
     if tally.lacking:
         yield f"  not durable  {tally.lacking}"
+
+
+def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
+    newest = f"the newest there is {copies.newest}" if copies.newest else "none is known to be there"
+    yield f"  remote       {copies.location}: {words.count(copies.uploaded, 'checkpoint')} uploaded; {newest}"
+    if copies.failures:
+        yield f"  failed       {words.count(copies.failures, 'upload')}, the last one: {copies.last_failure}"
+    if durable and (copies.newest is None or copies.newest < durable):
+        yield f"  not remote   {durable}"
 
 
 def _why_nothing(tally: Tally) -> str:

@@ -2,21 +2,26 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
 
+KINDS = ("torch", "python", "numpy")
 
-def seed_generators(seed: int) -> None:
-    """Set all of them; ``torch.initial_seed()`` then gives ``seed``, for generators that a data set makes itself.
+
+def seed_generators(seed: int, kinds: Collection[str] = KINDS) -> None:
+    """Set them; ``torch.initial_seed()`` then gives ``seed``, for generators that a data set makes itself.
 
     Args:
         seed: Below 2**64.
+        kinds: Which of them.
     """
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
+    if "torch" in kinds:
+        torch.default_generator.manual_seed(seed)
+    if "python" in kinds:
+        random.seed(seed)
+    if "numpy" in kinds and (numpy := sys.modules.get("numpy")):
         numpy.random.seed(seed // 2**32)  # torch's takes the lower half, into the same kind of generator
 
 

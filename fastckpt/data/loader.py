@@ -1,7 +1,8 @@
 """A data loader that continues: DataLoader's arguments, and a position that a checkpoint saves."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
@@ -10,16 +11,21 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fastckpt.arguments import public
 from fastckpt.data.generators import generators_kept
+from fastckpt.data.loops import Ahead, States, is_cycled
 from fastckpt.data.mixing import mix
 from fastckpt.data.options import FORWARDED, Options, Wish
 from fastckpt.data.order import WORKERS
 from fastckpt.data.sampler import ResumableSampler
 from fastckpt.data.source import Answer, Source
-from fastckpt.data.sources import source_of
+from fastckpt.data.sources import collate_of, source_of
 from fastckpt.data.split import check_joined, rank_and_world
 from fastckpt.data.worker import WorkerSetup
+from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
+
+BY_ONE = "by_one"
+"""Says that each iteration takes one batch, as ``next(iter(loader))`` does: a resume at an epoch's end has one, too."""
 
 
 class ResumableDataLoader:
@@ -41,9 +47,13 @@ class ResumableDataLoader:
             ``worker_init_fn``, ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers``: as those of
             DataLoader. ``num_replicas``, ``rank``: by default those of torch.distributed, or of the launcher.
             ``uneven``: hand out the end of an epoch without filling it up. ``sharded``: an iterable data set chooses
-            by itself what each rank and worker gets. ``seeding``: "sample" (default) seeds the generators before each
-            sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per optimizer step; the state
-            then is that of the last whole step. A `Checkpointer` sees updates itself, and waits for them.
+            by itself what each rank and worker gets. ``repeatable``: whether an iterable data set gives the same
+            samples at each start and on each rank; None (default) tries that at the first start, True believes it,
+            False accepts that some are lost. ``count``: pass over the samples that were used, though an iterable data
+            set has a state; None (default) does so if that is lossy. ``seeding``: "sample" (default) seeds the
+            generators before each sample, "batch" before each batch, "none" not at all. ``accumulate``: batches per
+            optimizer step; the state then is that of the last whole step. A `Checkpointer` sees updates itself, and
+            waits for them. ``ahead``: the loop fetches batches ahead; the state is that of what `used` counted.
 
     Raises:
         ConfigError: Arguments do not go together, or would make an order that cannot be continued.
@@ -69,18 +79,25 @@ class ResumableDataLoader:
         self.drop_last = drop_last
         self._source: Source
         self._source, self.sampler = source_of(wish)
-        self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none"
+        # Readers of samples by index put the generators back themselves.
+        self._keeps = not wish.get("num_workers", 0) and wish.get("seeding", "sample") != "none" and wish.iterable
         self._seeds = torch.Generator()
         self._rank, self._world = rank_and_world(wish.get("rank"), wish.get("num_replicas"))
         self._follows = wish.get("num_replicas") is None and not isinstance(wish.get("sampler"), ResumableSampler)
         self._alike = not isinstance(dataset, IterableDataset) and not wish.get("uneven")
+        self.collate_fn = collate_of(wish)
+        self.batch_sampler = wish.get("batch_sampler")
+        self.generator = None
         self.accumulate = wish.get("accumulate", 1)
+        self._ahead = Ahead() if wish.get("ahead") else None
         self._handed_out = 0
         self._passes = 0
         self._served = -1
-        self._taken = 0
+        self._taken = self._ones = 0
+        self._iteration: Callable[[], object] = _nothing
+        self._looks_for_cycles = True
         self._has_warned = False
-        self._whole_step: tuple[int, tuple[dict[str, Any], dict[str, Any]]] = (-1, ({}, {}))
+        self._whole_step: tuple[int, States] = (-1, ({}, {}))
         hides = isinstance(dataset, IterableDataset) and not wish.get("sharded")
         self._loader = DataLoader[Any](
             self._source.reader,  # type: ignore[arg-type]
@@ -103,7 +120,7 @@ class ResumableDataLoader:
 
         Never for iterable data sets, whose end nobody knows before, nor with ``uneven``, where ranks end apart.
         """
-        return self._alike and self._source.ends_here()
+        return self._alike and (self._source.ends_here() if self._ahead is None else self._ahead.ended)
 
     @property
     def num_workers(self) -> int:
@@ -118,11 +135,16 @@ class ResumableDataLoader:
         """The batches from the position to the end of the epoch.
 
         Raises:
-            RuntimeError: At the next batch, if meanwhile another iteration has begun or the position was set.
+            RuntimeError: At the next batch, if meanwhile another iteration has begun, or the position was set after
+                the first batch. Before that the iteration begins where the position is by then: Lightning makes its
+                iterator before it tells the epoch.
         """
         if self._follows:
             check_joined(self._rank, self._world)
         self._passes += 1
+        if self._ahead is not None and self._served == self._source.jumps:
+            self._ahead.clear()
+        self._ones += self._taken == 1
         if self._served == self._source.jumps and self._source.ends_here():
             self._end_epoch()  # a loop took the last batch, and did not ask for one more
         elif self._taken == 1 and self._served == self._source.jumps and not self._has_warned:
@@ -133,10 +155,9 @@ class ResumableDataLoader:
                 "(docs/data.md)"
             )
         self._taken = 0
-        if self._whole_step[0] != self._source.jumps:
-            self._handed_out, self._whole_step = 0, self._states_now()
-        self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
-        return self._serve(iter(self._loader), self._now)
+        iterator = self._serve(self._ask(), self._now)
+        self._iteration = weakref.ref(iterator)
+        return iterator
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch; does nothing if that is the present one. Epochs advance by themselves."""
@@ -155,6 +176,9 @@ class ResumableDataLoader:
             ConfigError: It is no such state, or means nothing with this data set, world or number of workers.
         """
         self._source.load(state_dict)
+        self._taken, self._ones = 0, int(BY_ONE in state_dict)
+        if self._ones:
+            self._served = self._source.jumps
 
     def rank_state_dict(self) -> dict[str, Any]:
         """What this rank has beside it: empty, unless an iterable data set is sharded or has a state of its own."""
@@ -169,18 +193,51 @@ class ResumableDataLoader:
         """
         self._source.load_own(state_dict)
 
+    @public
+    def used(self, batches: int = 1) -> None:
+        """Count batches as used, with ``ahead=True``: call it after each step, before it is saved.
+
+        Raises:
+            ConfigError: Fewer are handed out and not used, or the loader counts them as it hands them out.
+        """
+        if self._ahead is None:
+            raise ConfigError("this loader counts batches as it hands them out: leave used() out, or give ahead=True")
+        for states, ended in self._ahead.used(batches):
+            self._count(ended, states)
+
+    def __getattr__(self, name: str) -> Any:
+        """What was given for torch's DataLoader, under its names."""
+        if name in FORWARDED and "_loader" in vars(self):
+            return getattr(self._loader, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     @property
     def _now(self) -> tuple[int, int]:
         return self._passes, self._source.jumps
 
-    def _states_now(self) -> tuple[int, tuple[dict[str, Any], dict[str, Any]]]:
-        return self._source.jumps, self._source.states()
+    def _states_now(self) -> States:
+        common, own = self._source.states()
+        return common | {BY_ONE: 1} if self._ones and self._taken <= 1 else common, own
 
-    def _states(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _states(self) -> States:
+        if self._ahead is not None:
+            self._ahead.check()
         jumps, states = self._whole_step
-        return states if self.accumulate > 1 and jumps == self._source.jumps else self._source.states()
+        lags = self.accumulate > 1 or self._ahead is not None
+        return states if lags and jumps == self._source.jumps else self._states_now()
+
+    def _ask(self) -> Iterator[Any]:
+        """Have the workers begin at the position."""
+        if self._whole_step[0] != self._source.jumps:
+            self._handed_out, self._whole_step = 0, (self._source.jumps, self._states_now())
+            if self._ahead is not None:
+                self._ahead.clear()
+        self._seeds.manual_seed(mix(WORKERS, self._source.seed, self.epoch, self._rank))
+        return iter(self._loader)
 
     def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
+        if begun[0] == self._passes and begun != self._now:
+            answers, begun = self._ask(), self._now
         while True:
             if begun != self._now:
                 raise RuntimeError(
@@ -194,24 +251,53 @@ class ResumableDataLoader:
                 )
             said = Answer.END if mark is None else self._source.reached(mark)
             if said is Answer.END:
-                break
-            if said is None:
-                self._served = self._source.jumps
-                self._count(self._source.ends_here())
-                self._taken += 1
+                if not self._goes_round():
+                    break
+                self._end_epoch()
+                answers, begun = self._ask(), self._now
+            elif said is None:
+                self._hand_out()
                 yield batch
         self._end_epoch()
+        self._ones = self._taken = 0
+
+    def _goes_round(self) -> bool:
+        """Whether this iteration has no batch, for it began at an epoch's end, and `itertools.cycle` ends with it."""
+        if not self._looks_for_cycles:
+            return False
+        self._looks_for_cycles = False
+        if not is_cycled(self._iteration()):
+            return False
+        logger.warning(
+            "itertools.cycle keeps the batches of the first epoch, and repeats them in their order: the position stays "
+            "at the end of that epoch, and a resume goes on with the next. Loop with `while True: yield from loader`"
+        )
+        return not self._taken
+
+    def _hand_out(self) -> None:
+        self._served = self._source.jumps
+        self._taken += 1
+        if self._taken > 1:
+            self._ones = 0
+        ends = self._source.ends_here()
+        if self._ahead is None:
+            self._count(ends)
+        else:
+            self._ahead.handed_out(self._states_now(), ended=ends)
 
     def _end_epoch(self) -> None:
         self._source.end_epoch()
         self._served = -1
-        self._count(True)
+        if self._ahead is None:
+            self._count(True)
+        else:
+            self._ahead.passed()
 
-    def _count(self, epoch_ends: bool) -> None:
-        """One more batch is handed out; the state moves when a whole step's are."""
+    def _count(self, epoch_ends: bool, states: States | None = None) -> None:
+        """One more batch counts, with the position behind it; the state moves when a whole step's are."""
         self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self.accumulate
-        if self.accumulate > 1 and not self._handed_out:
-            self._whole_step = self._states_now()
+        if (self.accumulate > 1 or states) and not self._handed_out:
+            self._whole_step = self._source.jumps, states or self._states_now()
 
     def _answer(self, answers: Iterator[Any]) -> tuple[Any, Any]:
         """The next answer; twice None at the end.
@@ -231,6 +317,10 @@ class ResumableDataLoader:
 
     def _generators(self) -> AbstractContextManager[None]:
         return generators_kept() if self._keeps else nullcontext()
+
+
+def _nothing() -> None:
+    """No iteration yet."""
 
 
 class _Requests:

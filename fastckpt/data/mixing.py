@@ -5,12 +5,17 @@ Stafford's variant 13 of the finalizer, as in Java's and Vigna's SplitMix64.
 Integer arithmetic modulo 2**64 alone: equal on every platform and with every version of Python and torch.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 GAMMA = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
 SECOND = 0x94D049BB133111EB
 MASK = 2**64 - 1
+_GAMMA, _LAST = np.uint64(GAMMA), np.uint64(31)
+_ROUNDS = ((np.uint64(30), np.uint64(FIRST)), (np.uint64(27), np.uint64(SECOND)))
 
 
 def mix(*numbers: int) -> int:
@@ -19,6 +24,18 @@ def mix(*numbers: int) -> int:
     for number in numbers:
         mixed = _finalize((mixed + number + GAMMA) & MASK)
     return mixed
+
+
+def mix_each(first: tuple[int, ...], *columns: Sequence[int]) -> list[int]:
+    """``mix(*first, *row)`` for each row of columns that are equally long, or have one number for all rows."""
+    mixed = np.array([mix(*first)], dtype=np.uint64)
+    for column in columns:
+        mixed = mixed + (np.array(column, dtype=np.uint64) + _GAMMA)
+        for bits, factor in _ROUNDS:
+            mixed = (mixed ^ (mixed >> bits)) * factor
+        mixed ^= mixed >> _LAST
+    numbers: list[int] = mixed.tolist()
+    return numbers
 
 
 def permutation(key: int, length: int) -> torch.Tensor:

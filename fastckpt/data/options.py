@@ -37,8 +37,11 @@ class Options(TypedDict, total=False):
     rank: int | None
     uneven: bool
     sharded: bool
+    repeatable: bool | None
+    count: bool | None
     seeding: Seeding
     accumulate: int
+    ahead: bool
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,18 @@ class Wish:
         for name in ("sampler", "batch_sampler"):
             if self.get(name) is not None:
                 raise ConfigError(f"an iterable data set has no indices: leave {name} out")
+        if self.get("count") is False and not hasattr(self.dataset, "state_dict"):
+            raise ConfigError(
+                f"count=False, but {type(self.dataset).__name__} has no state_dict to go on by: leave count out"
+            )
         if self.shuffle:
             raise ConfigError("an iterable data set cannot be shuffled by the loader: have it shuffle itself")
 
     def _check_indexed(self) -> None:
         sampler, batch_sampler = self.get("sampler"), self.get("batch_sampler")
-        if self.get("sharded"):
-            raise ConfigError("sharded=True is for iterable data sets; one with indices is shared out by the loader")
+        for name in ("sharded", "repeatable", "count"):
+            if self.get(name):
+                raise ConfigError(f"{name}=True is for iterable data sets; the loader shares out one with indices")
         if sampler is None and batch_sampler is None and not hasattr(self.dataset, "__len__"):
             raise ConfigError(f"{type(self.dataset).__name__} has no length; give it __len__, or a sampler")
         if sampler is not None and (self.shuffle or batch_sampler is not None):

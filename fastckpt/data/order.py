@@ -1,10 +1,12 @@
 """The order of an epoch's samples: a pure function of (seed, epoch, length), or what a user's sampler says."""
 
 import itertools
+import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from fastckpt.data.generators import generators_kept, seed_generators
@@ -15,6 +17,10 @@ ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
 """What numbers are drawn for: they start the key of each, so that one tells nothing of the others."""
 
 END = object()
+
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_TRIED = 4096
+"""As many keys are drawn twice, to see that they are the same."""
 
 
 class Order(Protocol):
@@ -45,9 +51,12 @@ class IndexOrder:
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[int]:
         """Those at some positions, counted in circles."""
         length = len(self._dataset)
-        places = [position % length for position in positions]
+        if isinstance(positions, range) and positions.stop <= length:
+            places: Any = slice(positions.start, positions.stop, positions.step)
+        else:
+            places = [position % length for position in positions]
         if not self._shuffle:
-            return places
+            return list(positions) if isinstance(places, slice) else places
         key = (seed, epoch, length)
         if (order := self._drawn.get(key)) is None:
             order = self._drawn.put(key, permutation(mix(ORDER, seed, epoch), length))
@@ -67,7 +76,7 @@ class DrawnOrder:
 
     Raises:
         ConfigError: It has no length; it, or a sampler that it wraps, keeps a generator of its own, or shards by
-            itself. Later: it gives more than its length.
+            itself. Later: it gives more than its length, or something else when it is drawn again.
     """
 
     def __init__(self, sampler: Iterable[Any]) -> None:
@@ -77,10 +86,12 @@ class DrawnOrder:
             )
         for each in _wrapped(sampler):
             name = type(each).__name__
-            if isinstance(getattr(each, "generator", None), torch.Generator):
-                raise ConfigError(
-                    f"{name} keeps a generator, whose state is not saved; leave it out: the order follows seed"
-                )
+            for attribute, value in getattr(each, "__dict__", {}).items():
+                if isinstance(value, _GENERATORS):
+                    raise ConfigError(
+                        f"{name} keeps a generator of its own, {attribute}, whose state is not saved: leave it out, "
+                        "and draw from torch's, Python's or numpy's default generator, which are seeded for each epoch"
+                    )
             if hasattr(each, "num_replicas"):
                 raise ConfigError(
                     f"{name} shards among ranks by itself, by its num_replicas, and the loader would shard again: "
@@ -88,6 +99,7 @@ class DrawnOrder:
                 )
         self._sampler = sampler
         self._size = sampler
+        self._tried = False
         self._drawn = _Newest()
 
     def length(self, seed: int, epoch: int) -> int:
@@ -110,13 +122,30 @@ class DrawnOrder:
         keys, identity = drawn
         return keys, identity
 
-    def _draw(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:
+    def _try(self, seed: int, epoch: int) -> list[Any] | None:
+        """The first keys, before the first epoch is drawn; None later."""
+        if self._tried:
+            return None
+        self._tried = True
+        return list(itertools.islice(self._begin(seed, epoch), min(len(self._size), _TRIED)))
+
+    def _begin(self, seed: int, epoch: int) -> Iterator[Any]:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(epoch)
+        seed_generators(mix(ORDER, seed, epoch))
+        return _plain(self._sampler)
+
+    def _draw(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:
         with generators_kept():
-            seed_generators(mix(ORDER, seed, epoch))
-            given, length = _plain(self._sampler), len(self._size)
+            tried = self._try(seed, epoch)
+            given, length = self._begin(seed, epoch), len(self._size)
             keys = list(itertools.islice(given, length))
+            if tried is not None and repr(tried) != repr(keys[:_TRIED]):
+                raise ConfigError(
+                    f"{type(self._sampler).__name__} gives other keys each time that it is drawn, though the default "
+                    "generators are seeded alike: a resume could not go on in its order. Have it keep no state, and "
+                    "give keys that print alike, such as numbers"
+                )
             if next(given, END) is not END:
                 raise ConfigError(
                     f"{type(self._sampler).__name__} gives more than the {length} that its __len__ says: the rest of "

@@ -1,10 +1,22 @@
 """Data sets that give a sample for an index."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils.data import (
+    ConcatDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
+
+from fastckpt.data.draws import SeedWatch, Watch
 from fastckpt.data.generators import seed_generators
-from fastckpt.data.mixing import mix
+from fastckpt.data.mixing import mix, mix_each
 from fastckpt.data.order import COLLATE, SAMPLE, Order
 from fastckpt.data.position import Position, Positioned
 from fastckpt.data.sampler import check_length, load
@@ -19,19 +31,22 @@ class Request(NamedTuple):
         after: The cursor when it is used.
         seed: That of the order.
         epoch: From 0.
-        places: For each key its position in the epoch, and its number there.
+        places: The position in the epoch of each key; of the batch alone, if a batch sampler made it.
         keys: What the data set is asked for.
     """
 
     after: int
     seed: int
     epoch: int
-    places: list[tuple[int, int]]
+    places: range
     keys: list[Any]
 
 
 class SampleReader:
     """Asks a data set for a batch, each sample with generators that are seeded for it.
+
+    A generator is seeded once something was drawn from it. The batch in which that happens first is asked for again, so
+    what comes out is as if all were seeded always.
 
     Args:
         dataset: The user's; ``__getitems__`` is used where it has one, as DataLoader does.
@@ -44,30 +59,79 @@ class SampleReader:
         self.dataset = dataset
         self._collate = collate
         self._batched = batched
-        self._seeding = seeding
+        is_fixed = draws_nothing(dataset) and collate in (default_collate, default_convert)
+        self._seeding = "none" if is_fixed else seeding
+        self._drawn: set[str] = set()
+        self._is_first = True
         self.worker = 0
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         """A batch, and the cursor after it."""
-        seed, epoch, places, keys = request.seed, request.epoch, request.places, request.keys
-        if self._seeding == "sample":
+        if self._seeding == "none":
+            samples = self._fetch(request.keys)
+            return request.after, self._collate(samples if self._batched else samples[0])
+        restores = get_worker_info() is None
+        while True:
+            watch, failure = Watch(self._drawn, restores=restores), None
+            try:
+                with SeedWatch() if self._is_first else nullcontext() as seed_watch:
+                    batch = self._produce(request)
+            except Exception as error:  # noqa: BLE001 (it may follow from what was drawn)
+                failure = error
+            drawn = watch.moved()
+            if restores:
+                watch.restore()
+            if self._is_first and seed_watch and seed_watch.asked:
+                drawn.add("torch")
+            self._is_first = False
+            if drawn:
+                self._drawn |= drawn
+            elif failure is not None:
+                raise failure
+            else:
+                return request.after, batch
+
+    def _produce(self, request: Request) -> Any:
+        seed, epoch, first, keys = request.seed, request.epoch, request.places[0], request.keys
+        if self._drawn and self._seeding == "batch":
+            seed_generators(mix(SAMPLE, seed, epoch, first, 0), self._drawn)
+        if self._drawn and self._seeding == "sample":
             samples = []
-            for place, key in zip(places, keys, strict=True):
-                seed_generators(mix(SAMPLE, seed, epoch, *place))
+            for number, key in zip(self._numbers(request), keys, strict=True):
+                seed_generators(number, self._drawn)
                 samples += self._fetch([key])
+        elif self._seeding == "sample":
+            samples = [sample for key in keys for sample in self._fetch([key])] if self._at_once else self._fetch(keys)
         else:
-            if self._seeding == "batch":
-                seed_generators(mix(SAMPLE, seed, epoch, *places[0]))
             samples = self._fetch(keys)
-        if self._seeding != "none":
-            seed_generators(mix(COLLATE, seed, epoch, *places[0]))
-        return request.after, self._collate(samples if self._batched else samples[0])
+        if self._drawn:
+            seed_generators(mix(COLLATE, seed, epoch, first, 0), self._drawn)
+        return self._collate(samples if self._batched else samples[0])
+
+    def _numbers(self, request: Request) -> list[int]:
+        """The seed of each sample: that of its position, and of its number in a batch that has one position."""
+        places, count = request.places, len(request.keys)
+        columns = (places, [0]) if len(places) == count else (places[:1], range(count))
+        return mix_each((SAMPLE, request.seed, request.epoch), *columns)
 
     def _fetch(self, keys: list[Any]) -> list[Any]:
-        if self._batched and getattr(self.dataset, "__getitems__", None):
+        if self._at_once:
             samples: list[Any] = self.dataset.__getitems__(keys)
             return samples
         return [self.dataset[key] for key in keys]
+
+    @property
+    def _at_once(self) -> bool:
+        return self._batched and bool(getattr(self.dataset, "__getitems__", None))
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Whether a data set is known to give its samples without a random number."""
+    if type(dataset) in (list, tuple, range, torch.Tensor, TensorDataset):
+        return True
+    if type(dataset) is Subset:
+        return draws_nothing(dataset.dataset)
+    return type(dataset) is ConcatDataset and all(map(draws_nothing, dataset.datasets))
 
 
 class Samples(Positioned):
@@ -98,10 +162,7 @@ class Samples(Positioned):
             check_length(epoch, length, self._order.length(seed, epoch))
             cursor += self._split.taken(cursor, length)
             keys = self._order.take(seed, epoch, places)
-            if self._batches_given:
-                yield Request(cursor, seed, epoch, [(places[0], i) for i in range(len(keys[0]))], list(keys[0]))
-            else:
-                yield Request(cursor, seed, epoch, [(place, 0) for place in places], keys)
+            yield Request(cursor, seed, epoch, places, list(keys[0]) if self._batches_given else keys)
 
     def reached(self, mark: int) -> Answer | None:
         """Move the cursor there."""

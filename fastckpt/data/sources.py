@@ -9,10 +9,12 @@ from fastckpt.data.order import DrawnOrder
 from fastckpt.data.position import Position
 from fastckpt.data.sampler import ResumableSampler
 from fastckpt.data.samples import SampleReader, Samples
-from fastckpt.data.shards import ShardReader, Shards
+from fastckpt.data.shard_reader import ShardReader
+from fastckpt.data.shards import Shards
 from fastckpt.data.source import Source
 from fastckpt.data.split import Rest, Split, rank_and_world
 from fastckpt.data.stream import Streamed, StreamReader
+from fastckpt.data.trial import Judge
 
 
 def source_of(wish: Wish) -> tuple[Source, ResumableSampler | None]:
@@ -21,18 +23,16 @@ def source_of(wish: Wish) -> tuple[Source, ResumableSampler | None]:
         return _samples(wish)
     if wish.get("sharded") or hasattr(wish.dataset, "state_dict"):
         return _shards(wish), None
-    split = _split(wish)
-    reader = StreamReader(
-        wish.dataset, _collate(wish), split, batched=wish.batch_size is not None, seeded=_seeding(wish) != "none"
-    )
-    return Streamed(reader, split, Position(wish.seed)), None
+    split, judge = _split(wish), _judge(wish)
+    reader = StreamReader(wish.dataset, collate_of(wish), split, **_ways(wish, judge))
+    return Streamed(reader, split, Position(wish.seed), judge, max(wish.get("num_workers", 0), 1)), None
 
 
 def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
     sampler, batch_sampler = wish.get("sampler"), wish.get("batch_sampler")
     reader = SampleReader(
         wish.dataset,
-        _collate(wish),
+        collate_of(wish),
         batched=wish.batch_size is not None,
         seeding=_seeding(wish),
     )
@@ -50,16 +50,24 @@ def _samples(wish: Wish) -> tuple[Source, ResumableSampler | None]:
 
 
 def _shards(wish: Wish) -> Source:
-    split, count = _split(wish), max(wish.get("num_workers", 0), 1)
-    reader = ShardReader(
-        wish.dataset,
-        _collate(wish),
-        split,
-        0 if wish.get("sharded") else count,
-        batched=wish.batch_size is not None,
-        seeded=_seeding(wish) != "none",
-    )
-    return Shards(reader, split, count, wish.seed)
+    split, judge, count = _split(wish), _judge(wish), max(wish.get("num_workers", 0), 1)
+    dealt = 0 if wish.get("sharded") else count
+    reader = ShardReader(wish.dataset, collate_of(wish), split, dealt, **_ways(wish, judge))
+    return Shards(reader, split, count, wish.seed, judge, wish.get("count"))
+
+
+def _judge(wish: Wish) -> Judge:
+    everyone = (wish.get("rank"), wish.get("num_replicas")) == (None, None)
+    return Judge(wish.dataset, _split(wish), wish.get("repeatable"), alike=not wish.get("sharded"), everyone=everyone)
+
+
+def _ways(wish: Wish, judge: Judge) -> dict[str, bool]:
+    """How a reader of a stream works."""
+    return {
+        "batched": wish.batch_size is not None,
+        "seeded": _seeding(wish) != "none",
+        "compares": judge.compares,
+    }
 
 
 def _split(wish: Wish) -> Split:
@@ -81,5 +89,6 @@ def _seeding(wish: Wish) -> str:
     return str(wish.get("seeding", "sample"))
 
 
-def _collate(wish: Wish) -> Any:
+def collate_of(wish: Wish) -> Any:
+    """What makes a batch of samples."""
     return wish.get("collate_fn") or (default_convert if wish.batch_size is None else default_collate)

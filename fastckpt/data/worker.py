@@ -1,12 +1,17 @@
 """What a data set sees of the loader worker that it is in."""
 
 import dataclasses
+import os
+import select
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch.utils.data import _utils, get_worker_info
 
 from fastckpt.errors import ConfigError
+from fastckpt.memory.processes import Process
 
 
 class WorkerSetup:
@@ -20,12 +25,18 @@ class WorkerSetup:
     def __init__(self, init: Callable[[int], None] | None, *, hide: bool) -> None:
         self._init = init
         self._hide = hide
+        self._owner = Process.of(os.getpid())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that is not forked: whose it is."""
+        return vars(self) | {"_owner": Process.of(os.getpid())}
 
     def __call__(self, worker: int) -> None:
         """Set up that worker."""
         info = get_worker_info()
         if info is None:
             return
+        threading.Thread(target=_end_with, args=(self._owner,), name="end with the rank", daemon=True).start()
         reader: Any = info.dataset
         info = dataclasses.replace(info, dataset=reader.dataset)
         reader.worker = info.id
@@ -34,6 +45,25 @@ class WorkerSetup:
             self._init(worker)
         if self._hide:
             _utils.worker._worker_info = _OneStream(info.seed, info.dataset)  # type: ignore[assignment]
+
+
+def _end_with(owner: Process) -> None:
+    """Die when the rank dies that this worker loads for: one that a fork server made has another parent, and stays.
+
+    Nor does the kernel tell of a rank in another way: a signal at the parent's death comes when the *thread* ends that
+    made the worker, which may be one that fetches ahead.
+    """
+    try:
+        handle = os.pidfd_open(owner.pid)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+    except OSError:  # no such call here
+        return
+    if owner.is_alive():
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class _OneStream:

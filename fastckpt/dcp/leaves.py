@@ -31,10 +31,18 @@ class Item(NamedTuple):
     offsets: torch.Size | None
 
 
+class Value:
+    """Is a leaf of a state, whatever it contains: not taken apart, and loaded as it was."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def flattened(state: dict[str, Any]) -> DefaultSavePlanner:
     """A planner that has the leaves of a state, in ``state_dict``."""
     flat = DefaultSavePlanner(flatten_sharded_tensors=False)
     flat.set_up_planner(state)
+    flat.state_dict = {name: leaf.value if type(leaf) is Value else leaf for name, leaf in flat.state_dict.items()}
     if any(isinstance(leaf, ShardedTensor) for leaf in flat.state_dict.values()):
         flat.state_dict = _flatten_sharded_tensors(flat.state_dict)
     return flat

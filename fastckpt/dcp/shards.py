@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
@@ -22,7 +21,7 @@ from fastckpt.dcp.board import Board, Overtaken
 from fastckpt.dcp.copies import copies_for_nodes
 from fastckpt.dcp.leaves import Archiver, Item, Leaves, flattened, in_order, item_of, structure
 from fastckpt.dcp.rounds import Assigned, Round
-from fastckpt.dcp.stages import Claim, claim
+from fastckpt.dcp.stages import Claim, claim, unlike_tensors
 from fastckpt.dcp.stages import objection as why_not_one
 from fastckpt.errors import ConfigError
 from fastckpt.format.distcp import ShardPlan, ShardPlanner, whole
@@ -79,6 +78,7 @@ class Shards:
         self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver()
         self._round = Round(1)
         self._met = ""
+        self._has_warned = False
         self._assigned: Assigned | None = None
         self._last: SaveId | None = None
         self._pid = os.getpid()
@@ -216,10 +216,10 @@ class Shards:
         if place.rank == 0:
             self._describe(end)
         if place.local_rank == 0:
-            now.described = {METADATA: whole(self._wait("metadata", end).numpy().tobytes())}
+            now.described = {METADATA: whole(self._wait("metadata", end))}
             if place.group_world_size > 1:
                 index = self._wait(f"index/{place.group_rank}", end)
-                now.described[index_of(place.group_rank)] = whole(index.numpy().tobytes())
+                now.described[index_of(place.group_rank)] = whole(index)
         now.complete = True
         return shards
 
@@ -230,11 +230,13 @@ class Shards:
     def _assign(self, end: float) -> None:
         """Tell each rank what to write, which DCP's planner chooses."""
         number, ranks = self._round.number, range(self._place.world_size)
-        saves, nodes, offers, claims = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        saves, nodes, offers, said = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
         objection = ""
         try:
-            if unlike := why_not_one([Claim(*each) for each in claims]):
-                raise ValueError(unlike)
+            claims = [Claim(*each) for each in said]
+            if why := why_not_one(claims):
+                raise ValueError(why)
+            self._warn(unlike_tensors(claims))
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
@@ -246,6 +248,12 @@ class Shards:
             self._board.put(f"{number}/items/{rank}", (objection, max(saves), items))
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
         self._clear(f"{number - 1}/{what}" for what in ("metadata", *(f"index/{node}" for node in {*nodes})))
+
+    def _warn(self, names: list[str]) -> None:
+        if names and not self._has_warned:
+            text = "ranks have unlike tensors by the name of %s%s, of which that of one rank is saved for all"
+            logger.warning(text, names[0], f" and {len(names) - 1} more" if names[1:] else "")
+            self._has_warned = True
 
     def _describe(self, end: float) -> None:
         """Make ``.metadata`` of what was planned, and where all ranks have it; and the index of each node's copies."""
@@ -259,10 +267,10 @@ class Shards:
             copied[node] |= _infos(copies_of(rank), plan.copies[rank], *more or [[]])
         metadata = plan.metadata
         metadata.version, metadata.storage_meta, metadata.storage_data = CURRENT_DCP_VERSION, StorageMeta(), storage
-        self._board.put(f"{number}/metadata", _pickled(metadata))
+        self._board.put(f"{number}/metadata", pickle.dumps(metadata))
         if len(copied) > 1:
             for node, index in copied.items():
-                self._board.put(f"{number}/index/{node}", _pickled(index))
+                self._board.put(f"{number}/index/{node}", pickle.dumps(index))
         self._clear(f"{number}/{kind}/{rank}" for rank in range(len(plan.nodes)) for kind in ("items", "spans"))
 
     def _clear(self, keys: Iterable[str]) -> None:
@@ -272,10 +280,6 @@ class Shards:
 
 def _infos(file: str, items: list[WriteItem], spans: Sequence[Any]) -> dict[MetadataIndex, Any]:
     return {item.index: _StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
-
-
-def _pickled(value: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def _save(word: str) -> SaveId:

@@ -10,7 +10,7 @@ class Refused:
     """Takes the place of a framework that saves trainings."""
 
     @classmethod
-    def parts(cls, parts: Mapping[str, Any], *, gradients: bool) -> NoReturn:
+    def parts(cls, parts: Mapping[str, Any], *, gradients: bool, staged: bool = False) -> NoReturn:
         """Raise ConfigError: an engine has its model, optimizer and scheduler in it, and divides their state itself."""
         raise ConfigError(
             "model is a DeepSpeedEngine, which saves its optimizer and scheduler by itself: use "

@@ -197,7 +197,7 @@ def _entries(found: Iterable[Kept]) -> list[Entry]:
 
 def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
     """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError."""
-    for id in sorted({*obsolete(policy, store.checkpoints())} - {in_use()}):
+    for id in sorted({*obsolete(policy, store.known())} - {in_use()}):
         store.delete(id)
 
 

@@ -13,15 +13,33 @@ Kinds = dict[str, list[list[str]]]
 _WITHIN = ("optimizer", "optim")
 """Where wrappers have the optimizer whose state is theirs: accelerate's, and torch's ZeroRedundancyOptimizer."""
 
+_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+
 
 def kinds(parts: Mapping[str, Any]) -> Kinds:
-    """Those of a training's parts."""
+    """Those of a training's parts; raises ConfigError for an optimizer that no rank has whole."""
+    for part in parts.values():
+        refuse_sharded(part)
     several = {name: part if isinstance(part, Sequence) else (part,) for name, part in parts.items()}
     return {
         name: [_classes(unwrapped(each)) for each in part]
         for name, part in several.items()
         if part and all(isinstance(unwrapped(each), Optimizer) for each in part)
     }
+
+
+def refuse_sharded(part: Any) -> None:
+    """Raise ConfigError for ZeroRedundancyOptimizer, or a sequence that has one.
+
+    Each rank has a part of its state, and ``state_dict`` gives the whole on one rank alone, once that was consolidated.
+    """
+    for each in part if isinstance(part, Sequence) else (part,):
+        if any(kind.__module__ == _ZERO for kind in type(each).__mro__):
+            raise ConfigError(
+                f"{type(each).__name__} spreads the optimizer's state over ranks, and only one of them is given all of "
+                "it: a resume could not have it. Give a torch optimizer, such as AdamW; where its state is too large, "
+                "shard the model with fully_shard (docs/fsdp.md)"
+            )
 
 
 def check_kinds(saved: Any, now: Kinds) -> None:

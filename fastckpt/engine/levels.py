@@ -1,6 +1,7 @@
 """The durable levels of a checkpoint directory: the directory itself, and perhaps a remote store behind it."""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +20,10 @@ from fastckpt.storage.store import Store
 
 logger = logging.getLogger("fastckpt")
 
+FIRST_WORDS = (4.0, 26.0)
+"""Seconds of the end of a job after which it says what it waits for, and from then until it says so again."""
+FURTHER_WORDS = 60.0
+
 
 class Levels:
     """Memory is persisted to the first level; what is durable there is uploaded to the second."""
@@ -33,6 +38,7 @@ class Levels:
         self._tenures = [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
         self._claimed = 0
         self._claiming: asyncio.Task[None] | None = None
+        self.persister.tally.remote = self.upload.copies if remote else None
         self.persister.after = self.upload.look
         self.persister.in_use = lambda: self.upload.busy
 
@@ -86,7 +92,7 @@ class Levels:
         found = max((save for tenure in self._tenures if (save := tenure.start_over())), default=None)
         if found is not None:
             self.persister.tally.durable = max(found, self.persister.durable or found)
-            self.upload.newest = max(found, self.upload.newest or found)
+            self.upload.copies.newest = max(found, self.upload.copies.newest or found)
         return found
 
     @property
@@ -96,7 +102,7 @@ class Levels:
 
     async def gone(self) -> list[str]:
         """What this job made durable, or found, as the newest and is not there any more, in words."""
-        newest = [(self.persister.storage, self.persister.durable), (self.upload.remote, self.upload.newest)]
+        newest = [(self.persister.storage, self.persister.durable), (self.upload.remote, self.upload.copies.newest)]
         looks = [asyncio.to_thread(_gone, store, save) for store, save in newest if store and save]
         return [text for text in await asyncio.gather(*looks) if text]
 
@@ -118,7 +124,7 @@ class Levels:
     @property
     def newest(self) -> SaveId | None:
         """The newest durable checkpoint of all levels; None if there is none."""
-        return max((save for save in (self.persister.durable, self.upload.newest) if save), default=None)
+        return max((save for save in (self.persister.durable, self.upload.copies.newest) if save), default=None)
 
     def look_again(self, then: Callable[[], None]) -> None:
         """Find out anew what is durable, since some of it was found bad; then call ``then``."""
@@ -128,8 +134,19 @@ class Levels:
     async def finish(self, seconds: float) -> bool:
         """Wait until all persists and uploads have come to an end; False if that takes longer."""
         end = time.monotonic() + seconds
-        drained = await self.persister.drain(seconds)
-        return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
+        telling = asyncio.create_task(self._tell_what_is_awaited(end))
+        try:
+            drained = await self.persister.drain(seconds)
+            return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
+        finally:
+            telling.cancel()
+
+    async def _tell_what_is_awaited(self, end: float) -> None:
+        for pause in itertools.chain(FIRST_WORDS, itertools.repeat(FURTHER_WORDS)):
+            await asyncio.sleep(pause)
+            left = max(0.0, end - time.monotonic())
+            what = self.persister.awaited or self.upload.awaited
+            logger.warning("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", what, left)
 
     def close(self, *, wait: bool) -> None:
         """End the threads; with ``wait``, after what they do now. Others may save here from now on."""

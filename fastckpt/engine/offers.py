@@ -219,7 +219,8 @@ class Offers:
 
     def drop(self, candidate: Candidate) -> None:
         """Remove what was downloaded of a checkpoint that some rank cannot use: the next one needs the room."""
-        if self._link.place.local_rank == 0:
+        tier = "storage" if candidate.tier == "mixed" else candidate.tier
+        if self._link.place.local_rank == 0 and is_url(self._levels.get(tier, "")):
             remove_staging(self._staging / _folder(candidate.id))
 
     def close(self) -> None:

@@ -69,6 +69,16 @@ class Parts:
         return {name: _state(part) for name, part in self._parts.items() if name not in self._loaders}
 
     @property
+    def model(self) -> Any:
+        """What was given as the model."""
+        return self._parts["model"]
+
+    def blank(self, name: str) -> Any:
+        """What stands for the state of a part of this name before it is loaded."""
+        part = self._parts.get(name)
+        return [None] * len(part) if isinstance(part, Sequence) else None
+
+    @property
     def _names(self) -> list[str]:
         """The name of each object, as `check` gives them."""
         return [name for name, part in self._parts.items() for _ in (part if isinstance(part, Sequence) else (part,))]

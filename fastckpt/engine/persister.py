@@ -192,6 +192,13 @@ class Persister:
         """Wait for the parts of no checkpoint that is newer than this one: other nodes will not write them."""
         self._peers.give_up_after(last, why)
 
+    @property
+    def awaited(self) -> str:
+        """What `drain` waits for, in words; empty for nothing."""
+        if self._jobs:
+            return f"{self._jobs[0].id} is being persisted in {self.storage.path}"
+        return f"other nodes have yet to persist their parts in {self.storage.path}" if self._peers.waiting else ""
+
     async def drain(self, seconds: float) -> bool:
         """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
         end = time.monotonic() + seconds

@@ -16,10 +16,11 @@ from fastckpt.engine.companions import Pairing
 from fastckpt.engine.link import Link
 from fastckpt.engine.offers import Files, Offer, Offers
 from fastckpt.engine.survey import Wanted, everywhere, near
+from fastckpt.engine.unread import Unread, is_unreadable
 from fastckpt.engine.verdicts import Faults, Verdicts, check
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 from fastckpt.format.ids import SaveId
-from fastckpt.policy.resume import Candidate, choose
+from fastckpt.policy.resume import Candidate
 
 logger = logging.getLogger("fastckpt")
 
@@ -169,11 +170,11 @@ class Resume:
     def _newest(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
         """The newest wanted checkpoint that all ranks can load; else None, and all that there is."""
         verdicts, excluded, there = Verdicts(self._link, self._threads), set[Candidate](), list[str]()
-        resumed = None
+        unread, resumed = Unread(agreement, self._link.place.rank), None
         for look in [near, everywhere] if self._offers.has_far else [everywhere]:
             seen = look(self._offers, self._link, agreement, wanted)
             there += seen.others
-            while resumed is None and (choices := choose(seen.has, excluded)) is not None:
+            while resumed is None and (choices := unread.choose(seen.has, excluded)) is not None:
                 mine = choices[self._link.place.rank]
                 offer = seen.offers[mine]
                 attempt = self._attempt(offer, self._sharing(choices, seen.nodes), load, agreement)
@@ -184,10 +185,13 @@ class Resume:
                     break
                 for bad in sorted({choices[rank] for rank in attempt.objections}):
                     excluded.add(bad)
-                    there.append(self._reject(bad, choices, attempt))
-                    if bad in seen.offers:
-                        verdicts.add(bad, seen.offers[bad], _faults(bad, choices, attempt))
-                        self._offers.drop(bad)
+                    objections, faults = _objections(bad, choices, attempt), _faults(bad, choices, attempt)
+                    if is_unreadable(faults.values()):
+                        unread.add(bad, f"{_named(bad)} is whole and cannot be read ({objections})")
+                    else:
+                        there.append(self._reject(bad, objections))
+                        verdicts.add(bad, seen.offers.get(bad), faults)
+                    self._offers.drop(bad)
             if resumed is not None:
                 break
         self._met += [f"{path}: {why}" for _, path, why in self._offers.damaged]
@@ -248,10 +252,9 @@ class Resume:
             except FastckptError as error:
                 logger.warning("the saver could not be told of the resume: %s", error)
 
-    def _reject(self, bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> str:
+    def _reject(self, bad: Candidate, objections: str) -> str:
         """Say what speaks against a checkpoint."""
-        objections = "; ".join(attempt.of([rank for rank, choice in enumerate(choices) if choice == bad]))
-        text = f"step {bad.step} of history {bad.history} in {bad.where} ({objections})"
+        text = f"{_named(bad)} ({objections})"
         metrics.counts["bad_checkpoints"] += 1
         self._met.append(text)
         if self._link.place.rank == 0:
@@ -266,9 +269,20 @@ def _newer_in_memory(chosen: Candidate, has: Collection[Candidate]) -> list[list
     return [list(each.id) for each in sorted(has) if each.tier == "memory" and each.id > chosen.id]
 
 
+def _named(candidate: Candidate) -> str:
+    return f"step {candidate.step} of history {candidate.history} in {candidate.where}"
+
+
+def _objections(bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> str:
+    found = attempt.of([rank for rank, choice in enumerate(choices) if choice == bad])
+    return "; ".join(dict.fromkeys(found))
+
+
 def _faults(bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> Faults:
-    """The files of a checkpoint that ranks found bad, in the place where they looked."""
-    return {name: why for rank, vote in attempt.bad.items() if choices[rank] == bad for name, why in vote.items()}
+    """The files of a checkpoint that ranks found bad, in the place where they looked; damage before what is unread."""
+    votes = [vote for rank, vote in attempt.bad.items() if choices[rank] == bad]
+    found = [(name, why) for vote in votes for name, why in vote.items()]
+    return dict(sorted(found, key=lambda fault: not is_unreadable([fault[1]])))
 
 
 def _has_details(details: Mapping[str, Any], _: Candidate, offer: Offer) -> bool:

@@ -13,6 +13,31 @@ OTHER = "other reasons"
 
 
 @dataclass
+class Copies:
+    """Counts of what was copied to a remote store.
+
+    Attributes:
+        location: The URL, or path.
+        uploaded: Checkpoints that arrived, of ``size`` bytes together.
+        failures: Uploads that failed, each attempt counted; ``last_failure`` is the last one's message.
+        newest: The newest checkpoint that it holds, as far as is known.
+    """
+
+    location: str
+    uploaded: int = 0
+    size: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    newest: SaveId | None = None
+
+    def arrived(self, save: SaveId, size: int) -> None:
+        """A checkpoint of ``size`` bytes did."""
+        self.newest = save
+        self.uploaded += 1
+        self.size += size
+
+
+@dataclass
 class Tally:
     """Counts of one node.
 
@@ -28,6 +53,7 @@ class Tally:
         bad: Checkpoints that a resume met and could not use, and why; the first of them.
         wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
         durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
+        remote: What became of the copies in a remote store, if there is one.
     """
 
     directory: str
@@ -47,6 +73,7 @@ class Tally:
     wanted: SaveId | None = None
     durable: SaveId | None = None
     since: float = 0.0
+    remote: Copies | None = None
 
     @property
     def lacking(self) -> SaveId | None:

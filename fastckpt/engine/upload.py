@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from typing import Any
 
 from fastckpt import metrics
 from fastckpt.engine.deletion import retire
+from fastckpt.engine.tally import Copies
 from fastckpt.engine.tenure import Opening, Tenure
 from fastckpt.errors import FastckptError, Superseded
 from fastckpt.format.ids import SaveId
@@ -25,8 +27,8 @@ logger = logging.getLogger("fastckpt")
 FIRST_PAUSE = 1.0
 """Seconds before the first retry; each further one waits twice as long."""
 LONGEST_PAUSE = 60.0
-ATTEMPTS_AT_THE_END = 6
-"""How often the end of a job tries anew."""
+AT_THE_END = 60.0
+"""Seconds of the end of a job in which an upload that has failed is tried again."""
 UNSEEN = 1000
 """Histories that a remote store which cannot be read may hold beyond those that are known."""
 
@@ -42,13 +44,13 @@ class Upload:
     Attributes:
         policy: What the remote store keeps.
         remote: That store, and `tenure` the right to publish there; None without a location.
-        newest: The newest checkpoint that it holds, as far as is known.
+        copies: What became of the copies; the newest of them is what the remote store holds, as far as is known.
         trouble: Why the last upload failed; empty if it did not.
     """
 
     def __init__(self, fast: Store, location: str, copier: Copier) -> None:
         self.policy: Policy = KeepAll()
-        self.newest: SaveId | None = None
+        self.copies = Copies(location)
         self.trouble = ""
         self.busy: SaveId | None = None
         self._fast = fast
@@ -57,6 +59,7 @@ class Upload:
         self._failures = 0
         self._news = False
         self._hurry = asyncio.Event()
+        self._last_attempt = math.inf
         self._task: asyncio.Task[None] | None = None
         self.pool = ThreadPoolExecutor(1, "fastckpt-upload")
 
@@ -86,7 +89,7 @@ class Upload:
         self.look()
         if self.trouble and known is not None:
             return known.history + UNSEEN
-        return self.newest.history if self.newest else 0
+        return self.copies.newest.history if self.copies.newest else 0
 
     def look(self) -> None:
         """Something may have become durable in the fast store."""
@@ -96,14 +99,23 @@ class Upload:
 
     def forget(self) -> None:
         """Some of what the remote store held was found bad: find out anew what it holds."""
-        self.newest = None
+        self.copies.newest = None
         self.look()
+
+    @property
+    def awaited(self) -> str:
+        """What the end of the job waits for, in words; empty for nothing."""
+        if self.remote is None or self._task is None or self._task.done():
+            return ""
+        what = f"{self.busy} is on its way to" if self.busy else "the newest checkpoint is to be in"
+        return f"{what} {self.remote.path}"
 
     async def finish(self, seconds: float) -> bool:
         """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
         if self.remote is None:
             return True
         self._failures = 0
+        self._last_attempt = time.monotonic() + AT_THE_END
         self._hurry.set()
         self.look()
         assert self._task is not None
@@ -136,15 +148,16 @@ class Upload:
     async def _failed(self, error: BaseException) -> None:
         self._failures += 1
         metrics.counts["upload_failures"] += 1
+        self.copies.failures, self.copies.last_failure = self.copies.failures + 1, str(error)
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
         if isinstance(error, Superseded):
             return
-        if self._hurry.is_set() and self._failures >= ATTEMPTS_AT_THE_END:
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
+        if self._hurry.is_set() and time.monotonic() + pause > self._last_attempt:
             return
         self._news = True
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
         if self._hurry.is_set():
             await asyncio.sleep(pause)
             return
@@ -156,17 +169,17 @@ class Upload:
 
     def _look(self) -> None:
         assert self.remote is not None
-        self.newest = max((stored.id for stored in self.remote.checkpoints()), default=None)
+        self.copies.newest = max((stored.id for stored in self.remote.checkpoints()), default=None)
         if self.tenure is not None:
-            self.tenure.saw(self.newest)
+            self.tenure.saw(self.copies.newest)
 
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
         assert self.remote is not None and self.tenure is not None
-        if self.newest is None:
+        if self.copies.newest is None:
             self._look()
         found: Sequence[Kept] = self._fast.checkpoints()
-        if not found or (self.newest is not None and found[0].id <= self.newest):
+        if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]
         self.busy = newest.id
@@ -175,9 +188,10 @@ class Upload:
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
         self.tenure.check()
-        self.newest = newest.id
         size, seconds = newest.manifest.size, time.perf_counter() - start
-        metrics.event("uploaded", step=newest.id.step, bytes=size, seconds=seconds)
+        self.copies.arrived(newest.id, size)
+        history, step = newest.id
+        metrics.event("uploaded", history=history, step=step, bytes=size, seconds=seconds, remote=self.copies.location)
         logger.info("uploaded %s: %s in %.2f s", newest.id, decimal(size), seconds)
         retire(self.remote, self.policy, lambda: None)
 

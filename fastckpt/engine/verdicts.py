@@ -30,11 +30,16 @@ class Verdicts:
         self._memory: list[Candidate] = []
         self._storage: list[tuple[Offer, Faults]] = []
 
-    def add(self, candidate: Candidate, offer: Offer, found: Faults) -> None:
-        """Some rank has found these files of a checkpoint bad; none, if they only did not load."""
-        if found and candidate.tier == "memory":
+    def add(self, candidate: Candidate, offer: Offer | None, found: Faults) -> None:
+        """Some rank has found these files of a checkpoint bad; none, if they only did not load.
+
+        The offer is this rank's, if it has one.
+        """
+        if offer is None or not found:
+            return
+        if candidate.tier == "memory":
             self._memory.append(candidate)
-        elif found and offer.durable:
+        elif offer.durable:
             self._storage.append((offer, found))
 
     def carry_out(self, damaged: list[tuple[Store, Path | str, str]]) -> None:

@@ -1,18 +1,23 @@
 """Saves to memory between those that ModelCheckpoint makes."""
 
+import logging
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fastckpt.checkpointer import StorageType
 from fastckpt.errors import ConfigError
+from fastckpt.lightning._private import has_stepped, is_validated_next
+
+logger = logging.getLogger("fastckpt")
 
 
 class MemoryCheckpoint(Callback):
     """Saves to memory at the end of training steps; the trainer's plugin is a `FastCheckpointIO`.
 
-    After the last step of an epoch it waits for the first of the next: Lightning would resume what was saved before
-    without the hooks and the validation of the epoch's end.
+    A step that is followed by a validation within the epoch is saved after that: Lightning takes a checkpoint of before
+    for one whose validation is over. The last step of an epoch is left out, and the first of the next saved: Lightning
+    would resume it without the hooks and the validation of the epoch's end.
 
     Args:
         every_n_train_steps: How many steps of optimizers lie between two saves, at least.
@@ -30,9 +35,20 @@ class MemoryCheckpoint(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from here."""
         self._saved = trainer.global_step
+        if trainer.num_training_batches == 1:
+            logger.warning("MemoryCheckpoint saves nothing: each epoch has 1 batch, and the last one is not saved")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save, if it is time."""
-        if trainer.global_step - self._saved >= self._every and not trainer.is_last_batch:
+        """Save, if it is time and no validation follows."""
+        if not is_validated_next(trainer):
+            self._save(trainer)
+
+    def after_validation(self, trainer: Trainer) -> None:
+        """Save, if it is time: a strategy of ours calls it, once all callbacks have seen what validation found."""
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        is_due = trainer.global_step - self._saved >= self._every
+        if is_due and has_stepped(trainer) and not trainer.is_last_batch:
             self._saved = trainer.global_step
-            trainer.save_checkpoint("", storage_options=StorageType.MEMORY)
+            trainer.save_checkpoint("", weights_only=False, storage_options=StorageType.MEMORY)

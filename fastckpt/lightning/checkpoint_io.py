@@ -100,7 +100,7 @@ class FastCheckpointIO(TorchCheckpointIO):
             return
         saves = self._open()
         if storage_options is StorageType.MEMORY:
-            if step != saves.saved_step:
+            if not saves.has_saved(checkpoint):
                 saves.save(step, checkpoint, "", StorageType.MEMORY)
         elif not (result := saves.save(step, checkpoint, path, StorageType.DISK)):
             saves.settle_storage()  # Lightning counts on its file: rather wait than be without it

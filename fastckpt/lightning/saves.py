@@ -12,6 +12,7 @@ from fastckpt.ddp import DdpCheckpointer
 from fastckpt.engine.agreement import agreement
 from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.errors import PersistError
+from fastckpt.lightning._private import progress
 
 logger = logging.getLogger("fastckpt")
 
@@ -25,6 +26,7 @@ class Saves(DdpCheckpointer):
     """A `DdpCheckpointer` that saves a step as often as Lightning does."""
 
     saved_step = -1
+    _progress: dict[str, Any] | None = None
 
     def save(self, step: int, state: dict[str, Any], path: str, storage_type: StorageType) -> SaveResult:
         """Save a checkpoint of Lightning, to memory or to the file at ``path`` as well; all ranks call it.
@@ -41,8 +43,12 @@ class Saves(DdpCheckpointer):
         states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
-            self.saved_step = step
+            self.saved_step, self._progress = step, progress(state)
         return result
+
+    def has_saved(self, checkpoint: dict[str, Any]) -> bool:
+        """Whether the newest save was made at the same place of the same loops."""
+        return checkpoint["global_step"] == self.saved_step and progress(checkpoint) == self._progress
 
     def settle_storage(self) -> bool:
         """Wait until nothing is on its way to storage; whether all that was asked for came there."""

@@ -10,7 +10,10 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from fastckpt.engine.kinds import refuse_sharded
 from fastckpt.errors import ConfigError
+from fastckpt.lightning._private import is_in_batch_hooks, is_validated_next
+from fastckpt.lightning.callback import MemoryCheckpoint
 from fastckpt.lightning.checkpoint_io import NEWEST, FastCheckpointIO, StorageType
 from fastckpt.lightning.saves import Generators
 
@@ -20,6 +23,7 @@ logger = logging.getLogger("fastckpt")
 class AllRanks(Strategy):
     """What our strategies do otherwise than those of Lightning that they are made of."""
 
+    _has_warned = False
     _generators: Generators | None = None
     """As they were when what was loaded was saved; None when training has gone on."""
 
@@ -50,6 +54,7 @@ class AllRanks(Strategy):
         """As Lightning's."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
+            refuse_sharded(self.optimizers)
             swaps = any(isinstance(each, WeightAveraging) for each in trainer.callbacks)  # type: ignore[attr-defined]
             if swaps and self._io.overlap:
                 logger.warning("WeightAveraging writes to weights that saves may be copying: saves do not overlap")
@@ -61,6 +66,7 @@ class AllRanks(Strategy):
         """Save on all ranks; the file is where the first one says."""
         if storage_options is not StorageType.MEMORY:
             filepath = self.broadcast(os.fspath(filepath))
+            self._warn_of_lost_hooks(checkpoint["global_step"])
         self._io.save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(
@@ -92,6 +98,26 @@ class AllRanks(Strategy):
         if self._generators is not None and not was_last_of_epoch:
             self._generators.restore()
         self._generators = None
+
+    def on_validation_end(self) -> None:
+        """All callbacks have been called: what validation changed in them is saved with the step before it."""
+        super().on_validation_end()
+        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
+            for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, MemoryCheckpoint):
+                    callback.after_validation(self._trainer)
+
+    def _warn_of_lost_hooks(self, step: int) -> None:
+        trainer = self._trainer
+        if self._has_warned or trainer.state.fn != TrainerFn.FITTING or not is_in_batch_hooks(trainer):
+            return
+        if trainer.is_last_batch or is_validated_next(trainer):
+            self._has_warned = True
+            logger.warning(
+                "ModelCheckpoint saves step %d before its validation or its epoch's end: Lightning goes on from that "
+                "file without the validation and the hooks that follow. Choose steps that end no epoch and are not "
+                "validated, or leave every_n_train_steps out", step
+            )  # fmt: skip
 
     @property
     def _trainer(self) -> Trainer:

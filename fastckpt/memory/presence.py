@@ -102,7 +102,11 @@ def drive_out(arena: Path, seconds: float) -> bool:
                 if time.monotonic() > end:
                     return False
                 time.sleep(0.01)
-        for path, _ in signed(arena):
+        for path, process in signed(arena):
+            left = sorted(each.pid for each in process.left() if each.kill())
+            if left:
+                metrics.event("orphans_killed", pids=left)
+                logger.warning("killed processes %s, such as loader workers, which %s left behind", left, process)
             path.unlink(missing_ok=True)
         return True
     finally:

@@ -84,6 +84,17 @@ class Process:
             os.close(handle)
         return True
 
+    def left(self) -> list["Process"]:
+        """What lives on of the session of this process, which led it and is dead: its loader workers, say.
+
+        The kernel gives the number of a session to nobody while somebody is in it.
+        """
+        if not self.is_here() or _ticks(self.pid):
+            return []
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        found = [Process.of(pid) for pid in pids if stat_of(Path(f"/proc/{pid}"))[3:4] == [str(self.pid)]]
+        return [each for each in found if each.ticks >= self.ticks]
+
     def __str__(self) -> str:
         elsewhere = "" if self.is_here() or self.boot != boot_id() else " of another pid namespace"
         return f"process {self.pid}{elsewhere} on {self.host or 'this host'}, started {self.started or 'some time ago'}"

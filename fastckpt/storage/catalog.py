@@ -120,6 +120,10 @@ class Catalog:
         """What there is of one step."""
         return self._judge(self._list([f"checkpoint-{step}"]))
 
+    def forget(self, place: str) -> None:
+        """This place is gone."""
+        self._manifests.pop(place, None)
+
     def _list(self, folders: list[str]) -> dict[str, dict[str, int]]:
         """The objects of each place: their names, and their sizes in bytes."""
         places: defaultdict[str, dict[str, int]] = defaultdict(dict)

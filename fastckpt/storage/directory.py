@@ -145,6 +145,10 @@ class CheckpointDirectory:
         """All whole checkpoints, newest id first."""
         return self.scan().whole
 
+    def known(self) -> list[Stored]:
+        """The same: it costs little."""
+        return self.checkpoints()
+
     def damaged(self) -> list[tuple[Path, str]]:
         """Checkpoints that are there but not whole: the path, and what is wrong."""
         return self.scan().damaged

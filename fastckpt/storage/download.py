@@ -1,12 +1,18 @@
 """Reads a file of a checkpoint from a store, and checks on the way that it is what was saved."""
 
+import contextlib
 import errno
+import os
+import shutil
+from collections.abc import Iterator
 from io import FileIO
+from pathlib import Path
 
 import xxhash
 
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, PersistError
 from fastckpt.format.manifest import FileEntry
+from fastckpt.sizes import binary
 from fastckpt.storage.objects import Objects
 
 ATTEMPTS = 2
@@ -18,7 +24,7 @@ def download(objects: Objects, name: str, entry: FileEntry, into: FileIO | None)
 
     Raises:
         BadCheckpoint: It is not what was saved; says what was found.
-        OSError: The file cannot take it.
+        PersistError: The file cannot take it.
         Exception: What the store's client raises if the store does not answer.
     """
     for attempt in range(1, ATTEMPTS + 1):
@@ -36,9 +42,28 @@ def _download_once(objects: Objects, name: str, entry: FileEntry, into: FileIO |
         into.seek(0)
     for part in objects.parts(name, entry.size):
         found.update(part)
-        if into and into.write(part) != len(part):
-            raise OSError(errno.ENOSPC, f"{into.name} cannot take {entry.size} bytes")
+        if into:
+            with room_for(entry, Path(os.fspath(into.name)).parent):
+                _write(into, part)
     if found.hexdigest() != entry.digest:
         raise BadCheckpoint(
             f"{objects.url(name)} is damaged: its xxh3-128 is {found.hexdigest()}; {entry.digest} was saved"
         )
+
+
+def _write(into: FileIO, part: bytes) -> None:
+    if into.write(part) != len(part):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def room_for(entry: FileEntry, place: Path) -> Iterator[None]:
+    """Turn what this host's disk has against a download into a PersistError: it is no fault of the store."""
+    try:
+        yield
+    except OSError as error:
+        free = next(shutil.disk_usage(each).free for each in (place, *place.parents) if each.exists())
+        raise PersistError(
+            f"cannot download {entry.name} to {place}: {error.strerror or error}. It has {binary(entry.size)}; "
+            f"{binary(free)} is free there. Make room, or choose another TMPDIR."
+        ) from error

@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import fsspec
-import fsspec.asyn
 import xxhash
-from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
 
-from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.errors import BadCheckpoint
+from fastckpt.storage.client import Client
 from fastckpt.storage.direct import Pace
-from fastckpt.storage.multipart import DEADLINE, LARGEST_COUNT, Multipart, abort_abandoned
+from fastckpt.storage.multipart import LARGEST_COUNT, Multipart, abort_abandoned
+from fastckpt.storage.trouble import Logged
 
 PART = 16 * 2**20
 """Bytes that travel in one request, unless a file would have too many parts."""
@@ -28,16 +29,12 @@ THREADS = 8
 """Requests of one store that are on their way at a time."""
 READS = 4
 """Parts of a file that are read ahead."""
-REQUEST_DEADLINE = 45.0
-"""Seconds for a small request, with all retries of the client."""
 COPY_DEADLINE = 1800.0
 """Seconds in which a store copies an object of its own."""
-BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"})
-"""Protocols whose first part is a bucket that exists or does not, and which have no directories to be made."""
 
-CONDITIONAL = BUCKETS & {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"} | {"memory"}
+CONDITIONAL = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Protocols that make an object only if there is none, where their client can ask for that."""
-DIRECTORIES = frozenset({"sftp", "ssh", "webdav", "dav", "ftp", "smb"})
+DIRECTORIES = frozenset({"webdav", "dav", "smb"})
 """Protocols whose servers refuse to make a directory that is there."""
 
 
@@ -68,31 +65,12 @@ class Objects:
 
     def __init__(self, url: str) -> None:
         """Raise ConfigError if nothing that is installed opens such a URL."""
-        try:
-            # What a listing was a while ago tells nothing; and a client of its own has the environment's settings.
-            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(
-                f"cannot open {url}: {error}. Install the fsspec implementation of that protocol; for s3:// that is "
-                "pip install 's3fs>=2024.6'. Or correct the URL, such as s3://bucket/run1."
-            ) from error
-        self._root, self._url = root.rstrip("/"), url.rstrip("/")
-        protocol = self._fs.protocol
-        self._names = {protocol} if isinstance(protocol, str) else set(protocol)
-        # Others than asynchronous clients have deadlines of their own only.
-        self._deadline, self._long_deadline, self._copy_deadline = (
-            {"timeout": seconds} if self._fs.async_impl else {}
-            for seconds in (REQUEST_DEADLINE, DEADLINE, COPY_DEADLINE)
-        )
-        self._finds = _has_its_own(self._fs, "_find" if self._fs.async_impl else "find")
-        self._is_s3 = bool(self._names & {"s3", "s3a"})
-        self._condition = _condition(self._fs) if self._names & CONDITIONAL else {}
+        self._client = Client(url)
+        self._root, self._url, self.has_buckets = self._client.root, self._client.url, self._client.has_buckets
+        self._finds = self._client.has_its_own("find")
+        self._condition = _condition(self._client) if self._client.names & CONDITIONAL else {}
         self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
-
-    @property
-    def has_buckets(self) -> bool:
-        """Whether objects lie in buckets, without directories."""
-        return bool(self._names & BUCKETS)
+        self._cleaner = ThreadPoolExecutor(1, "fastckpt-clean")
 
     def path(self, name: str) -> str:
         """Where an object lies, as fsspec has it; a name that begins with "/" is not relative."""
@@ -110,7 +88,8 @@ class Objects:
     def upload(self, source: Path, name: str, pace: Pace) -> tuple[int, str]:
         """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
 
-        Memory holds a few parts at a time. On failure nothing is left of it, as far as the store can be reached.
+        Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
+        reached.
         """
         digest = xxhash.xxh3_128()
         with ExitStack() as on_exit:
@@ -126,7 +105,7 @@ class Objects:
                 return size, digest.hexdigest()
             sink = self._sink(name)
             on_failure = on_exit.enter_context(ExitStack())
-            on_failure.callback(sink.discard)
+            on_failure.callback(self.later, f"abort what was uploaded of {self.url(name)}", sink.discard)
             for offset in range(0, size, part):
                 data = _read_exactly(reader, min(part, size - offset), offset)
                 pace.wait_for(len(data))
@@ -138,23 +117,23 @@ class Objects:
 
     def _sink(self, name: str) -> Sink:
         path = self.path(name)
-        if self._is_s3:
-            return Multipart(self._fs, path, self._pool)
+        if self._client.is_s3:
+            return Multipart(self._client, path, self._pool)
         self._make_directory(path)
-        return _Stream(self._fs.open(path, "wb", block_size=PART))
+        return _Stream(self._client, path)
 
     def put(self, name: str, data: bytes) -> None:
         """Make an object of bytes, at once."""
         path = self.path(name)
         self._make_directory(path)
-        self._fs.pipe_file(path, data, **self._long_deadline)
+        self._client.ask(f"write {path}", "pipe_file", path, data, size=len(data))
 
     @property
     def creation(self) -> Creation:
         """How something is made here by one alone."""
-        if isinstance(self._fs, LocalFileSystem):
+        if isinstance(self._client.fs, LocalFileSystem):
             return Creation.FILE
-        if self._names & DIRECTORIES:
+        if self._client.names & DIRECTORIES:
             return Creation.DIRECTORY
         return Creation.OBJECT if self._condition else Creation.NONE
 
@@ -164,13 +143,13 @@ class Objects:
         self._make_directory(path)
         try:
             if self.creation is Creation.FILE:
-                with self._fs.open(path, "xb") as file:
+                with self._client.fs.open(path, "xb") as file:
                     file.write(data)
             else:
-                self._fs.pipe_file(path, data, **self._condition, **self._deadline)
+                self._client.ask(f"create {path}", "pipe_file", path, data, **self._condition)
         except OSError as error:
             # Some servers do not say which condition has failed: s3fs has no other word for that.
-            if isinstance(error, FileExistsError) or (error.errno == errno.EINVAL and self._fs.exists(path)):
+            if isinstance(error, FileExistsError) or (error.errno == errno.EINVAL and self._is_there(path)):
                 return False
             raise
         return True
@@ -180,9 +159,9 @@ class Objects:
         path = self.path(name)
         self._make_directory(path)
         try:
-            self._fs.mkdir(path, create_parents=False)
+            self._client.ask(f"create {path}", "mkdir", path, create_parents=False)
         except Exception:
-            if not self._fs.exists(path):
+            if not self._is_there(path):
                 raise
             return False
         return True
@@ -191,38 +170,42 @@ class Objects:
         """The names of all that lies directly below a name, relative to it."""
         path = self.path(name)
         try:
-            found = self._fs.ls(path, detail=False, **self._deadline)
+            found = self._client.ask(f"list {path}", "ls", path, detail=False)
         except FileNotFoundError:
             return []
         return [each.rstrip("/")[len(path) + 1 :] for each in found]
 
+    def _is_there(self, path: str) -> bool:
+        return bool(self._client.ask(f"look for {path}", "exists", path))
+
     def _make_directory(self, path: str) -> None:
         if not self.has_buckets:
-            self._fs.makedirs(self._fs._parent(path), exist_ok=True)
+            self._client.ask("make a directory", "makedirs", path.rpartition("/")[0], exist_ok=True)
 
     def read(self, name: str, size: int) -> bytes | None:
         """The first bytes of a small object, at most so many; None if there is none."""
         if size == 0:
             return b""  # stores refuse to read no bytes
         try:
-            data: bytes = self._fs.cat_file(self.path(name), start=0, end=size, **self._deadline)
+            return self.read_range(name, 0, size)
         except FileNotFoundError:
             return None
-        return data
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         """The bytes of an object from ``start`` to ``end``, or to its end."""
-        data: bytes = self._fs.cat_file(self.path(name), start=start, end=end, **self._long_deadline)
+        path = self.path(name)
+        how = self._client.reading
+        data: bytes = self._client.ask(f"read {path}", "cat_file", path, start=start, end=end, size=end - start, **how)
         return data
 
     def parts(self, name: str, size: int) -> Iterator[bytes]:
         """The bytes of an object of that size, in order; raises BadCheckpoint if it is gone or shorter."""
-        path, part = self.path(name), part_size(size)
+        part = part_size(size)
 
         def fetch(offset: int) -> bytes:
             end = min(offset + part, size)
             try:
-                data: bytes = self._fs.cat_file(path, start=offset, end=end, **self._long_deadline)
+                data = self.read_range(name, offset, end)
             except FileNotFoundError as error:
                 raise BadCheckpoint(f"{self.url(name)} of {size} bytes is not there") from error
             if len(data) != end - offset:
@@ -240,13 +223,13 @@ class Objects:
     def sizes(self, name: str) -> dict[str, int]:
         """The names of all objects below a name, relative to it, and their sizes in bytes."""
         path = self.path(name)
-        found = self._fs.find(path, detail=True, **self._deadline) if self._finds else dict(self._below(path))
+        found = self._client.ask(f"list {path}", "find", path, detail=True) if self._finds else dict(self._below(path))
         return {key[len(path) + 1 :]: int(info["size"]) for key, info in found.items() if key.startswith(path + "/")}
 
     def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """What fsspec's own ``find`` gives, which takes a directory that it cannot list for an empty one."""
         try:
-            found = self._fs.ls(path, detail=True, **self._deadline)
+            found = self._client.ask(f"list {path}", "ls", path, detail=True)
         except FileNotFoundError:
             return
         for info in found:
@@ -260,7 +243,7 @@ class Objects:
         """The names of what lies directly below a name and has objects below it, relative to it."""
         path = self.path(name)
         try:
-            found = self._fs.ls(path, detail=True, **self._deadline)
+            found = self._client.ask(f"list {path}", "ls", path, detail=True)
         except FileNotFoundError:
             return []
         return sorted(info["name"].rstrip("/")[len(path) + 1 :] for info in found if info["type"] == "directory")
@@ -268,19 +251,21 @@ class Objects:
     def written_at(self, name: str) -> float:
         """When an object was written, in seconds since the epoch; infinity if the store does not tell."""
         try:
-            return float(self._fs.modified(self.path(name)).timestamp())
+            with self._client.told("see when an object was written"):
+                return float(self._client.fs.modified(self.path(name)).timestamp())
         except (NotImplementedError, FileNotFoundError):
             return math.inf
 
     def copy(self, source: str, target: str) -> None:
         """Have the store copy an object."""
         self._make_directory(self.path(target))
-        self._fs.cp_file(self.path(source), self.path(target), **self._copy_deadline)
+        paths = self.path(source), self.path(target)
+        self._client.ask(f"copy {paths[0]}", "cp_file", *paths, limit=COPY_DEADLINE)
 
     def remove(self, name: str) -> None:
         """Remove an object, if it is there."""
         try:
-            self._fs.rm_file(self.path(name), **self._deadline)
+            self._client.ask(f"remove {self.path(name)}", "rm_file", self.path(name))
         except FileNotFoundError:
             pass
 
@@ -288,21 +273,22 @@ class Objects:
         """Remove all objects below a name."""
         for _ in self.each(lambda inner: self.remove(f"{name}/{inner}"), list(self.sizes(name))):
             pass
-        if not self.has_buckets and self._fs.isdir(self.path(name)):
-            self._fs.rm(self.path(name), recursive=True)
+        if not self.has_buckets and self._client.ask("see a directory", "isdir", self.path(name)):
+            self._client.ask("remove a directory", "rm", self.path(name), recursive=True)
 
     def abort_uploads(self, is_abandoned: Callable[[str, float], bool]) -> list[str]:
         """Abort the uploads that dead writers left under way; see `abort_abandoned`. Returns their names."""
-        return abort_abandoned(self._fs, self._root, is_abandoned) if self._is_s3 else []
+        return abort_abandoned(self._client, is_abandoned) if self._client.is_s3 else []
 
     def bucket_is_there(self) -> bool:
         """Whether the bucket exists; a store without buckets begins with nothing."""
-        return not self.has_buckets or bool(self._fs.exists(self._root.split("/")[0], **self._deadline))
+        bucket = self._root.split("/")[0]
+        return not self.has_buckets or bool(self._client.ask("see whether the bucket is there", "exists", bucket))
 
     def url(self, name: str = "") -> str:
         """What a user would call it."""
         return (
-            str(self._fs.unstrip_protocol(self.path(name)))
+            str(self._client.fs.unstrip_protocol(self.path(name)))
             if name.startswith("/")
             else f"{self._url}/{name}".rstrip("/")
         )
@@ -311,26 +297,28 @@ class Objects:
         """What ``work`` returns for each name; several are on their way at a time."""
         return self._pool.map(work, names)
 
+    def later(self, deed: str, work: Callable[[], Any]) -> None:
+        """Clean something up, in the background: whoever failed tells of it first. Not done, it is left to a sweep."""
+
+        def clean() -> None:
+            with Logged(f"{deed}; the next sweep will"):
+                work()
+
+        self._cleaner.submit(clean)
+
     def close(self) -> None:
         """End the threads, after what they do now, and the connections."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._is_s3 and self._fs._s3 is not None:  # else its connections stay until the garbage is collected
-            fsspec.asyn.sync(self._fs.loop, self._fs._s3.close, **self._deadline)
+        for pool in (self._cleaner, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
 
 
-def _condition(fs: AbstractFileSystem) -> dict[str, Any]:
+def _condition(client: Client) -> dict[str, Any]:
     """What to tell a client so that it makes an object only if there is none; empty if it cannot be told."""
-    name = "_pipe_file" if fs.async_impl else "pipe_file"
-    known = inspect.signature(getattr(fs, name)).parameters if _has_its_own(fs, name) else {}
+    method = getattr(client.fs, "_pipe_file" if client.fs.async_impl else "pipe_file")
+    known = inspect.signature(method).parameters if client.has_its_own("pipe_file") else {}
     conditions: dict[str, Any] = {"mode": "create", "overwrite": False}
     return next(({word: value} for word, value in conditions.items() if word in known), {})
-
-
-def _has_its_own(fs: AbstractFileSystem, method: str) -> bool:
-    """Whether a file system does not inherit this from fsspec's base classes."""
-    return all(
-        getattr(type(fs), method) is not vars(base).get(method) for base in (AbstractFileSystem, AsyncFileSystem)
-    )
 
 
 def part_size(size: int) -> int:
@@ -342,10 +330,20 @@ def part_size(size: int) -> int:
 class _Stream:
     """A file of fsspec that is written in one go."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.write = file.write
-        self.commit = file.close
+    def __init__(self, client: Client, path: str) -> None:
+        self._told = partial(client.told, f"write {path}")
+        with self._told():
+            self._file = client.fs.open(path, "wb", block_size=PART)
+
+    def write(self, part: bytes) -> None:
+        """Send the next bytes."""
+        with self._told():
+            self._file.write(part)
+
+    def commit(self) -> None:
+        """Make the object."""
+        with self._told():
+            self._file.close()
 
     def discard(self) -> None:
         """Leave nothing, where the file system can do that; else what was written, without a manifest."""

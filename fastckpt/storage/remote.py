@@ -25,7 +25,7 @@ from fastckpt.storage.catalog import (
     new_place,
 )
 from fastckpt.storage.copier import Copier
-from fastckpt.storage.download import download
+from fastckpt.storage.download import download, room_for
 from fastckpt.storage.gather import Gathering, RemoteContribution, share_in
 from fastckpt.storage.identity import Identity, parsed
 from fastckpt.storage.layout import PRIVATE, TRACKER
@@ -76,6 +76,7 @@ class RemoteStore:
         self._copier = copier or Copier()
         self._catalog = Catalog(self._objects)
         self.histories = ObjectHistories(self._objects)
+        self._known: list[RemoteCheckpoint] | None = None
         self.path = self._objects.url()
         self.read_back = False
 
@@ -114,7 +115,8 @@ class RemoteStore:
             request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
             place = new_place(id)
             with ExitStack() as on_failure:
-                on_failure.callback(self._give_up, place)
+                left = f"remove what is left of {self._objects.url(place)}"
+                on_failure.callback(self._objects.later, left, lambda: self._remove(place))
                 manifest = request.manifest(upload_images(self._objects, self._copier, request, place))
                 check_complete(self._objects, manifest, place)
                 if request.target:
@@ -136,6 +138,7 @@ class RemoteStore:
         details: Mapping[str, JSON] | None = None,
     ) -> RemoteContribution:
         """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
+        self._known = None  # other nodes may publish it
         with Explained(f"persist {id}", self.path):
             sources = {name: Source.of(image) for name, image in images.items()}
             share = replace(share, target=_own(self._objects, share.target))
@@ -144,16 +147,17 @@ class RemoteStore:
             gathering.contribute(request, self._copier)
         return RemoteContribution(self.path, gathering, self._finish)
 
-    def _give_up(self, place: str) -> None:
-        with Logged(f"remove what is left of {self._objects.url(place)}; the next sweep will"):
-            self._remove(place)
-
     def _finish(self, manifest: Manifest, place: str) -> None:
         """Do what should follow, but changes nothing in what counts as the newest."""
         with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
             self._objects.put(TRACKER, str(manifest.id.step).encode())
         with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
-            for old in self._catalog.of_step(manifest.id.step).replaced(manifest, place):
+            there = self._catalog.of_step(manifest.id.step)
+            replaced = there.replaced(manifest, place)
+            if self._known is not None:
+                others = [stored for stored in self._known if stored.id.step != manifest.id.step]
+                self._known = others + [stored for stored in there.places if stored.name not in replaced]
+            for old in replaced:
                 self._remove(old)
 
     def gathered(self) -> list[SaveId]:
@@ -182,11 +186,19 @@ class RemoteStore:
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
         with Explained("read checkpoints", self.path):
-            return self._catalog.scan()
+            scan = self._catalog.scan()
+        self._known = list(scan.places)
+        return scan
 
     def checkpoints(self) -> list[RemoteCheckpoint]:
         """All whole checkpoints, newest id first."""
         return self.scan().whole
+
+    def known(self) -> list[RemoteCheckpoint]:
+        """As `checkpoints`, by what was found there last and was published and deleted here since: no requests."""
+        if self._known is None:
+            return self.checkpoints()
+        return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
 
     def verify(self, stored: RemoteCheckpoint, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.
@@ -213,10 +225,12 @@ class RemoteStore:
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
             with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with draft.open("wb", buffering=0) as file:
-                    download(self._objects, stored.object(entry.name), entry, file)
-                draft.rename(path)
+                with room_for(entry, path.parent):
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    file = on_exit.enter_context(draft.open("wb", buffering=0))
+                download(self._objects, stored.object(entry.name), entry, file)
+                with room_for(entry, path.parent):
+                    draft.rename(path)
 
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint, and the copy that its user named; nothing happens if there is none of that id.
@@ -226,34 +240,42 @@ class RemoteStore:
             PersistError: The store refused.
         """
         with Explained(f"delete {id}", self.path):
-            scan = self._catalog.scan()
-            places, whole = scan.places, scan.whole
+            whole = self.known()
+            if not (whole and whole[0].id > id and self._counts(whole[0])):
+                whole = self.checkpoints()
             if whole and whole[0].id == id:
                 raise ConfigError(
                     f"cannot delete {id} in {self.path}: it is the newest of {len(whole)} whole checkpoints, which is "
                     "always kept. Save a newer one first."
                 )
-            for stored in [stored for stored in places if stored.id == id]:
-                self._remove_copy(stored, places)
+            among = self._known or []
+            for stored in [stored for stored in self._catalog.of_step(id.step).places if stored.id == id]:
+                self._remove_copy(stored, among)
                 self._remove(stored.name)
+            self._known = [stored for stored in among if stored.id != id]
+
+    def _counts(self, stored: RemoteCheckpoint) -> bool:
+        """Whether a checkpoint is still there."""
+        return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
 
     def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
         """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
         target = stored.manifest.target
-        if target and next(other for other in among if other.manifest.target == target).id == stored.id:
+        if target and max(other.id for other in [stored, *among] if other.manifest.target == target) == stored.id:
             self._objects.remove(target)
 
     def _remove(self, place: str) -> None:
         """Remove a place; first it ceases to count."""
         self._objects.remove(f"{place}/{NAME}")
         self._objects.remove_all(place)
+        self._catalog.forget(place)
 
     def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
         """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
 
         It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
-        url = bad if isinstance(bad, str) else bad.place
+        url, self._known = bad if isinstance(bad, str) else bad.place, None
         with Explained(f"set aside {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):

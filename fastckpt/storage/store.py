@@ -139,6 +139,9 @@ class Store(Protocol):
     def checkpoints(self) -> Sequence[Any]:
         """All whole checkpoints (`Kept`), newest id first."""
 
+    def known(self) -> Sequence[Any]:
+        """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
+
     def verify(self, stored: Any, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 

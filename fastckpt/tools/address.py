@@ -9,7 +9,7 @@ from fastckpt.errors import ConfigError
 _SUFFIX = re.compile(
     r"(?P<where>.*)@(?:latest|(?P<step>\d{1,19})(?:\.(?P<history>\d{1,19}))?)(?::(?P<tier>\w+))?", re.S
 )
-_TIERS = ("memory", "storage")
+_TIERS = ("memory", "storage", "remote")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Address:
         location: The checkpoint directory: a path, or a URL.
         step: Its step; None for the newest.
         history: Its history; None for the newest that has the step.
-        tier: "memory" or "storage"; "" for either.
+        tier: "memory", "storage" or "remote"; "" for any.
         explicit: Whether more was given than the location.
     """
 

@@ -1,5 +1,6 @@
 """All that a checkpoint directory holds in any tier: what counts, and what does not and why."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -130,20 +131,27 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
     Args:
         location: The checkpoint directory: a path or URL.
         shm_dir: The tmpfs under which arenas lie.
-        remote: Where its job copies durable checkpoints to; empty for nowhere.
+        remote: Where its job copies durable checkpoints to; empty for nowhere. If it is given, the directory may be
+            gone.
 
     Raises:
         ConfigError: There is no such directory.
         PersistError: It cannot be read.
     """
-    if not is_url(location) and not (location and Path(location).is_dir()):
-        raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory")
+    if not is_url(location) and not (location and (Path(location).is_dir() or (remote and is_gone(location)))):
+        hint = "" if remote else "; if it is lost, give --remote as well: where its job copied checkpoints to"
+        raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory{hint}")
     location = normalised(location)
     arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
     items = [*(_in_memory(arenas, _identity(location)) if arenas else ()), *_durable(location, "storage")]
     if remote:
         items += _durable(normalised(remote), "remote")
     return Inventory(location, sorted(items, key=lambda item: item.age_order), arenas)
+
+
+def is_gone(location: str) -> bool:
+    """Whether there is nothing at a path; a URL is never gone."""
+    return not is_url(location) and not os.path.lexists(location)
 
 
 def place_of(location: str) -> Path | str:

@@ -22,9 +22,11 @@ def keep_best(text: str) -> KeepBest:
 
 
 def divide(
-    inventory: Inventory, policies: Sequence[Policy], dropped: Collection[int] = ()
+    inventory: Inventory, policies: Sequence[Policy], dropped: Collection[int] = (), *, tier: str = "storage"
 ) -> tuple[list[Item], list[Item]]:
-    """The whole checkpoints on storage: those that some policy keeps, and the others. The newest is always kept.
+    """The whole checkpoints on storage, or in another tier: those that some policy keeps, and the others.
+
+    The newest is always kept.
 
     Histories that the newest one did not resume from are judged apart, unless they are ``dropped``: nothing of those is
     kept. Without policies all others are.
@@ -35,7 +37,7 @@ def divide(
     """
     if not (policies or dropped):
         raise ConfigError("say what to keep: --keep-last, --keep-every, --keep-minutes or --keep-best")
-    stored = [item for item in inventory.whole if item.tier == "storage"]
+    stored = [item for item in inventory.whole if item.tier == tier]
     entries = [
         Entry(item.id, item.time or 0.0, measured(item.details.get("metrics")), past(item.details, item.parent))
         for item in stored
@@ -72,15 +74,15 @@ def _check_dropped(dropped: Collection[int], entries: Sequence[Entry]) -> None:
             )
 
 
-def delete(inventory: Inventory, items: Sequence[Item]) -> None:
-    """Remove checkpoints, oldest first; each is gone as a whole or not at all, whenever this is interrupted.
+def delete(location: str, items: Sequence[Item]) -> None:
+    """Remove checkpoints at a path or URL, oldest first; each is gone as a whole or not at all, whenever this ends.
 
     What a running job publishes meanwhile, or deletes by itself, is no trouble.
 
     Raises:
         PersistError: Storage refused.
     """
-    with closing(open_store(inventory.location)) as store:
+    with closing(open_store(location)) as store:
         for item in reversed(items):
             if item.id is not None:
                 store.delete(item.id)

@@ -68,7 +68,10 @@ class Recovery(Why):
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node."""
+    """What became of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
+
+    ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step.
+    """
 
     saves: int = 0
     saved_bytes: int = 0
@@ -78,6 +81,8 @@ class Counts:
     persist_time: int = 0
     persist_failures: int = 0
     uploads: int = 0
+    upload_failures: int = 0
+    newest_upload: tuple[int, int] | None = None
     bad_checkpoints: int = 0
 
 
@@ -270,8 +275,16 @@ def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
         persist_time=max(times, default=0),
         persist_failures=seen["persist_failed"],
         uploads=seen["uploaded"],
+        upload_failures=seen["upload_failed"],
+        newest_upload=_newest_upload(nodes),
         bad_checkpoints=seen["bad_checkpoint"],
     )
+
+
+def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
+    events = (event for chain in nodes.values() for placed in chain for event in placed.launch.events)
+    arrived = (event for event in events if event["event"] == "uploaded")
+    return max(((whole(event, "history", -1), whole(event, "step", -1)) for event in arrived), default=None)
 
 
 def _last_progress(placed: Placed) -> Iterable[Event]:

@@ -47,14 +47,19 @@ class Contents:
         self._small_of: object = None
         self._weights = Weights()
         self._warned: set[str] = set()
+        self._only_model = False
 
     def files(self, step: int, *, lasting: bool) -> dict[str, Any]:
-        """This rank's files of a step; ``lasting`` says that they are for storage. Raises Unplanned."""
+        """This rank's files of a step; ``lasting`` says that they are for storage. Raises Unplanned.
+
+        ``save_only_model`` is about what lies on storage: a save to memory has all that a resume needs.
+        """
         trainer, scratch = self._trainer, self._folder.scratch()
+        self._only_model = lasting and trainer.args.save_only_model
         arguments = _saved(trainer.args) if self._folder.has_other_nodes else b""
         with _saving_on_each_node(trainer.args, self._folder):
             files = self._model(scratch, lasting=lasting)
-            if not trainer.args.save_only_model:
+            if not self._only_model:
                 files |= self._optimizer(scratch, step, lasting=lasting) | self._scaler(scratch)
                 trainer._save_rng_state(str(scratch))
         if self._folder.writes_common:
@@ -141,7 +146,7 @@ class Contents:
             return "it is sharded" if trainer.is_fsdp_enabled else self._weights.objection(trainer.model)
         if trainer.model_wrapped.zero_gather_16bit_weights_on_model_save():
             return "it is gathered, as stage3_gather_16bit_weights_on_model_save asks"
-        unlike = trainer.args.save_only_model or is_adapted(trainer.model)
+        unlike = self._only_model or is_adapted(trainer.model)
         return "it is sharded, and not all of it is saved" if unlike else ""
 
     def _overrides(self, *methods: str) -> str:
@@ -171,6 +176,11 @@ def needs(trainer: Trainer) -> Needs:
             else (_NOWHERE,)
         )
     return Needs(STATE, STATE, shards)
+
+
+def has_only_model(checkpoint: Path) -> bool:
+    """Whether ``save_only_model`` has left out all else."""
+    return not any(checkpoint.glob("rng_state*.pth"))
 
 
 def shards_state(trainer: Trainer) -> bool:

@@ -16,7 +16,7 @@ from fastckpt.engine.deletion import CheckpointDeletionStrategy, KeepLatestStepS
 from fastckpt.engine.named import is_foreign
 from fastckpt.errors import ConfigError, PersistError
 from fastckpt.folder import Folder, SaveResult, StorageType
-from fastckpt.trainer.contents import Contents, needs
+from fastckpt.trainer.contents import Contents, has_only_model, needs
 from fastckpt.trainer.folder import TrainerFolder, Unplanned
 from fastckpt.trainer.unlogged import restore, unlogged
 
@@ -92,6 +92,11 @@ class Session:
                 logger.warning("%s holds no checkpoint yet: training starts afresh", self._directory)
             return stock
         self.loaded_step, self.loaded_from = self._found.step, self._found.tier
+        if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
+            logger.warning(
+                "step %d has the model alone, as save_only_model asks: optimizer, scheduler and random generators "
+                "begin anew", self.loaded_step
+            )  # fmt: skip
         return str(self._found.path)
 
     @property
@@ -111,7 +116,14 @@ class Session:
         self._metrics = step, {name: each for name, each in metrics.items() if isinstance(each, int | float)}
 
     def save(self, storage_type: StorageType) -> SaveResult:
-        """Save the step at which the trainer is."""
+        """Save the step at which the trainer is; to memory all of it, also where ``save_only_model`` says otherwise."""
+        result, trainer = self._save(storage_type), self._trainer
+        goes_on = trainer.state.global_step < trainer.state.max_steps and not trainer.control.should_training_stop
+        if result.saved and storage_type is StorageType.DISK and trainer.args.save_only_model and goes_on:
+            self._save(StorageType.MEMORY)
+        return result
+
+    def _save(self, storage_type: StorageType) -> SaveResult:
         trainer, folder = self._trainer, self._folder
         self.loaded()
         step, lasting = trainer.state.global_step, storage_type is StorageType.DISK

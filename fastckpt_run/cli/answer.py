@@ -85,6 +85,10 @@ def answering(function: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
+REMOTE = click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")
+"""The option of the commands that look there as well; DIR may then be lost."""
+
+
 def describe(item: Item) -> dict[str, Any]:
     """A checkpoint as JSON."""
     return {

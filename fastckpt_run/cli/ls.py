@@ -9,7 +9,7 @@ from fastckpt.config import Settings
 from fastckpt.sizes import decimal
 from fastckpt.storage.foreign import DCP, FLASH, TORCH
 from fastckpt.tools.inventory import Inventory, Item, take
-from fastckpt_run.cli.answer import Answer, Screen, age, answering, describe, known
+from fastckpt_run.cli.answer import REMOTE, Answer, Screen, age, answering, describe, known
 
 _MOST = 10
 """How many checkpoints of others are named."""
@@ -17,7 +17,7 @@ _MOST = 10
 
 @click.command()
 @click.argument("directory", metavar="DIR")
-@click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")
+@REMOTE
 @answering
 def ls(directory: str, remote: str) -> Answer:
     """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""

@@ -7,9 +7,11 @@ import click
 from fastckpt.config import Settings
 from fastckpt.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
 from fastckpt.sizes import decimal
-from fastckpt.tools.inventory import take
-from fastckpt.tools.prune import delete, divide, keep_best
-from fastckpt_run.cli.answer import Answer, Screen, answering, describe, known
+from fastckpt.storage.store import normalised
+from fastckpt.tools.inventory import is_gone, take
+from fastckpt.tools.prune import delete, divide
+from fastckpt.tools.prune import keep_best as best_of
+from fastckpt_run.cli.answer import REMOTE, Answer, Screen, answering, describe, known
 from fastckpt_run.cli.ls import in_words, jobs
 
 
@@ -20,28 +22,26 @@ from fastckpt_run.cli.ls import in_words, jobs
 @click.option("--keep-minutes", type=float, metavar="T", help="Keep the first of each period of T minutes.")
 @click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N with the smallest (max: largest) metric.")
 @click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; also repeated.")
+@REMOTE
 @click.option("--yes", is_flag=True, help="Delete; without it, only tell what would be deleted.")
 @answering
-def prune(
-    directory: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_minutes: float | None,
-    keep_best: str | None,
-    drop_history: tuple[int, ...],
-    yes: bool,
-) -> Answer:
+def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> Answer:
     """Delete the checkpoints on storage that none of the options keeps; by default, only tell which.
 
     The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
     did not resume from are judged apart: of each the newest is kept, unless --drop-history names it. This is safe
-    beside a running job: each deletion tells its sweeps to keep off, and is whole or not at all.
+    beside a running job: each deletion tells its sweeps to keep off, and is whole or not at all. With --remote, DIR and
+    the store are both pruned, each by what it holds.
     """
-    policies = _policies(keep_last, keep_every, keep_minutes, keep_best)
-    inventory = take(directory, Settings.from_environment().arenas)
-    kept, others = divide(inventory, policies, drop_history)
-    if yes:
-        delete(inventory, others)
+    policies = _policies(**keep)
+    inventory = take(directory, Settings.from_environment().arenas, remote)
+    places = {"storage": inventory.location} | ({"remote": normalised(remote)} if remote else {})
+    if is_gone(directory):
+        places.pop("storage")
+    divided = {tier: divide(inventory, policies, drop_history, tier=tier) for tier in places}
+    for tier, (_, obsolete) in divided.items() if yes else ():
+        delete(places[tier], obsolete)
+    kept, others = ([item for parts in divided.values() for item in parts[i]] for i in (0, 1))
     document: dict[str, Any] = {
         "directory": inventory.location,
         "policy": to_json(KeepAny(tuple(policies) or (KeepAll(),))),
@@ -69,14 +69,16 @@ def prune(
     return Answer(document, show)
 
 
-def _policies(last: int | None, every: int | None, minutes: float | None, best: str | None) -> list[Policy]:
+def _policies(
+    keep_last: int | None, keep_every: int | None, keep_minutes: float | None, keep_best: str | None
+) -> list[Policy]:
     policies: list[Policy] = []
-    if last is not None:
-        policies.append(KeepLast(last))
-    if every is not None:
-        policies.append(KeepEvery(every))
-    if minutes is not None:
-        policies.append(KeepEveryMinutes(minutes))
-    if best is not None:
-        policies.append(keep_best(best))
+    if keep_last is not None:
+        policies.append(KeepLast(keep_last))
+    if keep_every is not None:
+        policies.append(KeepEvery(keep_every))
+    if keep_minutes is not None:
+        policies.append(KeepEveryMinutes(keep_minutes))
+    if keep_best is not None:
+        policies.append(best_of(keep_best))
     return policies

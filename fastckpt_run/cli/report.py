@@ -1,14 +1,17 @@
 """`fastckpt report`: what happened in all launches of a training, and where the time went."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastckpt.config import Settings
 from fastckpt.sizes import decimal
-from fastckpt_run.cli.answer import Answer, Screen, answering
+from fastckpt.storage.store import is_url
+from fastckpt.tools.inventory import Item, is_gone, take
+from fastckpt_run.cli.answer import REMOTE, Answer, Screen, answering, describe
 
 if TYPE_CHECKING:
     from fastckpt.tools.frequency import Decided
@@ -25,31 +28,55 @@ SHOWN = 20
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write it to FILE as a page, with a chart."
 )
+@REMOTE
 @answering
-def report(directory: str, html: Path | None) -> Answer:
+def report(directory: str, html: Path | None, remote: str) -> Answer:
     """Tell what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
-    run meanwhile. docs/events.md defines all figures.
+    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it tells what
+    that holds, and DIR may be lost.
     """
     from fastckpt.tools.events import find, read
     from fastckpt.tools.report import report as report_on
 
-    logs = [read(path) for path in find(directory)]
+    held = _held(remote or directory) if remote or is_url(directory) else None
+    logs = [] if held and (is_url(directory) or is_gone(directory)) else [read(path) for path in find(directory)]
     found = report_on(logs)
     if html is not None:
         from fastckpt_run.cli.page import page
 
         html.write_text(page(found, directory), encoding="utf-8")
     document = _document(found) | {"directory": directory, "logs": [str(log.path) for log in logs]}
+    document["remote"] = held and {**asdict(held), "newest": held.newest and describe(held.newest)}
 
     def show(screen: Screen) -> None:
         if html is not None:
             screen.line(f"written to {html}")
         else:
             _show(screen, found, directory)
+        if held is not None:
+            newest = f"; the newest is {held.newest.id}: {held.newest.path}" if held.newest else ""
+            screen.line(f"{held.location} holds {held.checkpoints:,} whole checkpoints{newest}")
+        if held is not None and not logs:
+            screen.line("No log of launches is there: give the directory itself, or the file of --fast-events")
 
     return Answer(document, show)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a store holds: how many whole checkpoints, and the newest of them."""
+
+    location: str
+    checkpoints: int
+    newest: Item | None
+
+
+def _held(location: str) -> Held:
+    whole = take(location, Settings.from_environment().arenas).whole
+    stored = [item for item in whole if item.tier == "storage"]
+    return Held(location, len(stored), stored[0] if stored else None)
 
 
 def _document(found: "Report") -> dict[str, Any]:
@@ -173,8 +200,9 @@ def facts(found: "Report") -> list[str]:
     ]
     if found.decisions:
         said.append(f"frequency: {words.frequency(found.decisions)}")
-    if counts.uploads:
-        said.append(f"uploads: {counts.uploads:,}")
+    if counts.uploads or counts.upload_failures:
+        newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
+        said.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
     if counts.bad_checkpoints:
         said.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
     if found.unreadable or found.events_lost:

@@ -9,14 +9,15 @@ from fastckpt.errors import ConfigError
 from fastckpt.tools.address import parse
 from fastckpt.tools.inventory import take
 from fastckpt.tools.verify import BAD, Finding, select, verify_all
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known
+from fastckpt_run.cli.answer import FINDING, REMOTE, Answer, Screen, answering, known
 
 
 @click.command()
 @click.argument("checkpoint", metavar="DIR[@STEP]")
 @click.option("--all", "everything", is_flag=True, help="Read every checkpoint of DIR, not only the newest.")
+@REMOTE
 @answering
-def verify(checkpoint: str, everything: bool) -> Answer:
+def verify(checkpoint: str, everything: bool, remote: str) -> Answer:
     """Read every byte of a checkpoint, in every tier that has it, and compare it with what was saved.
 
     Without a step: the newest whole checkpoint, and all that can be seen to be bad without reading it. What is in
@@ -25,7 +26,7 @@ def verify(checkpoint: str, everything: bool) -> Answer:
     address = parse(checkpoint)
     if everything and address.explicit:
         raise ConfigError(f"--all checks all checkpoints of a directory, but {checkpoint} names one")
-    inventory = take(address.location, Settings.from_environment().arenas)
+    inventory = take(address.location, Settings.from_environment().arenas, remote)
     findings = verify_all(inventory, select(inventory, address, everything=everything), tracker=not address.explicit)
     counts = {verdict: sum(f.verdict == verdict for f in findings) for verdict in ("good", "bad", "unknown")}
     document = {"directory": inventory.location, **counts, "findings": [_to_json(finding) for finding in findings]}

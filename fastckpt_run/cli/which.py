@@ -7,13 +7,13 @@ import click
 from fastckpt.config import Settings
 from fastckpt.tools.inventory import take
 from fastckpt.tools.which import REFUSE, decide
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, describe, known
+from fastckpt_run.cli.answer import FINDING, REMOTE, Answer, Screen, answering, describe, known
 from fastckpt_run.cli.ls import in_words, jobs, none_of_ours
 
 
 @click.command()
 @click.argument("directory", metavar="DIR")
-@click.option("--remote", default="", metavar="URL", help="The store that the job copies DIR to.")
+@REMOTE
 @click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
 @answering
 def which(directory: str, remote: str, verifies: bool) -> Answer:

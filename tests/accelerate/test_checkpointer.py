@@ -50,7 +50,7 @@ def test_memory_and_storage_and_what_accelerate_wrote(tmp_path):
         with pytest.raises(BadCheckpoint):
             checkpointer.load_state(tmp_path / "run/nothing")
     stock, ours = ({path.name for path in (tmp_path / "run" / name).iterdir()} for name in ("stock", "step_3"))
-    assert ours == stock | {"manifest.json"}
+    assert ours == stock | {"manifest.json", "epochs.json"}
 
 
 def test_several_models(tmp_path):
@@ -76,7 +76,7 @@ def test_several_models(tmp_path):
     stock, ours = (
         {path.name for path in place.iterdir()} for place in (tmp_path / "stock", tmp_path / "run/checkpoint-1")
     )
-    assert {"model_1.safetensors", "optimizer_1.bin"} <= stock and ours == stock | {"manifest.json"}
+    assert {"model_1.safetensors", "optimizer_1.bin"} <= stock and ours == stock | {"manifest.json", "epochs.json"}
 
 
 def test_files_of_hooks(tmp_path):

@@ -1,6 +1,8 @@
 """Real jobs with accelerate: ranks and agents die, stock code takes turns with ours, and all is the very same."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ FILES = {
     "optimizer.bin",
     "scheduler.bin",
     "custom_checkpoint_0.pkl",
+    "epochs.json",
     "random_states_0.pkl",
     "random_states_1.pkl",
 }
@@ -57,6 +60,28 @@ def test_each_way(new_job, uninterrupted, way, rank):
     job = new_job().befalls(*kills).run(*script, **OPTIONS)
     assert_all_struck(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*script))
+
+
+def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path):
+    """The order of the epoch that was interrupted, and those of later ones, are as without the kill."""
+
+    def used(name: str, *arguments: str) -> dict[int, set[str]]:
+        command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", "--max-restarts=2"]
+        program = str(Path(__file__).with_name("epochs.py"))
+        variables = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "accelerate"}
+        done = subprocess.run(
+            [*command, program, str(tmp_path / name), *arguments],
+            env=variables, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("went on") == len(arguments) - 1, done.stderr
+        assert "no epochs of data loaders" not in done.stderr
+        return {rank: set((tmp_path / name / f"used.{rank}").read_text().splitlines()) for rank in (0, 1)}
+
+    undisturbed = used("undisturbed", "skip")
+    assert len({line.split(maxsplit=2)[2] for lines in undisturbed.values() for line in lines}) == 30, "orders differ"
+    assert used("skip", "skip", "dies") == undisturbed
+    assert used("stateful", "stateful", "dies") == undisturbed
 
 
 @pytest.mark.campaign

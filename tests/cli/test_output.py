@@ -51,6 +51,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "directory": str, "logs": list, "goodput": float, "total": float, "time": dict, "steps": dict,
         "launches": [{"node", "host", "pid", "run_id", "script", "begin", "seconds", "starts", "outcome"}],
         "failures": [FAILURE], "decisions": [DECISION], "checkpoints": dict, "unreadable": int, "events_lost": int,
+        "remote": type(None),
     },
     "shm ls": {"arenas": [ARENA]},
     "shm clean": {"done": bool, "arenas": [ARENA | {"removed", "why"}]},

@@ -102,6 +102,36 @@ def test_prune(fastckpt: Fastckpt, remote: S3):
     assert not any("/checkpoint-10/" in key for key in remote.objects())
 
 
+def test_a_directory_that_is_lost_and_what_its_remote_holds(fastckpt: Fastckpt, remote: S3, tmp_path: Path):
+    lost = tmp_path / "lost"
+    both = [lost, "--remote", URL]
+    for command in ("ls", "which", "verify", "prune", "report"):
+        said = fastckpt(command, lost, *(["--keep-last", "1"] if command == "prune" else []))
+        assert said.code == 2 and not said.out and "no directory" in said.err
+    assert [item["tier"] for item in fastckpt("ls", *both, "--json").document["checkpoints"]] == ["remote"] * 3
+    choice = fastckpt("which", *both, "--verify", "--json").document["choice"]
+    assert (choice["step"], choice["tier"]) == (30, "remote")
+    said = fastckpt("verify", *both, "--all", "--json")
+    assert said.code == 0 and said.document["good"] == 6
+    assert fastckpt("verify", f"{lost}@20:remote", "--remote", URL, "--json").document["good"] == 2
+    for asked in (both, [URL]):
+        held = fastckpt("report", *asked, "--json").document["remote"]
+        assert (held["location"], held["checkpoints"], held["newest"]["step"]) == (URL, 3, 30)
+        assert f"{URL} holds 3 whole checkpoints; the newest is step 30 of history 1" in fastckpt("report", *asked).out
+        assert "--fast-events" in fastckpt("report", *asked).out
+    assert fastckpt("prune", *both, "--keep-last", "2", "--json").document["freed"] > 0
+    assert len(fastckpt("ls", URL, "--json").document["checkpoints"]) == 3, "not without --yes"
+    assert fastckpt("prune", *both, "--keep-last", "2", "--yes").code == 0
+    assert [item["step"] for item in fastckpt("ls", *both, "--json").document["checkpoints"]] == [30, 20]
+    assert not lost.exists(), "who looks makes nothing"
+
+
+def test_prune_treats_each_tier_by_what_it_holds(fastckpt: Fastckpt, remote: S3, three: Path):
+    assert fastckpt("prune", three, "--remote", URL, "--keep-last", "1", "--yes").code == 0
+    found = fastckpt("ls", three, "--remote", URL, "--json").document["checkpoints"]
+    assert [(item["step"], item["tier"]) for item in found] == [(30, "storage"), (30, "remote")]
+
+
 def test_a_store_that_fails_is_trouble(fastckpt: Fastckpt, remote: S3):
     remote.befalls(Fault(403, "GET", times=10**6))
     for command in ("ls", "show", "verify", "which"):

@@ -102,11 +102,28 @@ def test_what_is_no_log_says_nothing(fastckpt: Fastckpt, tmp_path: Path, content
     assert "no launch of fastckpt-run" in fastckpt("report", tmp_path / "events").out
 
 
+def test_uploads_that_failed_are_told_of(fastckpt: Fastckpt, tmp_path: Path):
+    same = {"time": 1795264987.0, "monotonic": 46537.0, "pid": 22365}
+    events = [
+        {"event": "uploaded", "history": 1, "step": 1500, "bytes": 9, "seconds": 1.0, "remote": "s3://b/r"},
+        {"event": "upload_failed", "attempt": 1, "error": "no route"},
+        {"event": "uploaded", "step": 1700, "bytes": 9, "seconds": 1.0},
+        {"event": "upload_failed", "attempt": 2, "error": "no route"},
+    ]
+    recorded = Path(RECORDED).read_text().splitlines()
+    lines = [*recorded[:-2], *(json.dumps(event | same) for event in events), *recorded[-2:]]
+    (tmp_path / "log").write_text("\n".join(lines))
+    counts = fastckpt("report", tmp_path / "log", "--json").document["checkpoints"]
+    assert (counts["uploads"], counts["upload_failures"], counts["newest_upload"]) == (2, 2, [1, 1500])
+    assert "uploads: 2; 2 attempts failed; the newest that arrived is step 1,500" in fastckpt(
+        "report", tmp_path / "log"
+    ).out  # fmt: skip
+
+
 def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
     directory.mkdir()
     said = fastckpt("report", directory)
     assert said.code == 2 and "has no event log" in said.err and "--fast-events" in said.err
-    assert "--fast-events" in fastckpt("report", "s3://bucket/run").err
     os.mkfifo(tmp_path / "pipe")
     (directory / FOLDER).mkdir(parents=True)
     os.mkfifo(directory / FOLDER / "000001-host-1.jsonl")

@@ -76,6 +76,21 @@ def test_set_epoch_goes_to_another_epoch_only() -> None:
         loader.set_epoch(-1)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_without_a_batch_yet_begins_where_the_position_was_set(num_workers: int) -> None:
+    """Lightning makes its iterator before it tells the sampler the epoch."""
+    loader, other = loader_of(shuffle=True, num_workers=num_workers), loader_of(shuffle=True)
+    iterator = iter(loader)
+    loader.sampler.set_epoch(1)
+    other.set_epoch(1)
+    assert [indices(batch) for batch in iterator] == [indices(batch) for batch in other]
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(5)
+    with pytest.raises(RuntimeError, match="its position was set"):
+        next(iterator)
+
+
 def test_drop_in_for_distributed_sampler_and_data_loader() -> None:
     """Without shuffling, the very batches that torch gives to each rank."""
     for length in (7, 8, 10, 12):
@@ -132,7 +147,8 @@ def test_getitems_is_used_and_seeded_as_chosen() -> None:
     by_batch = list(ResumableDataLoader(whole, 3, seeding="batch"))
     torch.manual_seed(0)
     assert len(list(ResumableDataLoader(none, 3, seeding="none"))) == 2
-    assert each.asked == [[0], [1], [2], [3], [4], [5]] and whole.asked == none.asked == [[0, 1, 2], [3, 4, 5]]
+    assert each.asked == [[0], [1], [2], [0], [1], [2], [3], [4], [5]], "once more, for something was drawn"
+    assert whole.asked == [[0, 1, 2], [0, 1, 2], [3, 4, 5]] and none.asked == [[0, 1, 2], [3, 4, 5]]
     other = list(ResumableDataLoader(Batched(), 2))
     assert torch.equal(torch.cat(by_sample), torch.cat(other))
     assert torch.equal(by_batch[1][0], by_sample[1][0])  # the first of a batch

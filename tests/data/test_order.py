@@ -2,10 +2,13 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from fastckpt.data.generators import generators_kept, seed_generators
@@ -81,9 +84,56 @@ def test_drawn_orders_depend_on_seed_and_epoch_alone() -> None:
 
 
 def test_samplers_that_could_not_be_continued_are_refused() -> None:
-    with pytest.raises(ConfigError, match="keeps a generator"):
+    with pytest.raises(ConfigError, match="keeps a generator of its own, generator"):
         DrawnOrder(RandomSampler(Indexed(3), generator=torch.Generator()))
     with pytest.raises(ConfigError, match="shards among ranks by itself"):
         DrawnOrder(DistributedSampler(Indexed(3), num_replicas=2, rank=0))
     with pytest.raises(ConfigError, match="has no length"):
         DrawnOrder(iter(range(3)))
+
+
+@pytest.mark.parametrize("generator", [np.random.default_rng(7), np.random.RandomState(7), random.Random(7)])
+def test_a_sampler_with_a_generator_of_its_own_is_refused_wherever_it_keeps_it(generator: Any) -> None:
+    class Own(Sampler[int]):
+        def __init__(self, **kept: Any) -> None:
+            self.__dict__ |= kept
+
+        def __len__(self) -> int:
+            return 20
+
+        def __iter__(self) -> Iterator[int]:
+            order = list(range(20))
+            generator.shuffle(order)
+            return iter(order)
+
+    with pytest.raises(ConfigError, match=r"Own keeps a generator of its own, rng, .* leave it out"):
+        DrawnOrder(Own(rng=generator))
+    with pytest.raises(ConfigError, match="Own gives other keys each time"):
+        DrawnOrder(Own()).take(0, 0, range(3))
+
+
+def test_keys_that_print_otherwise_in_each_process_are_refused_before_anything_is_handed_out() -> None:
+    class Objects(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([object() for _ in range(4)])
+
+    with pytest.raises(ConfigError, match=r"Objects gives other keys .* such as numbers"):
+        DrawnOrder(Objects(range(4))).take(0, 0, range(3))
+
+
+def test_a_sampler_that_counts_epochs_until_it_is_told_one_is_no_such() -> None:
+    class Counting(Sampler[int]):
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(10 * self.epoch, 10 * self.epoch + 4)
+            self.epoch += 1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    order = DrawnOrder(Counting())
+    assert [order.take(0, epoch, range(4))[0] for epoch in (0, 1, 2, 1)] == [0, 10, 20, 10]

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, default_collate
 
 from fastckpt import Checkpointer
 from fastckpt.checkpointer import SaveResult, StorageType
@@ -57,6 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, nargs=2, default=None, metavar=("MEMORY", "STORAGE"))
     parser.add_argument("--storage-seconds", type=float, default=0.0, help="persist so often, and note when")
     parser.add_argument("--torchdata", action="store_true", help="read with its StatefulDataLoader")
+    parser.add_argument("--stream", action="store_true", help="read a shuffled stream of Hugging Face's")
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in an update; each is a step")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="what each step takes beside its computation")
     parser.add_argument("--stop-at", type=int, default=0, help="train up to here, then wait to be ended")
@@ -94,6 +95,21 @@ def stateful_loader(args: argparse.Namespace) -> tuple[Any, Epochs]:
     return loader, Epochs(sampler)
 
 
+def streamed(args: argparse.Namespace) -> ResumableDataLoader:
+    """A stream of Hugging Face's, whose state leaves out what its shuffle buffer holds."""
+    import datasets
+    from datasets.distributed import split_dataset_by_node
+
+    samples = Samples(args.samples, 0.1)
+    stream = datasets.Dataset.from_dict({"i": list(range(args.samples))}).to_iterable_dataset(num_shards=4)
+    mine = split_dataset_by_node(stream.shuffle(seed=3, buffer_size=20), dist.get_rank(), dist.get_world_size())
+
+    def collate(rows: list[dict[str, int]]) -> Any:
+        return default_collate([samples[row["i"]] for row in rows])
+
+    return ResumableDataLoader(mine, args.batch, sharded=True, num_workers=args.loader_workers, collate_fn=collate)
+
+
 def note_persists(checkpointer: DdpCheckpointer, log: Log) -> None:
     """Log each save that is to be persisted, once it is in memory, or about to be."""
     save = checkpointer.save_checkpoint
@@ -118,6 +134,8 @@ def train(args: argparse.Namespace) -> None:
     others: dict[str, Any] = {}
     if args.torchdata:
         loader, others["epochs"] = stateful_loader(args)
+    elif args.stream:
+        loader = streamed(args)
     else:
         loader = ResumableDataLoader(
             Samples(args.samples, 0.1), args.batch, shuffle=True, seed=3, num_workers=args.loader_workers

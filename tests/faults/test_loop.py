@@ -161,6 +161,22 @@ def test_torchdata(new_job):
 
 
 @pytest.mark.campaign
+@pytest.mark.frameworks
+def test_a_stream_with_a_shuffle_buffer(new_job, uninterrupted):
+    options = ("--stream", "--every", "2", "6")
+    reference = uninterrupted(*options, program="loop.py")
+    job = new_job().start(*options, program="loop.py", restarts=2)
+    for rank, step in ((1, 9), (0, STEPS // 2 + 5)):
+        job.wait_for("step", step)
+        job.strike(rank)
+    assert job.wait() == 0, job.text()
+    assert job.ends() == reference.ends(), job.text()
+    assert len(steps_of(job)) == 3 and min(steps_of(job)[1:]) > 0, job.text()
+    for epoch, batches in committed(job).items():
+        assert Counter(i for batch in batches for i in batch) == Counter(range(SAMPLES)), epoch
+
+
+@pytest.mark.campaign
 def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
     script = ("--accumulate", "4", "--every", "1", "1000")  # a persist would keep slots from being saved to
     reference = uninterrupted(*script, program="loop.py")

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,18 +14,18 @@ from torch.distributed.fsdp import fully_shard
 
 from fastckpt import Checkpointer
 from fastckpt.errors import ConfigError
-from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
+from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
 
 
 class Job:
     """Trains a step at a time; ``name`` is that of its layer."""
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, plain: bool) -> None:
         torch.manual_seed(seed)
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("stages", "shards"))["shards"]
         self.model = nn.Sequential()
         self.model.add_module(name, nn.Linear(4, 4))
-        fully_shard(self.model, mesh=mesh)
+        if not plain:
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("stages", "shards"))["shards"])
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def step(self) -> None:
@@ -32,28 +34,78 @@ class Job:
         self.optimizer.zero_grad()
 
     def weights(self) -> list[list[float]]:
-        return [parameter.to_local().flatten().tolist() for parameter in self.model.parameters()]
+        return [getattr(each, "_local_tensor", each).flatten().tolist() for each in self.model.parameters()]
 
 
-def in_three_lines(folder: Path, name: str, seed: int) -> str:
-    job = Job(name, seed)
-    with Checkpointer(folder, model=job.model, optimizer=job.optimizer, every=1) as checkpointer:
+@dataclass
+class Case:
+    """What the two ranks have: names of layers, seeds, stages when it is saved and when it is loaded."""
+
+    names: tuple[str, str] = ("0", "0")
+    seeds: tuple[int, int] = (0, 1)
+    stages: tuple[Any, Any] = (None, None)
+    loaded: tuple[Any, Any] | None = None
+    plain: bool = False
+
+    def job(self, rank: int, *, again: bool = False) -> Job:
+        return Job(self.names[rank], self.seeds[rank] + 10 * again, self.plain)
+
+    def stage(self, rank: int, *, again: bool = False) -> Any:
+        return (self.loaded or self.stages)[rank] if again else self.stages[rank]
+
+
+STAGED: dict[str, Any] = {"stages": (0, "last")}
+CASES = {
+    "own names": Case(("0", "1")),
+    "equal names": Case(),
+    "replicas": Case(seeds=(5, 5)),
+    "stages": Case(**STAGED),
+    "plain stages": Case(**STAGED, plain=True),
+    "one stage": Case(stages=(0, None)),
+    "a bad stage": Case(stages=("a/b", "a/b")),
+    "loaded without": Case(**STAGED, loaded=(None, None)),
+    "loaded as others": Case(**STAGED, loaded=(0, 1)),
+    "loaded with": Case(seeds=(5, 5), loaded=(0, 0)),
+    "plain, own names": Case(("0", "1"), plain=True),
+    "plain": Case(plain=True),
+}
+
+
+def in_three_lines(folder: Path, case: Case, rank: int) -> str:
+    job = case.job(rank)
+    options: dict[str, Any] = {"every": 1, "stage": case.stage(rank)}
+    with Checkpointer(folder, model=job.model, optimizer=job.optimizer, **options) as checkpointer:
         checkpointer.resume()
         job.step()
         checkpointer.step(1)
-    again = Job(name, seed + 10)
-    with Checkpointer(folder, model=again.model, optimizer=again.optimizer, every=1) as checkpointer:
+    again = case.job(rank, again=True)
+    options["stage"] = case.stage(rank, again=True)
+    with Checkpointer(folder, model=again.model, optimizer=again.optimizer, **options) as checkpointer:
         return f"resumed {checkpointer.resume()}, equal: {again.weights() == job.weights()}"
 
 
-def by_hand(folder: Path, name: str, seed: int) -> str:
-    job = Job(name, seed)
-    with FsdpShardCheckpointer(folder) as checkpointer:
+def by_hand(folder: Path, case: Case, rank: int) -> str:
+    job = case.job(rank)
+    extra = {"numbers": {1: rank}, "text": "x" * rank}
+    with FsdpShardCheckpointer(folder, stage=case.stage(rank)) as checkpointer:
+        checkpointer.load_checkpoint(job.model, job.optimizer)
+        job.step()
+        place = StorageType.MEMORY
+        checkpointer.save_checkpoint(1, job.model, job.optimizer, extra, storage_type=place)
+    again = case.job(rank, again=True)
+    with FsdpShardCheckpointer(folder, stage=case.stage(rank, again=True)) as checkpointer:
+        equal = checkpointer.load_checkpoint(again.model, again.optimizer) == extra or case.stage(rank) is None
+        return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights() and equal}"
+
+
+def in_full(folder: Path, case: Case, rank: int) -> str:
+    job = case.job(rank)
+    with FsdpFullCheckpointer(folder) as checkpointer:
         checkpointer.load_checkpoint(job.model, job.optimizer)
         job.step()
         checkpointer.save_checkpoint(1, job.model, job.optimizer, storage_type=StorageType.MEMORY)
-    again = Job(name, seed + 10)
-    with FsdpShardCheckpointer(folder) as checkpointer:
+    again = case.job(rank, again=True)
+    with FsdpFullCheckpointer(folder) as checkpointer:
         checkpointer.load_checkpoint(again.model, again.optimizer)
         return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights()}"
 
@@ -61,13 +113,12 @@ def by_hand(folder: Path, name: str, seed: int) -> str:
 def main() -> None:
     dist.init_process_group("gloo")
     rank, said = dist.get_rank(), {}
-    cases = {"own names": (str(rank), rank), "equal names": ("0", rank), "replicas": ("0", 5)}
-    for way in (in_three_lines, by_hand):
-        for case, (name, seed) in cases.items():
+    for way in (in_three_lines, by_hand, in_full):
+        for name, case in CASES.items() if way is not in_full else list(CASES.items())[:3]:
             try:
-                said[f"{way.__name__}, {case}"] = way(Path(sys.argv[1]) / f"{way.__name__}-{case}", name, seed)
+                said[f"{way.__name__}, {name}"] = way(Path(sys.argv[1]) / f"{way.__name__}-{name}", case, rank)
             except ConfigError as error:
-                said[f"{way.__name__}, {case}"] = str(error)
+                said[f"{way.__name__}, {name}"] = str(error)
             dist.barrier()
     (Path(sys.argv[1]) / f"said.{rank}").write_text(json.dumps(said))
     dist.barrier()

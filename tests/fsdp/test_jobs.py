@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.faults import kill
+from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
 from tests.fsdp.conftest import PROGRAM
 
@@ -48,6 +48,19 @@ def test_each_rank_in_each_phase(new_job, uninterrupted, way, rank):
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     job = new_job().befalls(*kills).run(*script, **OPTIONS)
     survived(job, uninterrupted(*script), gathers=way in ("fsdp1", "full"))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["fsdp2", "full"])
+def test_ranks_and_agents_are_killed_in_the_middle_of_a_persist(new_job, uninterrupted, way):
+    """Of the ranks each time one, of the agents all but the last."""
+    script = ("--way", way, "--steps", "60")
+    phases = ("persist.write", "persist.manifest", "persist.rename", "persist.tracker")
+    kills = [kill(i % 2, at=phase, step=6 + 6 * i) for i, phase in enumerate(phases)]
+    kills += [kill_agent(at=phase, step=32 + 6 * i) for i, phase in enumerate(phases)]
+    job = new_job().befalls(*kills).run_to_the_end(*script, "--disk", "4", **OPTIONS)
+    survived(job, uninterrupted(*script), gathers=way == "full")
+    assert {tier for _, tier in job.resumes()} == {"", "memory"}, job.text()
 
 
 @pytest.mark.campaign

@@ -1,6 +1,7 @@
 """The ranks' plans, in threads with one store: whatever happens in whichever order, no checkpoint mixes two of them."""
 
 import contextlib
+import pickle
 import random
 import threading
 import time
@@ -228,12 +229,19 @@ def test_states_that_do_not_go_together(tmp_path: Path) -> None:
 
 def test_a_message_may_be_larger_than_the_store_takes() -> None:
     board = Board(dist.HashStore())
-    message = {"bytes": torch.arange(3 * PIECE, dtype=torch.uint8), "text": ("a", [1])}
+    message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
     board.put("key", message)
-    got = board.get("key", time.monotonic())
-    assert torch.equal(got["bytes"], message["bytes"]) and got["text"] == ("a", [1])
+    assert board.get("key", time.monotonic()) == message
     board.remove("key")
     with pytest.raises(TimeoutError):
+        board.get("key", time.monotonic())
+
+
+@pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
+def test_a_message_runs_no_code(code: object) -> None:
+    board = Board(dist.HashStore())
+    board.put("key", [1, code])
+    with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
         board.get("key", time.monotonic())
 
 

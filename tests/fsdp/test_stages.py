@@ -20,11 +20,24 @@ def test_what_would_come_back_as_another_ranks_is_refused_at_the_first_save(tmp_
         "PYTHONPATH": f"{STAGES.parents[2]}:{os.environ['PYTHONPATH']}",
         "TMPDIR": str(tmp_path),
     }
-    subprocess.run([*launcher, STAGES, tmp_path], check=True, env=environment, timeout=240)
+    command = [*launcher, STAGES, tmp_path]
+    done = subprocess.run(command, check=False, env=environment, timeout=240, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rank 1 has other weights than rank 0, whose are saved for all") == 1, done.stderr
+    assert done.stderr.count("by the name of model.0.bias and 5 more, of which that of one rank") == 1, done.stderr
     for rank in (0, 1):
         said = json.loads((tmp_path / f"said.{rank}").read_text())
-        for way in ("in_three_lines", "by_hand"):
-            assert "params of rank 1 has other parameters than that of rank 0" in said[f"{way}, own names"]
+        for way in ("in_three_lines", "by_hand", "in_full"):
             assert "model.0.weight of rank 0 is not that of rank 1" in said[f"{way}, equal names"]
             assert "pipeline stages" in said[f"{way}, equal names"]
             assert said[f"{way}, replicas"] == "resumed 1, equal: True"
+        assert "rank 1 has another model than rank 0" in said["in_full, own names"]
+        for way in ("in_three_lines", "by_hand"):
+            assert "params of rank 1 has other parameters than that of rank 0" in said[f"{way}, own names"]
+            assert said[f"{way}, stages"] == said[f"{way}, plain stages"] == "resumed 1, equal: True"
+            assert "give stage= on all ranks, or on none" in said[f"{way}, one stage"]
+            assert "a number, or a word" in said[f"{way}, a bad stage"]
+            assert "has the stages 0, last, and this job no stages" in said[f"{way}, loaded without"]
+            assert "has the stages 0, last, and this job the stages 0, 1" in said[f"{way}, loaded as others"]
+            assert "has no stages, and this job the stages 0" in said[f"{way}, loaded with"]
+            assert "pipeline stages" in said[f"{way}, plain, own names"]

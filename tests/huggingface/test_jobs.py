@@ -86,14 +86,16 @@ def test_the_best_is_kept_and_loaded(new_job, uninterrupted, limit):
     assert job.log(0)[-1] == reference.log(0)[-1]
 
 
-@pytest.mark.campaign
-def test_only_the_model_is_saved(new_job):
-    """As Trainer does, it goes on with the weights, and with an optimizer that is new."""
-    job = new_job().befalls(kill(0, at="snapshot.fill", step=14))
+def test_only_the_model_is_saved_to_storage_and_memory_has_all(new_job, uninterrupted):
+    """A restart loses nothing; what goes on from storage alone is told that its optimizer is new."""
+    job = new_job().befalls(kill(0, at="snapshot.fill", step=12))
     job.run("--set", "save_only_model=true", "save_total_limit=1", **OPTIONS)
-    assert [step for step, _ in job.resumes()] == [0, 12]
+    survived(job, uninterrupted())
+    assert [step for step, _ in job.resumes()] == [0, 10]
     assert job.stored() == [24]
     assert not [*job.checkpoint_dir.glob("checkpoint-24/optimizer*")]
+    job.run("--set", "save_only_model=true", **OPTIONS)
+    assert "step 24 has the model alone" in job.text()
 
 
 @pytest.mark.campaign

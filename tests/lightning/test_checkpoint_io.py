@@ -21,6 +21,7 @@ from fastckpt.lightning import (
     StorageType,
 )
 from tests.lightning.training import Module, trainer_for
+from tests.mistakes.table import group_of_one, sharded_by_zero
 
 pytestmark = pytest.mark.frameworks
 
@@ -95,6 +96,12 @@ def test_weights_alone_are_written_by_lightning(tmp_path):
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     assert "optimizer_states" not in torch.load(tmp_path / "weights.ckpt")
     assert fit(tmp_path, 4).strategy.checkpoint_io.loaded_step == 3
+
+
+def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Module, "configure_optimizers", sharded_by_zero)
+    with group_of_one(), pytest.raises(ConfigError, match="Give a torch optimizer, such as AdamW"):
+        fit(tmp_path, 1)
 
 
 def test_damage_is_found(tmp_path):

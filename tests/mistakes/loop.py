@@ -10,7 +10,18 @@ from torch.utils.data import DataLoader
 from fastckpt import Checkpointer
 from fastckpt.data import ResumableDataLoader
 from fastckpt.errors import ConfigError, FastckptError, StepError
-from tests.mistakes.table import WARNING, WORKS, Noise, Scene, answered, network, parts, train
+from tests.mistakes.table import (
+    WARNING,
+    WORKS,
+    Noise,
+    Scene,
+    answered,
+    group_of_one,
+    network,
+    parts,
+    sharded_by_zero,
+    train,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +84,12 @@ def model_missing(scene: Scene) -> None:
 @answered(ConfigError, value="optimizer is the class AdamW", limit="state_dict", remedy="AdamW(...)")
 def optimizer_class(scene: Scene) -> None:
     train(scene.directory, optimizer=torch.optim.AdamW)
+
+
+@answered(ConfigError, value="ZeroRedundancyOptimizer", limit="only one of them is given all", remedy="fully_shard")
+def optimizer_sharded_by_zero(scene: Scene) -> None:
+    with group_of_one():
+        Checkpointer(scene.directory, model=(model := network()), optimizer=sharded_by_zero(model))
 
 
 @answered(ConfigError, value="overlap is an AdamW", limit="True or False", remedy="the optimizers are known")

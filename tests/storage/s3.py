@@ -77,7 +77,7 @@ class Fault:
 
     Attributes:
         how: "drop" before the request is passed on, "lose" its answer, a status to answer with, "cut" the answer's
-            body in half, "flip" a byte of it, "stall" for 0.5 s.
+            body in half, "flip" a byte of it, "stall" for 0.5 s, "hang" until the test ends.
         after: Requests that match and pass first.
         times: How many are befallen; with ``every``, every so manieth is.
     """
@@ -107,6 +107,7 @@ class Proxy:
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str]] = []
         self._lock = threading.Lock()
+        self._over = threading.Event()
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -140,7 +141,9 @@ class Proxy:
             self.requests.append((handler.command, handler.path))
             fault = next((f for f in self.faults if f.strikes(handler.command, handler.path)), None)
         how = fault.how if fault else ""
-        if how == "drop":
+        if how == "hang":
+            self._over.wait()
+        if how in ("drop", "hang"):
             handler.close_connection = True
             return
         if isinstance(how, int):
@@ -181,6 +184,7 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._server.shutdown()
         self._server.hang_up()
         self._server.server_close()  # waits for the threads that serve

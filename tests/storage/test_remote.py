@@ -18,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from fastckpt.format.ids import SaveId
+from fastckpt.storage import client as client_module
 from fastckpt.storage import objects as objects_module
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import normalised, open_store, target_in
@@ -100,6 +101,11 @@ def opened(url: str) -> Iterator[RemoteStore]:
 
 def publish(store: RemoteStore, folder: Path, id: SaveId, **options: Any) -> None:
     store.publish(id, images(folder / f"image-{id.history}-{id.step}", id), **options)
+
+
+def cleaned(store: RemoteStore) -> None:
+    """What a failed publication left is cleaned up in the background."""
+    store._objects._cleaner.submit(int).result(60)
 
 
 def ids(store: RemoteStore) -> list[SaveId]:
@@ -478,6 +484,7 @@ def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_pa
             with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credent"):
                 on_s3.publish(SaveId(1, 1), large)
             assert fault.struck
+            cleaned(on_s3)
             s3.proxy.faults.clear()
             assert s3.objects() == before
             assert s3.uploads() == []
@@ -488,8 +495,7 @@ def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_pa
 
 def test_a_store_that_is_gone_for_long_ends_in_an_error(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
-    monkeypatch.setattr(on_s3._objects, "_deadline", {"timeout": 1.0})
-    monkeypatch.setattr(on_s3._objects, "_long_deadline", {"timeout": 1.0})
+    monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 1.0)
     s3.befalls(Fault("drop", times=10**6))
     for deed in (lambda: publish(on_s3, tmp_path, SaveId(0, 2)), on_s3.scan, lambda: on_s3.delete(SaveId(0, 0))):
         with pytest.raises(PersistError, match="See whether the store can be reached"):
@@ -504,6 +510,7 @@ def test_an_answer_lost_at_the_very_end_leaves_a_whole_one_or_none(on_s3, s3, tm
     s3.befalls(Fault("lose", "PUT", "manifest.json"), Fault(403, "PUT|DELETE", "manifest", times=10**6))
     with pytest.raises(PersistError):
         publish(on_s3, tmp_path, SaveId(0, 1))
+    cleaned(on_s3)
     s3.proxy.faults.clear()
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     on_s3.sweep()

@@ -1,0 +1,131 @@
+"""The global generators of torch's CPU, Python and numpy: whether code drew from them, told in microseconds.
+
+Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. Whether they did
+shows in the states. Public readers of Python's and numpy's turn each of 624 words into an object (20 to 100
+microseconds): the words are read where they lie, if they are where CPython and numpy are known to keep them, which is
+tried when this is imported; else by the public readers.
+"""
+
+import ctypes
+import random
+import struct
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+_WORDS = "625I"
+_BYTES = struct.calcsize(_WORDS)
+_PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]
+
+
+class Watch:
+    """The states of the generators before a batch is made, to see which of them it was that something was drawn from.
+
+    Args:
+        but: Those that are seeded anyway.
+        restores: Whether `restore` will be called.
+    """
+
+    def __init__(self, but: Collection[str], *, restores: bool) -> None:
+        self._but = but
+        self._torch = torch.default_generator.get_state()
+        self._python = _python() if restores or "python" not in but else ()
+        self._numpy = _numpy.state() if restores or "numpy" not in but else b""
+
+    def moved(self) -> set[str]:
+        """From which of the others something was drawn."""
+        found = {
+            "torch": "torch" not in self._but and not torch.equal(torch.default_generator.get_state(), self._torch),
+            "python": "python" not in self._but and _python() != self._python,
+            "numpy": "numpy" not in self._but and _numpy.moved(self._numpy),
+        }
+        return {kind for kind, is_moved in found.items() if is_moved}
+
+    def restore(self) -> None:
+        """Put the generators into the states that they had before."""
+        torch.default_generator.set_state(self._torch)
+        if _python() != self._python:
+            if _known:
+                place, *words = struct.unpack(_WORDS, self._python[0])
+                random.setstate((random.Random.VERSION, (*words, place), self._python[1]))
+            else:
+                random.setstate(self._python)
+        if _numpy.moved(self._numpy):
+            _numpy.restore(self._numpy)
+
+
+class SeedWatch:
+    """Sees whether this thread asks for torch's seed, as data sets do that make generators themselves.
+
+    Attributes:
+        asked: Whether it did.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> "SeedWatch":
+        self._before = sys.getprofile()
+        sys.setprofile(self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(self._before)
+
+    def _look(self, _frame: object, event: str, argument: Any) -> None:
+        if event == "c_call" and argument.__name__ == "initial_seed":
+            self.asked = True
+
+
+def _python() -> tuple[Any, ...]:
+    if not _known:
+        return random.getstate()
+    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _BYTES), _PYTHON.gauss_next  # type: ignore[attr-defined]
+
+
+def _is_known() -> bool:
+    """Whether CPython keeps the place, then the words, behind the head of the object."""
+    if type(_PYTHON).__basicsize__ < object.__basicsize__ + _BYTES:
+        return False
+    *words, place = random.getstate()[1]
+    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _BYTES) == struct.pack(_WORDS, place, *words)
+
+
+class _Numpy:
+    """numpy's: the normal number that it may keep can only be read with all words, so it is read when these change."""
+
+    def __init__(self) -> None:
+        self._settled = b""
+        self._known = True
+
+    def state(self) -> Any:
+        if self._known and self._words() == self._settled:
+            return self._settled
+        state: Any = np.random.get_state(legacy=False)
+        inner = state["state"]
+        words = self._words()
+        self._known = self._known and words == inner["key"].tobytes() + struct.pack("I", inner["pos"])
+        if not self._known or state["has_gauss"]:
+            return state
+        self._settled = words
+        return words
+
+    def moved(self, since: Any) -> bool:
+        return not isinstance(since, bytes) or self._words() != since
+
+    def restore(self, state: Any) -> None:
+        if isinstance(state, bytes):
+            *words, place = struct.unpack(_WORDS, state)
+            state = ("MT19937", np.array(words, np.uint32), place, 0, 0.0)
+        np.random.set_state(state)
+
+    def _words(self) -> bytes:
+        generator: Any = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        return ctypes.string_at(generator.ctypes.state_address, _BYTES)
+
+
+_known = _is_known()
+_numpy = _Numpy()

@@ -1,0 +1,69 @@
+"""Knowledge of others' streams: how they are told the epoch, what their states leave out, how they are seeded."""
+
+from collections.abc import Iterator
+from typing import Any
+
+REMEDIES = {
+    "webdataset": "Pass WebDataset(..., seed=0, detshuffle=True), and .compose(webdataset.detshuffle(1000, seed=0)) or "
+                  ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
+    "datasets": "Pass .shuffle(seed=0); with split_dataset_by_node pass sharded=True to the loader",
+}  # fmt: skip
+
+
+def begin_epoch(dataset: Any, epoch: int) -> None:
+    """Tell a data set which epoch is opened next.
+
+    Stages of webdataset count their openings instead, and seed themselves by that count: they are set to it, so that a
+    process which opens the stream for the first time in a later epoch reads that epoch.
+    """
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    for stage in _stages(dataset):
+        if isinstance(getattr(stage, "epoch", None), int):
+            stage.epoch = epoch - 1
+
+
+def leaves_out(dataset: Any) -> str | None:
+    """What the state of a data set is known to leave out; None if nothing is known."""
+    kinds = {type(each).__name__ for each in _inner(getattr(dataset, "_ex_iterable", None))}
+    return "shuffle buffer" if "BufferShuffledExamplesIterable" in kinds else None
+
+
+def lacks_seed(dataset: Any) -> bool:
+    """Whether a stream shuffles by a generator of numpy that nobody has seeded: each start has another order then.
+
+    numpy draws 128 bits for such a one, and nobody writes a seed of more than 64.
+    """
+    generators = (getattr(each, "generator", None) for each in _inner(getattr(dataset, "_ex_iterable", None)))
+    seeds = (getattr(getattr(each, "bit_generator", None), "seed_seq", None) for each in generators)
+    entropies = (getattr(seed, "entropy", None) for seed in seeds)
+    return any(isinstance(entropy, int) and entropy >= 2**64 for entropy in entropies)
+
+
+def remedy(dataset: Any) -> str:
+    """How a data set gives the same samples at each start, and on each rank."""
+    return REMEDIES.get(_home(dataset)) or (
+        "Have __iter__ begin anew, and make its generators there, from a seed and the epoch (set_epoch); what each "
+        "rank chooses for itself needs sharded=True"
+    )
+
+
+def _home(thing: Any) -> str:
+    """The package of a class, or of the nearest one that it is derived from and that is known."""
+    homes = [each.__module__.split(".")[0] for each in type(thing).__mro__]
+    return next((home for home in homes if home in REMEDIES), homes[0])
+
+
+def _stages(dataset: Any) -> Iterator[Any]:
+    """Stages of webdataset's pipelines, also within each other."""
+    for stage in getattr(dataset, "pipeline", ()) if _home(dataset) == "webdataset" else ():
+        yield stage
+        yield from _stages(stage)
+
+
+def _inner(node: Any) -> Iterator[Any]:
+    """The steps of which a Hugging Face stream consists."""
+    if node is not None:
+        yield node
+        for each in (getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())):
+            yield from _inner(each)

@@ -1,0 +1,43 @@
+"""Random sharded models come back from a checkpoint wherever stock DCP brings them back."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(1000, 6), pytest.param(0, 200, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])]
+)
+def test_what_stock_dcp_brings_back_is_brought_back(tmp_path: Path, first: int, count: int):
+    """Each of the two also from what the other has saved; stages of a pipeline always, which stock does not know."""
+    launcher = [
+        Path(sys.executable).with_name("fastckpt-run"),
+        "--standalone",
+        "--nproc-per-node=4",
+        "--max-restarts=0",
+    ]
+    path = f"{ROOT}:{os.environ['PYTHONPATH']}"
+    environment = os.environ | {"PYTHONPATH": path, "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [*launcher, ROOT / "tests/fuzz/meshes.py", tmp_path, str(first), str(count)]
+    done = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=60 + 15 * count
+    )
+    assert done.returncode == 0, done.stderr
+    cases = [json.loads(line) for line in (tmp_path / "said").read_text().splitlines()]
+    assert [case["seed"] for case in cases] == list(range(first, first + count))
+    bad = [case for case in cases if case["stock"] == "alike" and not _is_alike(case)]
+    assert not bad, bad
+    assert all(case.get("ours", "alike") == "alike" for case in cases if "stages" in case["ways"])
+    alike = [sum(case.get(name) == "alike" for case in cases) for name in ("stock", "ours")]
+    print(f"of {count} models alike: by stock {alike[0]}, by fastckpt {alike[1]}")
+    assert alike[0] > count // 4, "too few can be compared"
+
+
+def _is_alike(case: dict[str, str]) -> bool:
+    return all(said == "alike" for name, said in case.items() if name not in ("seed", "ways"))
