@@ -58,6 +58,7 @@ class Keeper:
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
+        self._warned_of_unlike = False
         self._skipped_for: Counter[str] = Counter()
         self._lost = SaveId(0, 0)
         self._borrowed_from: set[int] = set()
@@ -229,6 +230,9 @@ class Keeper:
         known = self._decisions.get(save)
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.levels.trouble
+        if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
+            self._warn_of(unlike)
+            return Skipped(unlike, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
@@ -263,7 +267,15 @@ class Keeper:
             choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
 
+    def _warn_of(self, unlike: str) -> None:
+        if not self._warned_of_unlike:
+            self._warned_of_unlike = True
+            logger.warning("not every rank saves the same steps: %s", unlike)
+
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
+        lacking = slot.writers - slot.done
+        if slot.id is not None and lacking and (over := self.writers.passed_over(slot.id, lacking)):
+            self._warn_of(f"{over}, which can never be resumed")
         try:
             if not self.arena.is_there():
                 self._restore()

@@ -1,5 +1,6 @@
 """The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,8 @@ from fastckpt.format.ids import LARGEST, SaveId
 
 NEVER = SaveId(LARGEST, LARGEST)
 """What a writer that has left begins next."""
+REMEMBERED = 16
+"""Saves of which it is known who began them."""
 CLOSED = "has closed"
 """How a writer has left that took leave."""
 
@@ -42,6 +45,49 @@ class Departure:
         return self.loan is not None and save.history == self.history and (self.last is None or save >= self.last)
 
 
+class Pace:
+    """Counts the saves of each rank in a history, to see that ranks that save a step are at the same place.
+
+    One is refused as long as none was at the same place for two ranks: later, a rank that has left out a save, say
+    because it failed, is behind by one from then on.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, deque[SaveId]] = {}
+        self._first: dict[SaveId, tuple[int, int]] = {}
+        self._matched = 0
+
+    def begin(self, rank: int, save: SaveId) -> None:
+        """A rank begins a save that it has not begun before."""
+        history, count = self._counts.get(rank, (save.history, 0))
+        self._counts[rank] = save.history, count + 1 if history == save.history else 1
+        self._begun.setdefault(rank, deque(maxlen=REMEMBERED)).append(save)
+        self._first.setdefault(save, (rank, self._counts[rank][1]))
+        while len(self._first) > REMEMBERED:
+            del self._first[min(self._first)]
+
+    def differs(self, rank: int, save: SaveId) -> tuple[int, int, int] | None:
+        """Who began this save first, as which of its own, and as which this one; None if that is alike."""
+        first, theirs = self._first.get(save, (rank, 0))
+        ours = self._counts.get(rank, (0, 0))[1]
+        if rank == first:
+            return None
+        if theirs == ours:
+            self._matched = save.history
+        return None if theirs == ours or self._matched == save.history else (first, theirs, ours)
+
+    def left_out(self, rank: int, save: SaveId) -> bool:
+        """Whether a rank has begun saves before and after this one, and not this."""
+        begun = self._begun.get(rank, ())
+        return save not in begun and any(each < save for each in begun)
+
+    def forget(self, rank: int) -> None:
+        """Another process has the rank's number."""
+        self._counts.pop(rank, None)
+        self._begun.pop(rank, None)
+
+
 class Writers:
     """One generation after the other of ``count`` local ranks. All of them take part in each save, or none does.
 
@@ -56,6 +102,7 @@ class Writers:
         self._count = count
         self._ranks: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
+        self._pace = Pace()
         self._present: dict[int, int] = {}
         self._gone: dict[int, Departure] = {}
         self._former: dict[int, Departure] = {}
@@ -75,6 +122,7 @@ class Writers:
         self._present[rank] = pid
         self._ranks[rank] = of_job
         self._latest.pop(rank, None)
+        self._pace.forget(rank)
         if rank in self._gone:  # it has another checkpointer now, and writes another history
             self._former[rank] = self._gone.pop(rank)
         return self.next_history(rank)
@@ -111,8 +159,27 @@ class Writers:
         self._gone.pop(rank, None)  # another process of that rank was lost, not this one
         again = self._latest.get(rank) == save
         self._latest[rank] = max(save, self._latest.get(rank, save))
+        if not again:
+            self._pace.begin(rank, save)
         self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
         return again
+
+    def out_of_step(self, rank: int, save: SaveId) -> str:
+        """Why a save of a rank is not the one that another rank began under this id; empty if it may be."""
+        if (other := self._pace.differs(rank, save)) is None:
+            return ""
+        first, theirs, ours = other
+        return (
+            f"step {save.step} is save number {ours} of {self.name(rank)}, and number {theirs} of {self.name(first)}: "
+            "they count steps unlike, and their parts would be of unlike times. Have every rank save the same steps"
+        )
+
+    def passed_over(self, save: SaveId, lacking: Collection[int]) -> str:
+        """Which of the ranks that a save lacks have gone on without it; empty for none."""
+        for rank in sorted(lacking):
+            if rank in self._present and self._latest.get(rank, save) > save and self._pace.left_out(rank, save):
+                return f"{self.name(rank)} went on to step {self._latest[rank].step} without saving step {save.step}"
+        return ""
 
     @property
     def latest(self) -> Mapping[int, SaveId]:
@@ -168,6 +235,7 @@ class Writers:
     def restart(self) -> None:
         """All of them are dead; others come."""
         self._latest.clear()
+        self._pace = Pace()
         self._present.clear()
         self._gone.clear()
         self._former.clear()

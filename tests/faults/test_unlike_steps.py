@@ -1,0 +1,65 @@
+"""Ranks that do not save the same steps: nothing that they save apart is ever resumed, and they are told."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from fastckpt.ddp import DdpCheckpointer, StorageType
+
+out, steps = Path(sys.argv[1]), json.loads(sys.argv[2])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+with DdpCheckpointer(out / "checkpoints") as checkpointer:
+    loaded = checkpointer.load_checkpoint()
+    said = []
+    for time, step in enumerate(steps[rank]):
+        if step is not None:
+            result = checkpointer.save_checkpoint(step, {"time": time}, storage_type=StorageType.MEMORY)
+            said.append(result.reason or bool(result))
+        dist.barrier()
+    loaded = checkpointer.load_checkpoint()
+    (out / f"said.{rank}").write_text(json.dumps([said, checkpointer.loaded_step, loaded]))
+    dist.barrier()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, *steps: list[int | None]) -> tuple[str, list[Any]]:
+    (folder / "train.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", str(folder / "train.py"), str(folder)]
+    variables = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, json.dumps(steps)], capture_output=True, text=True, timeout=120, env=variables, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr, [json.loads((folder / f"said.{rank}").read_text()) for rank in (0, 1)]
+
+
+def test_a_rank_that_counts_one_more_is_refused(tmp_path: Path):
+    """Else what it saved as step 3, at the time of step 2, would be resumed with step 3 of the other."""
+    text, ((first, *_), (second, *_)) = run(tmp_path, [1, 2, 3, 4], [2, 3, 4, 5])
+    refused = [reason for reason in [*first, *second] if reason is not True]
+    assert len(refused) == 3 and all("they count steps unlike" in reason for reason in refused), (first, second)
+    assert text.count("not every rank saves the same steps") == 1
+    assert "resumed" not in text
+
+
+def test_steps_that_one_rank_leaves_out_are_named_and_the_others_count(tmp_path: Path):
+    text, ranks = run(tmp_path, [1, 2, 3, 5, 7], [1, 2, 4, 6, 7])
+    assert re.search(r"rank 1 went on to step \d without saving step 3, which can never be resumed", text), text
+    assert [loaded for _, *loaded in ranks] == [[7, {"time": 4}]] * 2
+
+
+def test_a_rank_that_missed_one_save_goes_on(tmp_path: Path):
+    """It failed, and was caught: the others are at the same place with it from the next step on."""
+    text, ranks = run(tmp_path, [1, 3, 4, 5], [1, None, 4, 5])
+    assert [loaded for _, *loaded in ranks] == [[5, {"time": 3}]] * 2, text
