@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastckpt.arguments import shown
 from fastckpt.data import DataState, data_state, load_data_state
 from fastckpt.data.contract import check_stateful
+from fastckpt.data.split import rank_and_world
 from fastckpt.engine.dtypes import dtypes_kept
 from fastckpt.engine.gradients import Gradients
 from fastckpt.engine.kinds import Kinds, check_kinds
@@ -21,7 +22,7 @@ OWN = "fastckpt"
 OPTIMIZERS = "optimizers"
 """Name, in that, of the classes of its optimizers; earlier versions did not say."""
 
-LOADERS = "loaders"
+LOADERS, POSITIONS, WORLD = "loaders", "positions", "world"
 """Name, in what a rank has beside that, of where it is in further loaders."""
 
 
@@ -59,6 +60,8 @@ class Parts:
         own = {"gradients": gradients} if gradients else {}
         if any(state.own for state in loaders.values()):
             own[LOADERS] = {name: state.own for name, state in loaders.items()}
+        if positions := {name: loaders[name].common for name, part in self._loaders.items() if _is_ours(part)}:
+            own[POSITIONS] = {WORLD: rank_and_world(None, None)[1], **positions}
         if self._data is None:
             return common, own
         data = position or data_state(self._data)
@@ -117,8 +120,11 @@ class Parts:
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Take back what `state` gave; raises ConfigError, before anything is changed, if parts do not fit."""
         for (part, state), name in zip(self.check(common), self._names, strict=True):
-            if name in self._loaders and ("foreign" in state or hasattr(part, "rank_state_dict")):
-                load_data_state(part, state, own.get(LOADERS, {}).get(name))
+            if name in self._loaders and ("foreign" in state or _is_ours(part)):
+                positions = own.get(POSITIONS, {})
+                is_alike = positions.get(WORLD) == rank_and_world(None, None)[1]
+                position = positions.get(name, state) if is_alike else state
+                load_data_state(part, position, own.get(LOADERS, {}).get(name))
             elif isinstance(part, torch.optim.Optimizer) and self._has_dtypes_of(common):
                 with dtypes_kept(part):
                     _load(name, part, state)
@@ -133,6 +139,11 @@ class Parts:
         states = common.get("model"), _state(self._parts.get("model", ()))
         saved, now = ([each.dtype for each in _tensors(state)] for state in states)
         return saved == now
+
+
+def _is_ours(loader: Any) -> bool:
+    """Whether a loader's place is one for all ranks: in a further one each of them may be a step before or behind."""
+    return hasattr(loader, "rank_state_dict")
 
 
 def further(others: Any, taken: Collection[str]) -> dict[str, Part]:
