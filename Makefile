@@ -14,6 +14,7 @@ VERSION_TESTS := tests/test_torch_version.py tests/ddp/test_save.py tests/ddp/te
 
 # What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
 EXTRAS := accelerate deepspeed export huggingface lightning s3
+EXTRA_NEEDS_accelerate := torchdata
 EXTRA_TESTS_export := tests/cli/test_export.py
 EXTRA_TESTS_s3 := tests/storage/test_remote.py
 EXTRA_NEEDS_s3 := moto[server]

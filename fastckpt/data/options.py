@@ -1,5 +1,6 @@
 """What a user can ask of a loader, and what goes together."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, get_args
@@ -94,6 +95,11 @@ class Wish:
             raise ConfigError(
                 f"count=False, but {type(self.dataset).__name__} has no state_dict to go on by: leave count out"
             )
+        if _needs_arguments(getattr(self.dataset, "state_dict", None)):
+            raise ConfigError(
+                f"{type(self.dataset).__name__}.state_dict() has to be told how many samples were used, which its own "
+                "loader counts: give data= that one, such as streaming.StreamingDataLoader(dataset, batch_size=...)"
+            )
         if self.shuffle:
             raise ConfigError("an iterable data set cannot be shuffled by the loader: have it shuffle itself")
 
@@ -112,3 +118,16 @@ class Wish:
             given = [name for name in ("num_replicas", "rank") if self.get(name) is not None]
             if given or self.seed not in (0, sampler.position.seed):
                 raise ConfigError("the ResumableSampler says which rank this is, and the seed: give them to it alone")
+
+
+def _needs_arguments(method: Any) -> bool:
+    """Whether a method cannot be called without any."""
+    if method is None:
+        return False
+    try:
+        inspect.signature(method).bind()
+    except TypeError:
+        return True
+    except ValueError:  # one that does not say
+        return False
+    return False

@@ -266,3 +266,17 @@ def test_a_stream_that_is_there_once_cannot_fill_up() -> None:
     assert [batch.tolist() for batch in loaders[0]] == [[0, 2], [4, 6]]
     with pytest.raises(ConfigError, match="Once gives nothing when it is iterated again"):
         list(loaders[1])
+
+
+def test_a_stream_whose_own_loader_counts_is_refused_with_the_name_of_that() -> None:
+    """As MosaicML's StreamingDataset, whose methods these are."""
+
+    class Streaming(Endless):
+        def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+            raise AssertionError
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    for options in ({}, {"sharded": True}, {"num_workers": 2, "count": True}):
+        with pytest.raises(ConfigError, match="give data= that one, such as streaming.StreamingDataLoader"):
+            one(Streaming(8), **options)
