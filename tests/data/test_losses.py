@@ -278,5 +278,5 @@ def test_a_stream_whose_own_loader_counts_is_refused_with_the_name_of_that() -> 
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     for options in ({}, {"sharded": True}, {"num_workers": 2, "count": True}):
-        with pytest.raises(ConfigError, match="give data= that one, such as streaming.StreamingDataLoader"):
+        with pytest.raises(ConfigError, match="give data= that one, such as streaming"):
             one(Streaming(8), **options)
