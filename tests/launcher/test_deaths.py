@@ -162,6 +162,7 @@ def note(text):
 
 class Saver:
     address = "@nobody"
+    lost, may_start_over = "", True
     def __init__(self, settings): pass
     def start(self): note("start")
     def telemetry(self): return {}
