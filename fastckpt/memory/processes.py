@@ -87,13 +87,14 @@ class Process:
     def left(self) -> list["Process"]:
         """What lives on of the session of this process, which led it and is dead: its loader workers, say.
 
-        The kernel gives the number of a session to nobody while somebody is in it.
+        The kernel gives the number of a session to nobody while somebody is in it. Python's resource tracker is left
+        out: it ends after the others, and removes the semaphores that they have left.
         """
         if not self.is_here() or _ticks(self.pid):
             return []
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         found = [Process.of(pid) for pid in pids if stat_of(Path(f"/proc/{pid}"))[3:4] == [str(self.pid)]]
-        return [each for each in found if each.ticks >= self.ticks]
+        return [each for each in found if each.ticks >= self.ticks and not _is_tracker(each.pid)]
 
     def __str__(self) -> str:
         elsewhere = "" if self.is_here() or self.boot != boot_id() else " of another pid namespace"
@@ -130,6 +131,13 @@ def _ticks(pid: int) -> int:
     """When a process started, in clock ticks since the boot; 0 if there is none, or it is dead and not reaped."""
     fields = stat_of(Path(f"/proc/{pid}"))
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _user(pid: int) -> int:

@@ -35,7 +35,7 @@ def launch(folder: Path, kind: str, first: str) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=1", str(folder / "train.py"), str(folder)]
     variables = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    with (folder / "output").open("w") as output:  # no pipe: what is left behind would keep it open
+    with (folder / "output").open("a") as output:  # no pipe: what is left behind keeps it open, and writes to it
         return subprocess.Popen([*command, kind, first], stdout=output, stderr=output, env=variables)
 
 
@@ -55,6 +55,12 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
+def named_semaphores(process: psutil.Process) -> list[Path]:
+    """Those of its queues, which outlive all processes unless one removes them."""
+    found = [Path(each.path) for each in process.memory_maps() if "/dev/shm/sem.mp-" in each.path]
+    return [path for path in found if path.exists()]
+
+
 def test_ours_end_with_their_rank(tmp_path: Path):
     descendants, end = killed_agent(tmp_path, "ours"), time.monotonic() + 60
     assert len(descendants) >= 4, "the rank, its fork server and two workers"
@@ -68,8 +74,13 @@ def test_the_next_launch_ends_those_of_a_plain_loader(tmp_path: Path):
     descendants = killed_agent(tmp_path, "plain")
     time.sleep(8)  # torch's workers look for their parent every 5 s
     assert alive(descendants), "they would end by themselves, and need nobody"
+    semaphores = {path for each in alive(descendants) for path in named_semaphores(each)}
+    assert semaphores
     job = launch(tmp_path, "plain", "")
     code, said = job.wait(120), (tmp_path / "output").read_text()
     assert code == 0, said
     assert "such as loader workers, which" in said
-    assert not alive(descendants)
+    end = time.monotonic() + 30
+    while alive(descendants) or any(path.exists() for path in semaphores):
+        assert time.monotonic() < end, (alive(descendants), semaphores)
+        time.sleep(0.1)
