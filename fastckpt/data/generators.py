@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from fastckpt.data.draws import Watch
+
 KINDS = ("torch", "python", "numpy")
 
 
@@ -28,12 +30,8 @@ def seed_generators(seed: int, kinds: Collection[str] = KINDS) -> None:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Leave them at the end as they were at the beginning."""
-    numpy = sys.modules.get("numpy")
-    states = torch.default_generator.get_state(), random.getstate(), numpy.random.get_state() if numpy else None
+    watch = Watch((), restores=True)
     try:
         yield
     finally:
-        torch.default_generator.set_state(states[0])
-        random.setstate(states[1])
-        if numpy:
-            numpy.random.set_state(states[2])
+        watch.restore()
