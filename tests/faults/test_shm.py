@@ -44,7 +44,8 @@ def reasons_of_memory(job: Job) -> dict[int, str]:
 def test_a_state_that_never_fits_is_refused_at_the_first_save(tmpfs, new_job):
     job = new_job().start("--ballast", "40", restarts=0)
     assert job.wait() == 1
-    assert "ArenaTooSmall: shared memory cannot hold 2 x 40.1 MiB, 80.2 MiB in all: " in job.text()
+    # Whether the few kB of rank 1 are counted depends on which of the two asks first.
+    assert re.search(r"ArenaTooSmall: shared memory cannot hold 2 x 40\.1 MiB, 80\.[12] MiB in all: ", job.text())
     assert re.search(rf": {tmpfs} has 60\.\d MiB free of 64\.0 MiB\. Enlarge it \(docker: --shm-size=128m", job.text())
     assert "--fast-shm-dir" in job.text() and "two slots only" not in job.text()
     with filled(tmpfs):
