@@ -60,6 +60,7 @@ class Channel:
         """
         self._timeout = timeout
         self._sending = threading.RLock()
+        self._why_closed = ""
         self._socket = _connect(address, timeout)
         _, uid = peer(self._socket)
         if uid != os.getuid():
@@ -74,7 +75,7 @@ class Channel:
     def send(self, message: Message) -> None:
         """Send a message, whose answer, if it has one, is to be fetched before the next is asked; raises AgentLost."""
         data = pack(message)
-        with self._lost(), self._sending:
+        with self._sending, self._lost():
             self._socket.settimeout(self._timeout)
             self._socket.sendall(data)
 
@@ -98,12 +99,12 @@ class Channel:
     def _lost(self) -> Iterator[None]:
         try:
             yield
-        except TimeoutError as error:
-            self.close()
-            raise AgentLost(f"{_KEEPER} does not answer in time") from error
         except OSError as error:
             self.close()
-            raise AgentLost(f"{_KEEPER} is gone: {error}") from error
+            # A closed socket says no more than that: whoever uses it next is to read why it was closed.
+            late = isinstance(error, TimeoutError)
+            self._why_closed = self._why_closed or ("did not answer in time" if late else f"is gone: {error}")
+            raise AgentLost(f"{_KEEPER} {self._why_closed}") from error
 
     def _read_exactly(self, size: int) -> bytes:
         data = b""

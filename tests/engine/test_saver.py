@@ -22,9 +22,9 @@ from fastckpt.config import Settings
 from fastckpt.ddp import StorageType
 from fastckpt.engine import keeper, persister
 from fastckpt.engine.saver import Saver, _watch
-from fastckpt.errors import ArenaInUse, FastckptError, PersistError, SaverError
+from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, SaverError
 from fastckpt.ipc import messages as m
-from fastckpt.ipc.channel import Channel, pack
+from fastckpt.ipc.channel import Channel, bind, pack
 from fastckpt.memory import slots
 from fastckpt.memory.arena import arena_path
 from fastckpt.memory.presence import Presence
@@ -765,3 +765,13 @@ def test_a_save_of_which_a_rank_is_gone_is_waited_for_by_nobody(ranks: Ranks):
     assert first.wait_latest_checkpoint(10) is None
     assert first.save_checkpoint(2, state(2), storage_type=DISK).reason == "rank 1 has closed"
     assert first.wait_latest_checkpoint(10) is None
+
+
+def test_a_channel_without_an_answer_names_that_reason_ever_after():
+    address = f"@fastckpt-test-mute-{os.getpid()}"
+    listener = bind(address)  # accepts, as the kernel does, and never says a word
+    channel = Channel(address, 10)
+    for _ in range(2):
+        with pytest.raises(AgentLost, match="did not answer in time"):
+            channel.ask(m.Ask(), timeout=0.1)
+    listener.close()
