@@ -173,7 +173,7 @@ class TestStorageRefuses:
 
     def test_what_made_way_for_the_newest_is_counted(self, ranks: Ranks, directory: Path, monkeypatch):
         """Step 1 was promised twice, step 2 in the pause before the retry, which takes step 3."""
-        monkeypatch.setattr(persister, "FIRST_PAUSE", 0.5)
+        monkeypatch.setattr(persister, "FIRST_PAUSE", 5)
         publish = CheckpointDirectory.publish
         go_on = threading.Event()
         monkeypatch.setattr(CheckpointDirectory, "publish", lambda *_, **__: go_on.wait(60) and self._refuse())
