@@ -1,8 +1,7 @@
 """A data loader that continues: DataLoader's arguments, and a position that a checkpoint saves."""
 
 import logging
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fastckpt.arguments import public
 from fastckpt.data.generators import generators_kept
-from fastckpt.data.loops import Ahead, States, is_cycled
+from fastckpt.data.loops import Ahead, CycleWatch, States
 from fastckpt.data.mixing import mix
 from fastckpt.data.options import FORWARDED, Options, Wish
 from fastckpt.data.order import WORKERS
@@ -94,8 +93,9 @@ class ResumableDataLoader:
         self._passes = 0
         self._served = -1
         self._taken = self._ones = 0
-        self._iteration: Callable[[], object] = _nothing
+        self._cycle_watch: CycleWatch | None = None
         self._looks_for_cycles = True
+        self._is_cycled = False
         self._has_warned = False
         self._whole_step: tuple[int, States] = (-1, ({}, {}))
         hides = isinstance(dataset, IterableDataset) and not wish.get("sharded")
@@ -156,7 +156,7 @@ class ResumableDataLoader:
             )
         self._taken = 0
         iterator = self._serve(self._ask(), self._now)
-        self._iteration = weakref.ref(iterator)
+        self._cycle_watch = CycleWatch(iterator) if self._looks_for_cycles else None
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -236,6 +236,7 @@ class ResumableDataLoader:
         return iter(self._loader)
 
     def _serve(self, answers: Iterator[Any], begun: tuple[int, int]) -> Iterator[Any]:
+        self._look_for_cycle(begun[0])
         if begun[0] == self._passes and begun != self._now:
             answers, begun = self._ask(), self._now
         while True:
@@ -261,12 +262,17 @@ class ResumableDataLoader:
         self._end_epoch()
         self._ones = self._taken = 0
 
+    def _look_for_cycle(self, passes: int) -> None:
+        """Where an iteration begins: later that would take long."""
+        if passes == self._passes and self._cycle_watch is not None:
+            self._is_cycled, self._cycle_watch = self._cycle_watch.is_cycled(), None
+
     def _goes_round(self) -> bool:
         """Whether this iteration has no batch, for it began at an epoch's end, and `itertools.cycle` ends with it."""
         if not self._looks_for_cycles:
             return False
         self._looks_for_cycles = False
-        if not is_cycled(self._iteration()):
+        if not self._is_cycled:
             return False
         logger.warning(
             "itertools.cycle keeps the batches of the first epoch, and repeats them in their order: the position stays "
@@ -317,10 +323,6 @@ class ResumableDataLoader:
 
     def _generators(self) -> AbstractContextManager[None]:
         return generators_kept() if self._keeps else nullcontext()
-
-
-def _nothing() -> None:
-    """No iteration yet."""
 
 
 class _Requests:

@@ -1,5 +1,6 @@
 """Ways to go through a loader: one iteration per batch, for ever, or ahead of the training."""
 
+import gc
 import itertools
 import logging
 import queue
@@ -52,11 +53,17 @@ def test_a_loop_with_epochs_of_one_batch_still_has_its_epochs_end() -> None:
     assert list(again) == [] and len(list(again)) == 1
 
 
+@pytest.mark.parametrize("collects", [False, True])
 @pytest.mark.parametrize("dataset", [Indexed(8), Endless(8)])
-def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(dataset: Any, caplog, monkeypatch) -> None:
+def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(
+    dataset: Any, collects: bool, caplog, monkeypatch
+) -> None:
+    """Also where the cycle has become an old object before the first batch."""
     monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
     loader = ResumableDataLoader(dataset, 4, num_replicas=1, rank=0)
     batches = itertools.cycle(loader)
+    if collects:
+        gc.collect()
     next(batches), next(batches)
     state = loader.state_dict()
     assert not caplog.text
@@ -65,6 +72,14 @@ def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(dataset: Any,
     again = ResumableDataLoader(dataset, 4, num_replicas=1, rank=0)
     again.load_state_dict(state)
     assert len([next(itertools.cycle(again)) for _ in range(2)]) == 2 and again.epoch == 1
+
+
+def test_a_cycle_of_other_things_beside_a_loader_is_none_of_it(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    loader = loader_of()
+    for epoch, _ in zip(range(2), itertools.cycle([0]), strict=False):
+        assert len(list(zip(loader, itertools.cycle("ab"), strict=False))) == BATCHES and loader.epoch == epoch + 1
+    assert not caplog.text
 
 
 def fetching(loader: ResumableDataLoader) -> Iterator[Any]:
