@@ -34,4 +34,4 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        watch.restore()
+        watch.restore(watch.moved())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 GAMMA = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
@@ -30,12 +31,19 @@ def mix_each(first: tuple[int, ...], *columns: Sequence[int]) -> list[int]:
     """``mix(*first, *row)`` for each row of columns that are equally long, or have one number for all rows."""
     mixed = np.array([mix(*first)], dtype=np.uint64)
     for column in columns:
-        mixed = mixed + (np.array(column, dtype=np.uint64) + _GAMMA)
+        mixed = mixed + (_array(column) + _GAMMA)
         for bits, factor in _ROUNDS:
-            mixed = (mixed ^ (mixed >> bits)) * factor
+            mixed ^= mixed >> bits
+            mixed *= factor
         mixed ^= mixed >> _LAST
     numbers: list[int] = mixed.tolist()
     return numbers
+
+
+def _array(numbers: Sequence[int]) -> NDArray[np.uint64]:
+    if isinstance(numbers, range):  # else numpy asks it for each
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.uint64)
+    return np.array(numbers, dtype=np.uint64)
 
 
 def permutation(key: int, length: int) -> torch.Tensor:

@@ -80,7 +80,7 @@ class SampleReader:
                 failure = error
             drawn = watch.moved()
             if restores:
-                watch.restore()
+                watch.restore(drawn)
             if self._is_first and seed_watch and seed_watch.asked:
                 drawn.add("torch")
             self._is_first = False
