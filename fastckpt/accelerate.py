@@ -71,7 +71,7 @@ class AccelerateCheckpointer(WithWriter):
 
     Raises:
         ConfigError: The training is distributed in a way that this cannot save, or not by a launcher of torch's kind.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
 
     Attributes:
         loaded_step: The step that was loaded; -1 before that, if there was none, or if something else wrote it.

@@ -85,7 +85,7 @@ class DdpCheckpointer(WithWriter):
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
 
     Attributes:
         rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last `load_checkpoint`.

@@ -97,7 +97,7 @@ class FolderCheckpointer(WithWriter):
         verify: As for `DdpCheckpointer`, likewise ``overlap``, ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
-        ConfigError, ArenaInUse: As for `DdpCheckpointer`.
+        ConfigError, PlaceInUse: As for `DdpCheckpointer`.
     """
 
     @public

@@ -95,7 +95,7 @@ class FsdpShardCheckpointer(WithWriter):
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer; ``stage`` is no name.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
         FastckptError: There are several ranks, and no process group yet.
 
     Attributes:

@@ -107,7 +107,7 @@ class Checkpointer:
 
     Raises:
         ConfigError: Something has no state, or a wish cannot be met.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
     """
 
     @public

@@ -48,7 +48,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
 
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
 
     Attributes:
         result: What became of the last save on this rank; None before it.

@@ -55,7 +55,7 @@ class DeepSpeedCheckpointer(WithWriter):
     Raises:
         ConfigError: The engine has state that it does not give away, such as an optimizer's on NVMe; its optimizer
             changes states before its step, which ``overlap`` rests upon; or as for `DdpCheckpointer`.
-        ArenaInUse: Another live job on this host uses the directory.
+        PlaceInUse: Another live job uses the directory, and goes on to.
 
     Attributes:
         loaded_step: The engine's ``global_steps`` when what was loaded was saved; -1 if nothing was, or by DeepSpeed.

@@ -5,9 +5,11 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
+from threading import Event
 
 from fastckpt import metrics
 from fastckpt.config import Settings
+from fastckpt.engine.admission import admit
 from fastckpt.engine.digester import Digester
 from fastckpt.engine.levels import Levels
 from fastckpt.engine.marking import Marking
@@ -25,7 +27,7 @@ from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.ipc.messages import Bad, BeginSave, Committed, Goodbye, Granted, Hello, Skipped, Status
 from fastckpt.memory import loans, slots
-from fastckpt.memory.arena import Arena, arena_path
+from fastckpt.memory.arena import arena_path
 from fastckpt.memory.presence import forget_the_dead
 from fastckpt.policy.slots import Skip, choose_slot
 from fastckpt.storage.copier import Copier
@@ -41,14 +43,14 @@ DECISIONS = 64
 class Keeper:
     """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
-    def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str) -> None:
-        """Make or adopt the arena; raises ArenaInUse."""
+    def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event) -> None:
+        """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
         self._settings, self._directory = settings, hello.directory
         job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
         self.levels = Levels(hello, self.newest, copier, job)
         self.persister = self.levels.persister
         path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
-        self.arena = Arena.open(path, hello.directory)
+        self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
         self.progress = Progress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)

@@ -49,7 +49,7 @@ class Link:
     """
 
     def __init__(self, wishes: Wishes, place: Place, address: str) -> None:
-        """Say hello; raises ArenaInUse if another job uses the directory, AgentLost if nobody answers."""
+        """Say hello; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
         self.wishes = wishes
         self.news: deque[SaveId] = deque()

@@ -58,6 +58,7 @@ class Saver:
         self._copier = Copier(settings.persist_mbps)
         self.unfinished = False
         self._shut_out = ""
+        self._ending = threading.Event()
         self._entering: Keeper | None = None
         self._keepers: dict[tuple[str, int], Keeper] = {}
         self._opening = asyncio.Lock()
@@ -157,6 +158,7 @@ class Saver:
         self._server = await asyncio.start_unix_server(self._accept, sock=bind(self.address))
 
     async def _close(self, *, failed: bool) -> None:
+        self._ending.set()
         if self._entering is not None:
             self._entering.levels.stop()  # it may be waiting for another job
         await self._let_finish(failed=failed)
@@ -218,18 +220,21 @@ class Saver:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
-                make = partial(Keeper, hello, self._settings, self._copier, self.address)
-                keeper = self._entering = await loop.run_in_executor(None, make)
-                async with contextlib.AsyncExitStack() as on_failure:
-                    on_failure.push_async_callback(keeper.abandon)
-                    try:
-                        await keeper.open()
-                    except PlaceInUse as error:
-                        self._shut_out = str(error)
-                        raise
-                    on_failure.pop_all()
+                make = partial(Keeper, hello, self._settings, self._copier, self.address, self._ending)
+                try:
+                    keeper = self._entering = await loop.run_in_executor(None, make)
+                    await self._open(keeper)
+                except PlaceInUse as error:
+                    self._shut_out = str(error)
+                    raise
                 self._keepers[key] = keeper
             return self._keepers[key]
+
+    async def _open(self, keeper: Keeper) -> None:
+        async with contextlib.AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(keeper.abandon)
+            await keeper.open()
+            on_failure.pop_all()
 
 
 class _Connection:

@@ -118,7 +118,26 @@ class Tenure:
             self._accept()
             return 0
         self._passed = self._wait()
+        self._watch()
         return self._passed
+
+    def take_from(self, launch: str) -> None:
+        """Open a history in which nothing is saved, so that the job of that launch finds itself superseded.
+
+        Nothing happens if a third one has done so; raises as `hold`.
+        """
+        if not self._enabled or not self._histories.excludes:
+            return
+        with self._lock:
+            number = self._histories.newest()
+            newest = self._histories.read(number) if number else None
+            if newest and not newest.closed and newest.launch != launch and not _has_died(newest):
+                return
+            holder = Process.current().to_record()
+            record = Record(number + 1, "", self._job.launch, self._job.location, holder)
+            if self._make(record):
+                self._held, self._passed = record, record.history
+                self._watch()
 
     def saw(self, newest: SaveId | None) -> None:
         """What was the newest that is durable there, before the workers chose what to resume."""
@@ -169,8 +188,7 @@ class Tenure:
         """Whether the history after this one may be opened at once."""
         if record.closed or self._is_ours(record):
             return True
-        holder = Process.from_record(dict(record.holder))
-        if holder is not None and holder.is_here() and not holder.is_alive():
+        if _has_died(record):
             return True
         if self._job.take_over:
             logger.warning("taking over %s from %s", self._store.path, _who(record))
@@ -228,6 +246,10 @@ class Tenure:
         if record.launch != self._job.launch:
             return  # the agent of another node was first
         self._held, self._is_new = record, True
+        self._watch()
+
+    def _watch(self) -> None:
+        """From now on, see whether another job has come in the place of this one, and renew what is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="fastckpt-history", daemon=True)
             self._thread.start()
@@ -299,7 +321,7 @@ class Tenure:
                 self._renew()
 
     def _renew(self) -> None:
-        if self._held is None or (self.lost and not self.found):
+        if self._passed is None or (self.lost and not self.found):
             return
         self._look(fresh=False)
         if self._held is not None:
@@ -334,6 +356,12 @@ class Tenure:
         finally:
             self._held = None
             self._lock.release()
+
+
+def _has_died(record: Record) -> bool:
+    """Whether its holder was a process of this host, and is no more."""
+    holder = Process.from_record(dict(record.holder))
+    return holder is not None and holder.is_here() and not holder.is_alive()
 
 
 def _who(record: Record) -> str:

@@ -1,38 +1,32 @@
 """Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
 
-import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import stat
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from fastckpt.errors import ArenaInUse, ArenaTooSmall
 from fastckpt.memory import presence
 from fastckpt.memory.claim import Claim
 from fastckpt.memory.headroom import RESERVE, Headroom, headroom
 from fastckpt.memory.locks import close_lock, is_named, open_lock, try_exclusive
+from fastckpt.memory.ownership import OWNER, Owner, make_private, own, refuse
 from fastckpt.memory.pages import allocate
-from fastckpt.memory.processes import Process, boot_id
-from fastckpt.memory.records import LARGEST, names_in, parse_record, remove_any
+from fastckpt.memory.processes import boot_id
+from fastckpt.memory.records import names_in, remove_any
 from fastckpt.memory.slots import image_size
 from fastckpt.sizes import binary
 
 logger = logging.getLogger("fastckpt")
 
-FORKS_DEADLINE = 5.0
-"""Seconds in which a child that a dead owner had just forked lets go of its locks."""
-GLANCE = 0.1
-"""Seconds for which somebody who only looks at an arena may have its lock."""
-OWNER = "owner"
 _SLOT = "slot-"
 _GONE = "removed-"
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -56,26 +50,28 @@ class Arena:
     The lock on its ``owner`` file says that somebody owns it; the file says who.
     """
 
-    def __init__(self, path: Path, checkpoint_dir: str, lock: int) -> None:
+    def __init__(self, path: Path, owner: Owner, lock: int) -> None:
         self.path = path
         self.slots = slots_of(path)
         self.adopted = bool(self.slots)
-        self._checkpoint_dir = checkpoint_dir
+        self._owner = owner
         self.claim = Claim.read(path)
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, checkpoint_dir: str) -> Self:
+    def open(cls, path: Path, checkpoint_dir: str, launch: str = "", wait: Callable[[Owner], None] = refuse) -> Self:
         """Make the arena, or adopt the one that a dead owner left.
 
+        While it has another owner, ``wait`` is called again and again: it takes a moment, or raises.
+
         Raises:
-            ArenaInUse: Its owner is alive, or it does not belong to this user.
+            ArenaInUse: It has another owner, for whom ``wait`` does not wait, or it does not belong to this user.
             ArenaTooSmall: There is not even room for its owner's name.
         """
-        lock = _own(path, checkpoint_dir)
-        former = Process.from_record(_owner(lock))
+        lock = own(path, wait)
+        former, owner = Owner.read(lock).process, Owner.current(checkpoint_dir, launch)
         try:
-            _sign(lock, checkpoint_dir)
+            owner.sign(lock)
         except OSError as error:
             if not slots_of(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -85,7 +81,7 @@ class Arena:
                 f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}."
             ) from error
         _remove_strays(path)
-        arena = cls(path, checkpoint_dir, lock)
+        arena = cls(path, owner, lock)
         if former is not None and former.boot != boot_id():
             logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
             arena.renew()  # its bytes were never meant to outlive the kernel's end
@@ -100,13 +96,13 @@ class Arena:
 
         Raises OSError or ArenaInUse, and leaves nothing of it: half an arena would pass for one.
         """
-        _make_private(self.path)
+        make_private(self.path)
         lock = open_lock(self.path / OWNER)
         if not try_exclusive(lock):
             close_lock(lock)
             raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
         try:
-            _sign(lock, self._checkpoint_dir)
+            self._owner.sign(lock)
             self.claim.write(self.path)
             for slot in self.slots:
                 slot.mkdir(mode=0o700, exist_ok=True)
@@ -231,32 +227,6 @@ def too_small(size: int, slots: int, found: Headroom) -> str:
     )
 
 
-def _own(path: Path, checkpoint_dir: str) -> int:
-    """The lock of an arena that nobody else owns, which is made if need be; raises ArenaInUse."""
-    start = time.monotonic()
-    while True:
-        try:
-            _make_private(path)
-            lock = open_lock(path / OWNER)
-        except FileNotFoundError:
-            if not path.parent.is_dir():
-                raise
-            continue  # the former owner removed it
-        owner, owned = Process.from_record(_owner(lock)), not try_exclusive(lock)
-        if is_named(lock, path / OWNER):
-            if not owned:
-                return lock
-            patience = GLANCE if owner and owner.is_alive() else FORKS_DEADLINE
-            if time.monotonic() > start + patience:
-                close_lock(lock)
-                raise ArenaInUse(
-                    f"checkpoint directory {checkpoint_dir} is in use by another job on this host: "
-                    f"{owner or 'a process that did not sign'}. End that job, or give this one another."
-                )
-        close_lock(lock)
-        time.sleep(0.01)
-
-
 def erase(path: Path) -> None:
     """Remove an arena, under another name: nobody finds half of it. What cannot be removed stays."""
     gone = path.with_name(f"{path.name.partition('.')[0]}.removed-{secrets.token_hex(4)}")
@@ -271,17 +241,6 @@ def slots_of(arena: Path) -> list[Path]:
     """The slots that are there; what only has the name of one is none."""
     found = [arena / name for name in names_in(arena) if name.startswith(_SLOT)]
     return sorted((path for path in found if _number(path) >= 0 and _is_directory(path)), key=_number)
-
-
-def _make_private(path: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ArenaInUse(
-            f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
-            f"remove it, or choose another tmpfs with --fast-shm-dir"
-        )
 
 
 def _number(slot: Path) -> int:
@@ -302,15 +261,3 @@ def _is_directory(path: Path) -> bool:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
         return False
-
-
-def _owner(lock: int) -> dict[str, Any]:
-    return parse_record(os.pread(lock, LARGEST, 0))
-
-
-def _sign(lock: int, checkpoint_dir: str) -> None:
-    """Say in the owner's file who owns the arena, and for what."""
-    data = json.dumps(Process.current().to_record() | {"directory": checkpoint_dir}).encode()
-    before = os.fstat(lock).st_size
-    os.pwrite(lock, data.ljust(before), 0)  # in one go: whenever we die, it can be read
-    os.truncate(lock, len(data))

@@ -13,9 +13,10 @@ from pathlib import Path
 from fastckpt.errors import ArenaInUse, FastckptError
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
-from fastckpt.memory.arena import OWNER, erase, slots_of
+from fastckpt.memory.arena import erase, slots_of
 from fastckpt.memory.claim import Claim
 from fastckpt.memory.locks import close_lock, is_named, open_lock, open_lock_of_others, try_exclusive, try_shared
+from fastckpt.memory.ownership import OWNER
 from fastckpt.memory.presence import LOCK, signed
 from fastckpt.memory.processes import Process, boot_id
 from fastckpt.memory.records import names_in, read_record

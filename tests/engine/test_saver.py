@@ -22,11 +22,11 @@ from fastckpt.config import Settings
 from fastckpt.ddp import StorageType
 from fastckpt.engine import keeper, persister
 from fastckpt.engine.saver import Saver, _watch
-from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, SaverError
+from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, PlaceInUse, SaverError
 from fastckpt.ipc import messages as m
 from fastckpt.ipc.channel import Channel, bind, pack
 from fastckpt.memory import slots
-from fastckpt.memory.arena import arena_path
+from fastckpt.memory.arena import Arena, arena_path
 from fastckpt.memory.presence import Presence
 from fastckpt.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.storage.directory import CheckpointDirectory
@@ -280,12 +280,16 @@ class TestStorageRefuses:
 
 
 class TestTwoJobs:
-    def test_the_second_is_refused_at_once_naming_the_first(self, ranks: Ranks, directory: Path):
+    def test_the_second_waits_and_is_refused_naming_the_first(
+        self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         ranks.start()
+        monkeypatch.setattr("fastckpt.engine.admission.PATIENCE", 0.5)
         second = Ranks(directory, ranks._monkeypatch)
         try:
-            with pytest.raises(ArenaInUse, match=rf"in use by another job on this host: process {os.getpid()} on "):
+            with pytest.raises(PlaceInUse, match=rf"in use by another job, which lives: process {os.getpid()} on "):
                 second.start()
+            assert not second.saver.may_start_over, "no restart waits again"
         finally:
             second.end()
         assert ranks.members[0].save_checkpoint(1, state(1), storage_type=MEMORY)
@@ -335,14 +339,14 @@ class TestTwoJobs:
     def test_while_one_waits_for_its_arena_another_goes_on(self, ranks: Ranks, tmp_path: Path, monkeypatch):
         """Its former owner has died, and a child that it had just forked has the lock still."""
         (one,) = ranks.start()
-        waits, go_on, open_arena = threading.Event(), threading.Event(), keeper.Arena.open
+        waits, go_on, open_arena = threading.Event(), threading.Event(), Arena.open
 
         def late(*args):
             waits.set()
             go_on.wait(60)
             return open_arena(*args)
 
-        monkeypatch.setattr(keeper.Arena, "open", late)
+        monkeypatch.setattr(Arena, "open", late)
         ranks.directory = tmp_path / "other"
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(ranks.join, 0, 1)

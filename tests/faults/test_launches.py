@@ -63,16 +63,3 @@ def test_a_signal_to_the_agent_flushes(new_job, uninterrupted):
     job.run()
     assert job.resumes()[1:] == [(saved, "storage")]
     assert_as_if_nothing_had_happened(job, uninterrupted())
-
-
-def test_a_second_job_on_the_directory_is_refused_at_once(new_job):
-    first = new_job("first").start("--stop-at", "5")
-    first.wait_for("waiting", 5)
-    second = new_job("second", first.checkpoint_dir).start(restarts=0)
-    assert second.wait() == 1
-    assert "is in use by another job on this host" in second.text()
-    assert f"process {first.process.pid} on " in second.text()
-    assert second.log(0) == second.log(1) == []
-    first.process.send_signal(signal.SIGTERM)
-    first.wait()
-    assert newest_on_storage(first) == first.newest_saved() == 4

@@ -102,6 +102,57 @@ def test_the_next_goes_on_as_soon_as_it_may(new_job, how: str, tmp_path: Path) -
     assert json.loads((here / ".fastckpt/history-2").read_text())["closed"] == 1
 
 
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_a_second_on_the_same_host_goes_on_when_the_first_is_gone(new_job, how: str, tmp_path: Path) -> None:
+    """The memory that it wants is the first one's; a third one that waits, too, ends by Ctrl-C."""
+    here = tmp_path / "shared"
+    one, two, three = new_job("one", here), new_job("two", here), new_job("three", here)
+    start(one, "--stop-at", "37", shm="host").wait_for("waiting", 37)
+    assert one.process is not None
+    for waiting in (two, three):
+        start(waiting, "--stop-at", "38", shm="host")
+        line = "waiting, for up to 60 s, for " + holder(one)
+        waiting.until(lambda job=waiting, line=line: line in job.text(), "it says whom it waits for")
+    assert three.process is not None
+    three.process.send_signal(signal.SIGINT)
+    assert three.wait() != 0 and "PlaceInUse" not in three.text()
+    one.process.send_signal(signal.SIGTERM if how == "ended" else signal.SIGKILL)
+    one.wait()
+    two.wait_for("waiting", 38)
+    assert two.resumes() == [(36, "storage" if how == "ended" else "memory")]
+    assert two.process is not None and two.text().count("waiting, for") == 1
+    two.process.send_signal(signal.SIGTERM)
+    two.wait()
+    assert two.stored()[:1] == [38], two.text()
+
+
+@pytest.mark.parametrize("how", ["trains", "stands still"])
+def test_a_job_on_the_same_host_is_taken_over_with_its_memory(new_job, how: str, tmp_path: Path) -> None:
+    """An agent that runs stops its workers and lets go; one that does not is killed. A third job is refused."""
+    here = tmp_path / "shared"
+    one, taker, late = new_job("one", here), new_job("taker", here), new_job("late", here)
+    start(one, "--stop-at", "37", shm="host").wait_for("waiting", 37)
+    assert one.process is not None
+    if how == "stands still":
+        one.process.send_signal(signal.SIGSTOP)
+    start(taker, "--stop-at", "39", shm="host", options=("--fast-take-over",)).wait_for("waiting", 39)
+    assert taker.resumes() == [(36, "memory")], taker.text()
+    assert f"taking over {here} from {holder(one)}" in taker.text()
+    assert one.wait() == (1 if how == "trains" else -signal.SIGKILL), one.text()
+    if how == "trains":
+        assert f"{here} has been taken by another job, which opened history 2: {holder(taker)}" in one.text()
+        start(late, shm="host")
+        assert late.wait() == 1
+        assert f"PlaceInUse: {here} is in use by another job, which lives: {holder(taker)}" in late.text()
+        assert late.text().count("waiting, for") == 1 and late.losses(0) == {}
+    else:
+        assert f"killed {holder(one)}" in taker.text()
+    assert taker.process is not None
+    taker.process.send_signal(signal.SIGTERM)
+    taker.wait()
+    assert taker.stored()[:1] == [38], taker.text()
+
+
 def test_workers_start_over_from_what_became_durable_since_they_began(new_job, uninterrupted, tmp_path: Path) -> None:
     """Another job stood still before a rename, and reported the step before anybody had opened a newer history."""
     job = new_job()
