@@ -227,6 +227,8 @@ class Saver:
                 except PlaceInUse as error:
                     self._shut_out = str(error)
                     raise
+                finally:
+                    self._entering = None
                 self._keepers[key] = keeper
             return self._keepers[key]
 

@@ -779,3 +779,24 @@ def test_a_channel_without_an_answer_names_that_reason_ever_after():
         with pytest.raises(AgentLost, match="did not answer in time"):
             channel.ask(m.Ask(), timeout=0.1)
     listener.close()
+
+
+def test_a_record_is_renewed_during_the_last_flush(ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else another launch would take this job for dead, and begin while it still publishes."""
+    monkeypatch.setattr("fastckpt.engine.tenure.RENEWAL", 0.05)
+    (member,) = ranks.start()
+    assert member.save_checkpoint(1, state(1), storage_type=MEMORY)
+    histories = CheckpointDirectory(directory).histories
+    until(lambda: histories.newest() == 1, "the history is open")
+    publish, renewals = CheckpointDirectory.publish, list[int]()
+
+    def slowly(self, *arguments, **more):
+        before, end = histories.read(1).count, time.monotonic() + 20
+        while not (renewed := histories.read(1).count - before) and time.monotonic() < end:
+            time.sleep(0.01)
+        renewals.append(renewed)
+        return publish(self, *arguments, **more)
+
+    monkeypatch.setattr(CheckpointDirectory, "publish", slowly)
+    ranks.end()
+    assert on_storage(directory) == [1] and renewals[0] > 0
