@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fastckpt import metrics
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
 from fastckpt.format.ids import SaveId
 from fastckpt.memory import slots
@@ -297,6 +298,7 @@ class Tenure:
             raise Superseded(self.lost)
 
     def _lose_to(self, record: Record) -> NoReturn:
+        metrics.event("superseded", place=str(self._store.path), history=record.history, holder=_who(record))
         self._lose(
             f"{self._store.path} has been taken by another job, which opened history {record.history}: {_who(record)}. "
             "This job publishes nothing more there; what it holds in memory stays"

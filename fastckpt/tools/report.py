@@ -87,6 +87,20 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Supersession:
+    """Another job came in the place of a launch: where, by opening which history, and who has it.
+
+    ``at`` is when the launch found out, in nanoseconds since the epoch.
+    """
+
+    node: int
+    at: int
+    place: str
+    history: int
+    holder: str
+
+
+@dataclass(frozen=True)
 class Report:
     """All of it.
 
@@ -96,6 +110,7 @@ class Report:
         steps: How far the training came.
         failures: By time.
         decisions: On how often to save, by time.
+        superseded: By another job, by time.
         unreadable: Lines of the logs that say nothing.
         events_lost: Events that an agent could not write.
     """
@@ -106,6 +121,7 @@ class Report:
     failures: list[Recovery]
     counts: Counts
     decisions: list[Decided]
+    superseded: list[Supersession]
     unreadable: int = 0
     events_lost: int = 0
 
@@ -145,6 +161,7 @@ def report(logs: Iterable[Log]) -> Report:
         sorted(failures, key=lambda failure: failure.at),
         _counts(nodes),
         sorted(told_of, key=lambda one: one.at),
+        sorted(_superseded(nodes), key=lambda one: one.at),
         sum(log.unreadable for log in logs),
         lost,
     )
@@ -279,6 +296,15 @@ def _counts(nodes: Mapping[int, list[Placed]]) -> Counts:
         newest_upload=_newest_upload(nodes),
         bad_checkpoints=seen["bad_checkpoint"],
     )
+
+
+def _superseded(nodes: Mapping[int, list[Placed]]) -> Iterator[Supersession]:
+    for node, placed in ((node, placed) for node, chain in nodes.items() for placed in chain):
+        for event in placed.launch.events:
+            if event["event"] == "superseded":
+                at = round(event["monotonic"] * 1e9) + placed.offset
+                place, holder = text(event, "place"), text(event, "holder")
+                yield Supersession(node, at, place, whole(event, "history", -1), holder)
 
 
 def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:

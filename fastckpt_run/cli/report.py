@@ -109,6 +109,7 @@ def _document(found: "Report") -> dict[str, Any]:
         ],
         "failures": [_failure(one) for one in found.failures],
         "decisions": [asdict(one) | {"at": one.at / 1e9} for one in found.decisions],
+        "superseded": [asdict(one) | {"at": one.at / 1e9} for one in found.superseded],
         "checkpoints": counts | {"persist_time": counts["persist_time"] / 1e9},
         "unreadable": found.unreadable,
         "events_lost": found.events_lost,
@@ -203,6 +204,8 @@ def facts(found: "Report") -> list[str]:
     if counts.uploads or counts.upload_failures:
         newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
         said.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
+    for one in found.superseded[-SHOWN:]:
+        said.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
     if counts.bad_checkpoints:
         said.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
     if found.unreadable or found.events_lost:

@@ -120,6 +120,20 @@ def test_uploads_that_failed_are_told_of(fastckpt: Fastckpt, tmp_path: Path):
     ).out  # fmt: skip
 
 
+def test_a_launch_that_another_has_taken_the_place_of_says_so(fastckpt: Fastckpt, tmp_path: Path):
+    recorded = Path(RECORDED).read_text().splitlines()
+    same = {name: json.loads(recorded[-2])[name] for name in ("time", "monotonic", "pid")}
+    said = {"place": "/runs/one", "history": 3, "holder": "process 7 on other"}
+    lines = [*recorded[:-2], json.dumps({"event": "superseded", **said, **same}), *recorded[-2:]]
+    (tmp_path / "log").write_text("\n".join(lines))
+    [one] = fastckpt("report", tmp_path / "log", "--json").document["superseded"]
+    assert one == {"node": 0, "at": pytest.approx(same["time"], abs=1.0), **said}
+    text = fastckpt("report", tmp_path / "log").out
+    assert "superseded in /runs/one at 20" in text and " UTC: history 3 is that of process 7 on other" in text
+    fastckpt("report", tmp_path / "log", "--html", tmp_path / "page")
+    assert "history 3 is that of process 7 on other" in (tmp_path / "page").read_text()
+
+
 def test_no_log_is_no_answer(fastckpt: Fastckpt, directory: Path, tmp_path: Path):
     directory.mkdir()
     said = fastckpt("report", directory)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from fastckpt.storage.store import open_store
+from fastckpt.tools.events import find, read
+from fastckpt.tools.report import report
 from tests.faults.jobs import Job
 from tests.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
@@ -141,6 +143,8 @@ def test_a_job_on_the_same_host_is_taken_over_with_its_memory(new_job, how: str,
     assert one.wait() == (1 if how == "trains" else -signal.SIGKILL), one.text()
     if how == "trains":
         assert f"{here} has been taken by another job, which opened history 2: {holder(taker)}" in one.text()
+        [said] = report([read(path) for path in find(here)]).superseded
+        assert (said.place, said.history) == (str(here), 2) and said.holder.startswith(holder(taker))
         start(late, shm="host")
         assert late.wait() == 1
         assert f"PlaceInUse: {here} is in use by another job, which lives: {holder(taker)}" in late.text()
