@@ -248,6 +248,7 @@ class Tenure:
             return  # the agent of another node was first
         self._held, self._is_new = record, True
         self._watch()
+        self._look()  # one that stood still for long may have made a record anew that was removed since
 
     def _watch(self) -> None:
         """From now on, see whether another job has come in the place of this one, and renew what is held."""

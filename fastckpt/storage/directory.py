@@ -238,4 +238,6 @@ class CheckpointDirectory:
         with explained("sweep", self.path), self._layout.alone() as alone:
             if not alone:
                 return []
-            return [*removal.sweep(self._layout, self._reader), *parts.sweep(self._layout, self._reader.scan())]
+            done = [*removal.sweep(self._layout, self._reader), *parts.sweep(self._layout, self._reader.scan())]
+            needed = {stored.id.history for stored in self.scan().places} | {id.history for id in self.gathered()}
+            return done + [self._layout.private / name for name in self.histories.forget(needed)]

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,10 @@ _NAME = re.compile("history-(0|[1-9][0-9]{0,18})")
 _PAGE = 1024
 """Records have whole ones, so that a new text takes the place of the old one in a single write."""
 LARGEST_TEXT = 1 << 20
+NEWEST = 16
+"""How many records are never removed: jobs and memory that stood still for some launches still ask for theirs."""
+AT_ONCE = 64
+"""How many one sweep removes at most."""
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 """What file systems answer that have no hard links."""
 
@@ -108,6 +112,23 @@ class Histories(Protocol):
     def write(self, record: Record) -> None:
         """Write a record that one has made again; raises PersistError if it is gone."""
 
+    def forget(self, needed: Collection[int]) -> list[str]:
+        """Remove records of which nothing is there; their names.
+
+        ``needed`` are the histories of all checkpoints there, and of parts of such.
+        """
+
+
+def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
+    """Those of these records that decide nothing any more, oldest first, as many as are to be removed at once.
+
+    By a record newer than all checkpoints memory is told from that of another line; the newest of all says who may
+    write. One that is older says whose checkpoints these are.
+    """
+    newest = max(needed, default=0)
+    older = sorted(set(histories) - {0})[:-NEWEST]
+    return [history for history in older if history < newest and history not in needed][:AT_ONCE]
+
 
 class DirectoryHistories:
     """Those of a directory."""
@@ -122,10 +143,13 @@ class DirectoryHistories:
         with explained("look for histories", self._layout.root):
             if fresh:
                 self._refresh()
-            try:
-                return max((number_of(path.name) for path in self._layout.private.iterdir()), default=0)
-            except (FileNotFoundError, NotADirectoryError):
-                return 0
+            return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        try:
+            return [number_of(path.name) for path in self._layout.private.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def _refresh(self) -> None:
         """Change the directory, so that no network file system answers from a listing that it has kept."""
@@ -178,6 +202,14 @@ class DirectoryHistories:
                 os.pwrite(descriptor, record.to_bytes(), 0)
             finally:
                 os.close(descriptor)
+
+    def forget(self, needed: Collection[int]) -> list[str]:
+        """See `Histories`."""
+        with explained("remove old records of histories", self._layout.root):
+            paths = [self._path(history) for history in outdated(self._numbers(), needed)]
+            for path in paths:
+                path.unlink(missing_ok=True)
+            return [path.name for path in paths]
 
     def _path(self, history: int) -> Path:
         return self._layout.private / f"history-{history}"

@@ -1,9 +1,10 @@
 """The records of histories at a URL: objects made by conditional requests, or in directories that are made once."""
 
 import errno
+from collections.abc import Collection
 
 from fastckpt.errors import ConfigError
-from fastckpt.storage.history import LARGEST_TEXT, Record, number_of
+from fastckpt.storage.history import LARGEST_TEXT, Record, number_of, outdated
 from fastckpt.storage.layout import PRIVATE
 from fastckpt.storage.objects import Creation, Objects
 from fastckpt.storage.trouble import Explained
@@ -58,6 +59,18 @@ class ObjectHistories:
         """See `Histories`."""
         with Explained("renew a history", self._objects.url()):
             self._objects.put(self._name(record.history), record.to_bytes())
+
+    def forget(self, needed: Collection[int]) -> list[str]:
+        """See `Histories`."""
+        with Explained("remove old records of histories", self._objects.url()):
+            histories = outdated(map(number_of, self._objects.names(PRIVATE)), needed)
+            names = [f"{PRIVATE}/history-{history}" for history in histories]
+            if self._objects.creation is Creation.DIRECTORY:
+                for name in names:
+                    self._objects.remove_all(name)
+            else:
+                list(self._objects.each(self._objects.remove, names))
+            return names
 
     def _name(self, history: int) -> str:
         inner = "/record" * (self._objects.creation is Creation.DIRECTORY)

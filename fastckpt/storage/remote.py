@@ -290,10 +290,13 @@ class RemoteStore:
         """
         with Explained("sweep", self.path):
             removed = self._objects.abort_uploads(_is_abandoned)
-            for place, object in self._catalog.scan().unfinished:
+            found = self._catalog.scan()
+            for place, object in found.unfinished:
                 if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
                     self._objects.remove_all(place)
                     removed.append(place)
+            histories = {id.history for id in [*(stored.id for stored in found.places), *found.gathered]}
+            removed += self.histories.forget(histories)
         return [self._objects.url(name) for name in removed]
 
     def identity(self) -> Identity:

@@ -244,6 +244,24 @@ def test_a_record_that_was_removed_is_made_again(fast_path) -> None:  # noqa: F8
     saver.tenure.close()
 
 
+def test_a_record_that_was_removed_is_not_opened_twice(fast_path) -> None:  # noqa: F811
+    """By one that has stood still before it made it, while others opened that history, and newer ones, and swept."""
+
+    def act() -> object:
+        saver = Saver(fast_path, "old")
+        saver.begin()
+        stopping_before(saver.store.histories, "create")
+        saver.tenure.hold(Opening(SaveId(saver.history, 1), "round"))
+        return "it has it"
+
+    other = Other(act)
+    other.wait_until_stopped()
+    histories = Saver(fast_path, "new").store.histories
+    assert histories.create(Record(2, launch="new"))
+    said = str(other.go_on())
+    assert said.startswith("Superseded: ") and "which opened history 2" in said
+
+
 def test_a_killed_agent_is_not_waited_for_on_its_host(fast_path) -> None:  # noqa: F811
     pid = os.fork()
     if pid == 0:

@@ -99,6 +99,23 @@ def test_what_is_no_record_is_one_of_nobody_that_lives_as_long_as_it_changes(sto
     assert len(set(seen)) == 3 and not store.histories.create(record())
 
 
+def test_a_sweep_removes_the_records_that_decide_nothing(store: Store, tmp_path: Path) -> None:
+    """Those that are older than the newest checkpoint, and of whose histories none is there; the newest all stay."""
+    histories = store.histories
+    for number in range(1, 41):
+        assert histories.create(record(number))
+    store.sweep()
+    assert all(histories.read(number) for number in range(1, 41)), "no checkpoint is newer than any of them"
+    for history in (3, 20):
+        store.publish(SaveId(history, history), images(tmp_path / f"images-{history}", SaveId(history, history)))
+    assert len([*store.sweep()]) == 18 and store.sweep() == []
+    assert [n for n in range(1, 41) if histories.read(n)] == [3, *range(20, 41)] and histories.newest() == 40
+    store.publish(SaveId(40, 40), images(tmp_path / "images-40", SaveId(40, 40)))
+    store.sweep()
+    assert [n for n in range(1, 41) if histories.read(n)] == [3, 20, *range(25, 41)], "the newest 16 stay"
+    assert [stored.id for stored in store.checkpoints()] == [(40, 40), (20, 20), (3, 3)]
+
+
 def test_who_is_killed_before_the_record_has_its_name_has_not_opened_it(tmp_path: Path) -> None:
     histories = open_store(tmp_path).histories
     for operation, opened in (("link", None), ("unlink", record())):
