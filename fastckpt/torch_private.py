@@ -5,12 +5,15 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.nn import Module
 
 from fastckpt.errors import FastckptError
 
 Arguments = ParamSpec("Arguments")
+_OF_TWO_GROUPS = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def reduces_gradients(module: FSDPModule) -> bool:
@@ -23,6 +26,30 @@ def reduces_gradients(module: FSDPModule) -> bool:
     if groups is None:
         groups = filter(None, [state._fsdp_param_group])
     return all(group.reduce_grads for group in groups)
+
+
+def flat_parameters(model: Module) -> list[tuple[str, tuple[int], tuple[int, ...], torch.Tensor]]:
+    """Of each flat parameter of FSDP1: its name, which part of it this rank has, the ranks that share it, this part."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and (handle := module._handle) is not None:
+            ranks, flat = dist.get_process_group_ranks(handle.process_group), handle.flat_param
+            part = ranks.index(dist.get_rank()) if handle.uses_sharded_strategy else 0
+            first = ".".join(filter(None, (name, flat._fqns[0]))).replace("_fsdp_wrapped_module.", "")
+            # between a forward and a backward it may be whole
+            found.append((first, (part,), tuple(ranks), getattr(flat, "_local_shard", flat)))
+    return found
+
+
+def asks_rank_0(model: Module) -> bool:
+    """Whether torch would ask global rank 0, in a group without it, of which parameters of FSDP1 there are states.
+
+    It asks that of optimizers of flat parameters, all ranks of the group that shards the model.
+    """
+    modules = FullyShardedDataParallel.fsdp_modules(model)
+    if not modules or modules[0]._use_orig_params or modules[0].sharding_strategy in _OF_TWO_GROUPS:
+        return False
+    return dist.get_world_size(modules[0].process_group) < dist.get_world_size()
 
 
 def saying_why(read: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:

@@ -43,8 +43,8 @@ def flattened(state: dict[str, Any]) -> DefaultSavePlanner:
     flat = DefaultSavePlanner(flatten_sharded_tensors=False)
     flat.set_up_planner(state)
     flat.state_dict = {name: leaf.value if type(leaf) is Value else leaf for name, leaf in flat.state_dict.items()}
-    if any(isinstance(leaf, ShardedTensor) for leaf in flat.state_dict.values()):
-        flat.state_dict = _flatten_sharded_tensors(flat.state_dict)
+    if sharded := {name: leaf for name, leaf in flat.state_dict.items() if isinstance(leaf, ShardedTensor)}:
+        flat.state_dict |= _flatten_sharded_tensors(sharded)  # of all, it would make texts of the keys within values
     return flat
 
 

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from fastckpt.engine.dtypes import dtypes_kept
 from fastckpt.errors import ConfigError
-from fastckpt.torch_private import reduces_gradients
+from fastckpt.torch_private import asks_rank_0, reduces_gradients
 
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 """What the state of an optimizer consists of."""
@@ -108,11 +108,12 @@ class ShardedModel:
 class ShardedOptimizers:
     """All optimizers of a sharded module, as one: their states go by the names of its parameters.
 
-    Raises ConfigError as `check_steps`.
+    Raises ConfigError as `check_steps` and `check_groups`.
     """
 
     def __init__(self, name: str, model: Module, optimizers: Sequence[Optimizer]) -> None:
         check_steps(optimizers)
+        check_groups(model)
         self.name = name
         self._model, self._optimizers = model, tuple(optimizers)
 
@@ -222,6 +223,16 @@ def check_steps(optimizers: Iterable[Optimizer]) -> None:
                 f"{type(each).__name__} makes no step without a closure: torch.distributed.checkpoint cannot load its "
                 "state. Save that by hand, as part of what differs on each rank"
             )
+
+
+def check_groups(model: Module) -> None:
+    """Raise ConfigError, in all ranks, for flat parameters of FSDP1 in several groups of ranks: torch fails in some."""
+    if asks_rank_0(model):
+        raise ConfigError(
+            f"FSDP1 shards this {type(model).__name__} in a process group of some of the ranks, with "
+            "use_orig_params=False: torch cannot save the state of its optimizers in groups without rank 0. Give "
+            "FullyShardedDataParallel use_orig_params=True, or use fully_shard"
+        )
 
 
 def empty(kind: Any, like: Any = None) -> Any:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import xxhash
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 
@@ -18,6 +19,7 @@ from fastckpt.dcp.stage_names import stages_in
 from fastckpt.engine.agreement import Agreement
 from fastckpt.engine.same_model import other_weights
 from fastckpt.errors import ConfigError
+from fastckpt.torch_private import flat_parameters
 
 _GROUP = re.compile(r"\.param_groups\.\d+\.params")
 _REMEDY = (
@@ -33,7 +35,7 @@ class Claim(NamedTuple):
     Attributes:
         staged: Whether it is said to be that of a stage.
         groups: Of each group of parameters of an optimizer, by its name in DCP, a digest of their names.
-        meshes: The ranks of each device mesh that does not have them all.
+        meshes: The ranks of each device mesh, and of each process group of FSDP1, that does not have them all.
         whole: Of each tensor that is no shard, by its name, a digest.
         shards: Of each tensor on one of these: name, place in the whole, which mesh, shape and digest of the shard.
     """
@@ -48,25 +50,47 @@ class Claim(NamedTuple):
 def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> Claim:
     """What a rank claims; reads all tensors but for shards of those on a mesh of all ranks."""
     groups = {name: _digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
-    parts = {name: leaf for name, leaf in leaves.items() if type(leaf) is DTensor and leaf.device_mesh.size() < world}
     offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
     whole = {name: _digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
+    shards: list[tuple[str, Ranks, Ranks, torch.Tensor]] = []
+    for name, leaf in leaves.items():
+        ranks, local = _local(leaf)
+        if local is not None and name in offsets and len(ranks) < world:
+            shards.append((name, offsets[name], ranks, local))
+    return _claim(bool(stages_in(leaves)), groups, whole, shards)
+
+
+def _claim(
+    staged: bool, groups: dict[str, str], whole: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]
+) -> Claim:
+    """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
-    shards = []
-    for name, leaf in parts.items():
-        if name in offsets:
-            mesh = meshes.setdefault(tuple(leaf.device_mesh.mesh.flatten().tolist()), len(meshes))
-            shards.append((name, offsets[name], mesh, tuple(leaf.shape), _digest_of(leaf._local_tensor)))
-    return Claim(bool(stages_in(leaves)), groups, list(meshes), whole, shards)
+    said = [
+        (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
+        for name, place, ranks, local in shards
+    ]
+    return Claim(staged, groups, list(meshes), whole, said)
+
+
+def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
+    """The ranks that have shards of this tensor, and this rank's; none of what is no shard."""
+    if type(leaf) is DTensor:
+        return tuple(leaf.device_mesh.mesh.flatten().tolist()), leaf._local_tensor
+    if isinstance(leaf, ShardedTensor) and (own := leaf.local_shards()):
+        return tuple(dist.get_process_group_ranks(leaf._process_group)), own[0].tensor
+    return (), None
 
 
 def check_one(model: Module, ranks: Agreement, world: int) -> None:
     """Raise ConfigError, in all ranks, if they have models of several stages; reads shards as `claim` does."""
-    has_flat = bool(FullyShardedDataParallel.fsdp_modules(model))
-    other_weights(model, ranks, shapes=not has_flat)
-    leaves = flattened({"model": {} if has_flat else get_model_state_dict(model)})
-    said = ranks.gather(claim(leaves.state_dict, leaves.create_local_plan(), world))
-    if why := objection([Claim(*each) for each in said]):
+    flat = flat_parameters(model)
+    other_weights(model, ranks, shapes=not flat)
+    if flat:  # to gather what FSDP1 has is a collective, and needs room
+        mine = _claim(False, {}, {}, [each for each in flat if len(each[2]) < world])
+    else:
+        leaves = flattened({"model": get_model_state_dict(model)})
+        mine = claim(leaves.state_dict, leaves.create_local_plan(), world)
+    if why := objection([Claim(*each) for each in ranks.gather(mine)]):
         raise ConfigError(f"the states of the ranks do not go together: {why}")
 
 
@@ -100,7 +124,8 @@ def _unlike_shards(claims: Iterable[Claim]) -> str:
             mesh, what = each.meshes[number], (shape, digest)
             first, there, said = found.setdefault((name, tuple(offset)), (rank, mesh, what))
             if there != mesh and said != what:
-                return f"{name} of rank {first} is not that of rank {rank}, on another device mesh. {_REMEDY}"
+                others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
+                return f"{others}. {_REMEDY}"
     return ""
 
 

@@ -17,7 +17,15 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt.arguments import instance, mapping
-from fastckpt.dcp.parts import ShardedModel, ShardedOptimizers, ShardedPart, check_steps, empty, kept_from_stepping
+from fastckpt.dcp.parts import (
+    ShardedModel,
+    ShardedOptimizers,
+    ShardedPart,
+    check_groups,
+    check_steps,
+    empty,
+    kept_from_stepping,
+)
 from fastckpt.dcp.remembered import named_state
 from fastckpt.engine.wrapped import unwrapped
 from fastckpt.errors import ArgumentError, ConfigError
@@ -91,6 +99,7 @@ def sharded_state(
     if not optimizers:
         return {MODEL: get_model_state_dict(model, options=options)}
     check_steps(optimizers)
+    check_groups(model)
     with kept_from_stepping(optimizers):
         states = get_state_dict(model, optimizers, options=options) if options else named_state(model, optimizers)
     return dict(zip((MODEL, OPTIMIZER), states, strict=True))
