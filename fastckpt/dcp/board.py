@@ -91,6 +91,8 @@ class Board:
         pauses = (min(LONGEST_PAUSE, 0.001 * 1.2**turn) for turn in itertools.count())
         while not has_come():
             if unless and self._store.check([unless]):
+                if has_come():  # since the last look, and before that word
+                    return
                 raise Overtaken(unless)
             if time.monotonic() > end:
                 raise TimeoutError(key)

@@ -265,3 +265,29 @@ def test_a_repeated_save_asks_the_store_once() -> None:
     for step in range(1, 6):
         mine.files(SaveId(1, step), state(step, 4, 9 + step))
     assert store.asked == ["check"] * 5
+
+
+class Between(dist.HashStore):
+    """A store in which something is done right after the first look at a message."""
+
+    then: Any = None
+
+    def check(self, keys: list[str]) -> bool:
+        there = super().check(keys)
+        then, self.then = self.then, None
+        if then:
+            then()
+        return there
+
+
+def test_what_a_rank_said_before_it_closed_is_heard() -> None:
+    """Else the others skip the save that this one was refused, and wait for it in their next load."""
+    store = Between()
+    here = Board(store)
+
+    def refuse_and_close() -> None:
+        here.put("1/items/1", "the states of the ranks do not go together")
+        here.say("2", "closed after 0 0")
+
+    store.then = refuse_and_close
+    assert here.get("1/items/1", time.monotonic() + 60, unless="2") == "the states of the ranks do not go together"
