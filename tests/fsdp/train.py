@@ -77,8 +77,8 @@ def _whole(node: Any) -> Any:
     if isinstance(node, DTensor):
         return node.full_tensor().clone()
     if isinstance(node, ShardedTensor):
-        out = torch.empty(node.size()) if dist.get_rank() == 0 else None
-        node.gather(0, out)
+        out = torch.empty(node.size(), dtype=node.dtype) if dist.get_rank() == 0 else None
+        node.gather(0, out, dtype=node.dtype)
         return out
     if isinstance(node, dict):
         return {name: _whole(child) for name, child in node.items()}

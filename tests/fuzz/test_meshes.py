@@ -12,10 +12,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("first", "count"), [(1000, 6), pytest.param(0, 200, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])]
+    ("first", "count"),
+    [(1000, 6), (24, 1), pytest.param(0, 200, marks=[pytest.mark.campaign, pytest.mark.timeout(3600)])],
 )
 def test_what_stock_dcp_brings_back_is_brought_back(tmp_path: Path, first: int, count: int):
-    """Each of the two also from what the other has saved; stages of a pipeline always, which stock does not know."""
+    """Each of the two also from what the other has saved; stages of a pipeline always, which stock does not know.
+
+    Where stock fails fastckpt may fail, too, but it never gives what was not saved. Model 24 is of FSDP1, in float64.
+    """
     launcher = [
         Path(sys.executable).with_name("fastckpt-run"),
         "--standalone",
@@ -34,6 +38,8 @@ def test_what_stock_dcp_brings_back_is_brought_back(tmp_path: Path, first: int, 
     bad = [case for case in cases if case["stock"] == "alike" and not _is_alike(case)]
     assert not bad, bad
     assert all(case.get("ours", "alike") == "alike" for case in cases if "stages" in case["ways"])
+    wrong = [case for case in cases if "unlike" in (case.get("ours"), case.get("ours of stock's"))]
+    assert not wrong, f"loaded, and not what was saved: {wrong}"
     alike = [sum(case.get(name) == "alike" for case in cases) for name in ("stock", "ours")]
     print(f"of {count} models alike: by stock {alike[0]}, by fastckpt {alike[1]}")
     assert alike[0] > count // 4, "too few can be compared"
