@@ -237,12 +237,11 @@ def run(seed: int, folder: Path) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("first", type=int)
-    parser.add_argument("count", type=int)
+    parser.add_argument("seeds", type=int, nargs="+")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    for seed in range(args.first, args.first + args.count):
+    for seed in args.seeds:
         said = run(seed, args.folder)
         if dist.get_rank() == 0:
             with (args.folder / "said").open("a") as file:
