@@ -28,6 +28,9 @@ if not STOCK:
     from fastckpt.engine import still
     from tests.faults.faults import strike_as_told
 
+BUCKET = 10_000
+"""Numbers: more than the model has. DeepSpeed would fill buffers of a GB at each start, for MALLOC_PERTURB_."""
+
 warnings.filterwarnings("ignore")
 logger.setLevel("WARNING")
 
@@ -51,7 +54,7 @@ def config(stage: int, dtype: str, universal: bool = False) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100, "warmup_max_lr": 1e-2}},
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET},
         "gradient_clipping": 1.0,
         "bf16": {"enabled": dtype.startswith("bf16")},
         "steps_per_print": 10**9,
