@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from operator import length_hint
 from typing import Any, NamedTuple
 
+from fastckpt.data.others import leaves_out
 from fastckpt.data.position import VERSION, read
 from fastckpt.data.split import rank_and_world
 from fastckpt.errors import ConfigError
@@ -102,10 +103,23 @@ def _circumstances(data: Any) -> dict[str, int]:
 
 
 def check_stateful(data: Any) -> None:
-    """Raise ConfigError unless the position of data can be saved."""
+    """Raise ConfigError unless the position of data can be saved, and leads back to it."""
     missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(data, name)]
     if missing:
         raise ConfigError(
             f"data={type(data).__name__} has no {' and no '.join(missing)}: its position cannot be saved. Use "
             "ResumableDataLoader"
         )
+    if not hasattr(data, "rank_state_dict"):
+        _check_lossless(data)
+
+
+def _check_lossless(data: Any) -> None:
+    """Raise ConfigError if the state of a foreign object is known to lose samples."""
+    for stream in (data, getattr(data, "dataset", None)):
+        if left_out := leaves_out(stream):
+            name = type(data).__name__
+            raise ConfigError(
+                f"the state of {name} leaves out the {left_out} of its data set: at each resume the samples in it "
+                "would be lost. Give data=ResumableDataLoader(dataset, ...), which counts samples, or shuffle elsewhere"
+            )

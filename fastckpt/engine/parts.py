@@ -48,6 +48,13 @@ class Parts:
                 if isinstance(each, type) or not isinstance(each, Stateful):
                     made = f", such as {each.__name__}(...)" if isinstance(each, type) else ", or leave it out"
                     raise ConfigError(f"{name} is {shown(each)}; give what has state_dict and load_state_dict{made}")
+            if isinstance(part, Sequence) and any(map(_has_own_place, part)):
+                raise ConfigError(
+                    f"{name} is a list of loaders, of which each rank has a place of its own: give each loader a name, "
+                    f"such as others={{'{name}_0': ..., '{name}_1': ...}}"
+                )
+        for loader in self._loaders.values():
+            check_stateful(loader)
         if data is not None:
             check_stateful(data)
 
@@ -169,6 +176,13 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 
 def _hands_out(part: Part) -> bool:
     return hasattr(part, "rank_state_dict") or (hasattr(part, "dataset") and hasattr(part, "__iter__"))
+
+
+def _has_own_place(part: Any) -> bool:
+    """Whether what hands out data has, or may have, another place on each rank."""
+    if not _hands_out(part):
+        return False
+    return rank_and_world(None, None)[1] > 1 or (_is_ours(part) and bool(part.rank_state_dict()))
 
 
 def _size(part: Part) -> int:

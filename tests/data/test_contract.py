@@ -3,11 +3,16 @@
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.checkpoint.stateful import Stateful
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt.data import ResumableDataLoader, ResumableSampler, data_state, load_data_state
+from fastckpt.engine.gradients import Gradients
+from fastckpt.engine.parts import Parts
 from fastckpt.errors import ConfigError
 from tests.data.jobs import Indexed, Remembering, indices
+from tests.data.streams import hugging_face
 
 
 class Foreign:
@@ -22,6 +27,11 @@ class Foreign:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = state["position"]
+
+
+def parts_of(loaders: Any) -> Parts:
+    """As others={"more": loaders} of a Checkpointer."""
+    return Parts({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
 
 
 def test_ours_are_stateful() -> None:
@@ -68,3 +78,27 @@ def test_other_kinds_are_refused() -> None:
         load_data_state(Foreign(), *data_state(ResumableDataLoader(Indexed(3))))
     with pytest.raises(ConfigError, match="list has no state_dict and no load_state_dict"):
         data_state([])
+
+
+def test_a_state_that_is_known_to_lose_samples_is_refused_also_in_anothers_loader() -> None:
+    stream = hugging_face(40)
+    data_state(StatefulDataLoader(stream, 4))
+    shuffled = stream.shuffle(seed=0, buffer_size=10)
+    for data in (shuffled, StatefulDataLoader(shuffled, 4)):
+        says = f"the state of {type(data).__name__} leaves out the shuffle buffer .* Give data=ResumableDataLoader"
+        with pytest.raises(ConfigError, match=says):
+            data_state(data)
+    with pytest.raises(ConfigError, match="leaves out the shuffle buffer"):
+        parts_of(data)
+    data_state(ResumableDataLoader(shuffled, 4))
+
+
+def test_a_list_of_loaders_that_differ_among_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts_of([ResumableDataLoader(Indexed(4))] * 2)
+    says = "more is a list of loaders, .* such as others={'more_0'"
+    with pytest.raises(ConfigError, match=says):
+        parts_of([ResumableDataLoader(Remembering(4), sharded=True)] * 2)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=says):
+        parts_of([StatefulDataLoader(list(range(4)), 2)] * 2)
