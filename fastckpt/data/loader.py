@@ -142,7 +142,7 @@ class ResumableDataLoader:
         if self._follows:
             check_joined(self._rank, self._world)
         self._passes += 1
-        if self._ahead is not None and self._served == self._source.jumps:
+        if self._ahead is not None and self._served == self._source.jumps and not self._source.ends_here():
             self._ahead.clear()
         self._ones += self._taken == 1
         if self._served == self._source.jumps and self._source.ends_here():

@@ -156,3 +156,21 @@ def test_it_has_the_attributes_of_a_data_loader() -> None:
     assert ResumableDataLoader(list(range(4)), batch_sampler=batches).batch_sampler is batches
     with pytest.raises(AttributeError, match="no attribute 'lenght'"):
         loader.lenght  # noqa: B018
+
+
+@pytest.mark.parametrize("saved", range(1, 9))
+def test_a_thread_that_counts_batches_through_the_epochs_loses_none(saved: int) -> None:
+    """It asks for no batch after the last of an epoch, and goes on to the next while some are not used."""
+
+    def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:
+        ready = [batch.tolist() for _ in range(2) for _, batch in zip(range(len(loader)), loader, strict=False)]
+        for _ in ready[:steps]:
+            loader.used()
+        return ready[:steps], loader.state_dict()
+
+    loader = loader_of()
+    whole = [batch.tolist() for _ in range(2) for batch in loader]
+    before, state = train(loader_of(ahead=True), saved)
+    assert before == whole[:saved]
+    after = loader_of(state, ahead=True)
+    assert [batch.tolist() for _ in range(after.epoch, 2) for batch in after] == whole[saved:]
