@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
-from fastckpt.arguments import choice
+from fastckpt.arguments import choice, shown
 from fastckpt.data.sampler import ResumableSampler
 from fastckpt.errors import ConfigError
 
@@ -62,6 +62,7 @@ class Wish:
 
     def __post_init__(self) -> None:
         choice("seeding", self.get("seeding", "sample"), get_args(Seeding))
+        self._check_numbers()
         for wrong, why in (
             (self.get("generator") is not None, "generator: its state would not be saved; give seed"),
             (not self.get("in_order", True), "in_order=False: batches would come in no order that could be continued"),
@@ -86,6 +87,13 @@ class Wish:
     def get(self, name: str, default: Any = None) -> Any:
         """An option."""
         return self.options.get(name, default)
+
+    def _check_numbers(self) -> None:
+        counts = {"batch_size": self.batch_size, "num_workers": self.get("num_workers"),
+                  "accumulate": self.get("accumulate")}  # fmt: skip
+        for name, value in counts.items():
+            if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
+                raise ConfigError(f"{name} is {shown(value)}; give a whole number")
 
     def _check_iterable(self) -> None:
         for name in ("sampler", "batch_sampler"):

@@ -309,3 +309,11 @@ def test_shards_go_on_with_the_same_numbers_only() -> None:
         other.load_rank_state_dict(own)
     with pytest.raises(ConfigError, match="all ranks are at one position"):
         loader_of().load_rank_state_dict(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 2.5), ("batch_size", "2"), ("accumulate", 1.5), ("num_workers", "2")]
+)
+def test_numbers_that_are_not_whole_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; give a whole number"):
+        ResumableDataLoader(list(range(8)), **{name: value})
