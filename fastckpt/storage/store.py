@@ -179,6 +179,12 @@ def is_url(location: str | os.PathLike[str]) -> bool:
     return match is not None and match[1].lower() not in _LOCAL
 
 
+def as_path(location: str) -> str:
+    """The path that a location of the file system is, also if it is written as ``file://``; a URL as it is."""
+    match = _SCHEME.fullmatch(location)
+    return location if match is None or is_url(location) else "/" + match[2].lstrip("/")
+
+
 def normalised(location: str | os.PathLike[str]) -> str:
     """One text for each place: the real path of a directory, the URL of a store without what makes no difference.
 
@@ -188,10 +194,8 @@ def normalised(location: str | os.PathLike[str]) -> str:
     match = _SCHEME.fullmatch(text)
     if "::" in text.split("/")[0]:
         raise ConfigError(f"{text} is a chain of URLs; give that of the store alone, such as s3://bucket/run1")
-    if match is None:
-        return os.path.realpath(text)
-    if match[1].lower() in _LOCAL:
-        return os.path.realpath("/" + match[2].lstrip("/"))
+    if match is None or not is_url(text):
+        return os.path.realpath(as_path(text))
     rest = "/".join(part for i, part in enumerate(match[2].split("/")) if part or i == 0)
     if not rest.strip("/") or any(part in (".", "..") for part in rest.split("/")):
         raise ConfigError(f"{text} names no place in a store; give a bucket and a prefix, such as s3://bucket/run1")

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from fastckpt.errors import ConfigError
+from fastckpt.storage.store import as_path
 
 _SUFFIX = re.compile(
     r"(?P<where>.*)@(?:latest|(?P<step>\d{1,19})(?:\.(?P<history>\d{1,19}))?)(?::(?P<tier>\w+))?", re.S
@@ -48,8 +49,8 @@ def parse(text: str) -> Address:
     """
     match = None if os.path.lexists(text) else _SUFFIX.fullmatch(text)
     if match is None or not match["where"]:
-        return Address(text)
+        return Address(as_path(text))
     if match["tier"] not in (None, *_TIERS):
         raise ConfigError(f"the tier in {text!r} is {match['tier']!r}; give one of {', '.join(_TIERS)}")
     step, history = (None if match[name] is None else int(match[name]) for name in ("step", "history"))
-    return Address(match["where"], step, history, match["tier"] or "", explicit=True)
+    return Address(as_path(match["where"]), step, history, match["tier"] or "", explicit=True)

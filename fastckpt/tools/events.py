@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from fastckpt.errors import ConfigError
 from fastckpt.storage.layout import PRIVATE
+from fastckpt.storage.store import as_path
 
 FOLDER = f"{PRIVATE}/events"
 """Where logs lie in a checkpoint directory: one file for each launch on each node, in order of launch."""
@@ -57,7 +58,7 @@ class Name(NamedTuple):
 
 def find(location: str) -> list[Path]:
     """The logs of a checkpoint directory, oldest first; or the one that ``location`` is. Raises ConfigError."""
-    path = Path(location)
+    path = Path(as_path(location))
     if location and path.is_file():
         return [path]
     if not location or not path.is_dir():

@@ -21,7 +21,7 @@ from fastckpt.storage.foreign import Foreign, foreign
 from fastckpt.storage.identity import Identity
 from fastckpt.storage.layout import Layout
 from fastckpt.storage.reading import read_text
-from fastckpt.storage.store import Kept, is_url, normalised, open_store
+from fastckpt.storage.store import Kept, as_path, is_url, normalised, open_store
 from fastckpt.storage.stored import Stored, read_manifest
 
 WHOLE, WRITING, INCOMPLETE = "whole", "writing", "incomplete"
@@ -138,6 +138,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         ConfigError: There is no such directory.
         PersistError: It cannot be read.
     """
+    location = as_path(location)
     if not is_url(location) and not (location and (Path(location).is_dir() or (remote and is_gone(location)))):
         hint = "" if remote else "; if it is lost, give --remote as well: where its job copied checkpoints to"
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory{hint}")
@@ -151,12 +152,12 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
 
 def is_gone(location: str) -> bool:
     """Whether there is nothing at a path; a URL is never gone."""
-    return not is_url(location) and not os.path.lexists(location)
+    return not is_url(location) and not os.path.lexists(as_path(location))
 
 
 def place_of(location: str) -> Path | str:
     """A location as what it is: a path, or a URL."""
-    return location if is_url(location) else Path(location)
+    return location if is_url(location) else Path(as_path(location))
 
 
 # --- storage

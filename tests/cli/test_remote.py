@@ -144,3 +144,14 @@ def test_a_missing_bucket_and_a_strange_protocol(fastckpt: Fastckpt, s3: S3):  #
     assert said.code == 2 and "nowhere" in said.err
     said = fastckpt("ls", "strange://bucket/run")
     assert said.code == 2 and "strange://bucket/run" in said.err
+
+
+def test_a_directory_written_as_a_url(fastckpt: Fastckpt, three: Path, tmp_path: Path):
+    url = f"file://{three}"
+    assert [item["step"] for item in fastckpt("ls", url, "--json").document["checkpoints"]] == [30, 20, 10]
+    assert fastckpt("show", f"{url}@20").code == 0
+    assert fastckpt("verify", url, "--json").document["good"] > 0
+    for asked in ([tmp_path / "lost", "--remote", url], [f"file://{tmp_path}/lost", "--remote", url]):
+        assert fastckpt("report", *asked, "--json").document["remote"]["checkpoints"] == 3
+    said = fastckpt("report", url)
+    assert said.code == 2 and "has no event log" in said.err
