@@ -32,12 +32,12 @@ from fastckpt.engine.service import launch_of, leave_own_saver, saver_address
 from fastckpt.engine.shared import check_shared, mark_seen
 from fastckpt.engine.snapshot import Snapshotter
 from fastckpt.engine.stale_addresses import explain_stale_addresses
-from fastckpt.engine.tenure import MEMBERS, ROUND
 from fastckpt.engine.turns import Turns
 from fastckpt.engine.unloaded import warn_of_unloaded
 from fastckpt.engine.wishes import wishes
 from fastckpt.errors import FastckptError, PersistError, StepError
 from fastckpt.format.ids import LARGEST, SaveId
+from fastckpt.format.manifest import MEMBERS, ROUND
 from fastckpt.ipc.messages import Goodbye, Status
 from fastckpt.memory.fill import idle_cores
 from fastckpt.memory.stacks import offer

@@ -4,10 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fastckpt.engine.tenure import MEMBERS
 from fastckpt.format.completeness import RANKS, lacks, missing_files
 from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import OF_EACH_NODE, OF_NODE, Manifest
+from fastckpt.format.manifest import MEMBERS, OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt.memory import slots
 from fastckpt.storage.share import Share
 from fastckpt.storage.source import BadSource, Source

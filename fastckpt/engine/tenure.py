@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from fastckpt import metrics
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
 from fastckpt.format.ids import SaveId
+from fastckpt.format.manifest import MEMBERS, ROUND
 from fastckpt.memory import slots
 from fastckpt.memory.processes import Process
 from fastckpt.storage.history import Record
@@ -35,10 +36,6 @@ LONGEST_LOOK = 5.0
 """Seconds from one answer to the next beyond which the place was silent: then nobody could renew a record either."""
 LAST = 5.0
 """Seconds that the end of a job waits for what is under way."""
-ROUND = "round"
-"""The detail of a save that says by which round of workers it was made."""
-MEMBERS = "members"
-"""That which says which launches, one on each node, these belong to."""
 
 
 @dataclass(frozen=True)
