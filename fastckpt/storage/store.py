@@ -179,10 +179,11 @@ def is_url(location: str | os.PathLike[str]) -> bool:
     return match is not None and match[1].lower() not in _LOCAL
 
 
-def as_path(location: str) -> str:
+def as_path(location: str | os.PathLike[str]) -> str:
     """The path that a location of the file system is, also if it is written as ``file://``; a URL as it is."""
-    match = _SCHEME.fullmatch(location)
-    return location if match is None or is_url(location) else "/" + match[2].lstrip("/")
+    text = os.fspath(location)
+    match = _SCHEME.fullmatch(text)
+    return text if match is None or is_url(text) else "/" + match[2].lstrip("/")
 
 
 def normalised(location: str | os.PathLike[str]) -> str:

@@ -56,9 +56,10 @@ class Name(NamedTuple):
         return f"{self.number:06d}-{self.host}-{pid}.jsonl"
 
 
-def find(location: str) -> list[Path]:
+def find(location: str | os.PathLike[str]) -> list[Path]:
     """The logs of a checkpoint directory, oldest first; or the one that ``location`` is. Raises ConfigError."""
-    path = Path(as_path(location))
+    location = as_path(location)
+    path = Path(location)
     if location and path.is_file():
         return [path]
     if not location or not path.is_dir():
