@@ -131,8 +131,7 @@ class Tenure:
             newest = self._histories.read(number) if number else None
             if newest and not newest.closed and newest.launch != launch and not _has_died(newest):
                 return
-            holder = Process.current().to_record()
-            record = Record(number + 1, "", self._job.launch, self._job.location, holder)
+            record = self._record(number + 1)
             if self._make(record):
                 self._held, self._passed = record, record.history
                 self._watch()
@@ -226,15 +225,7 @@ class Tenure:
         history, newest = opening.id.history, self._look()
         if not self._enabled or newest >= history:
             return  # what was saved in a history that is over needs no record of its own
-        record = Record(
-            history,
-            opening.token,
-            self._job.launch,
-            self._job.location,
-            Process.current().to_record(),
-            opening.members,
-            opening.parent,
-        )
+        record = self._record(history, token=opening.token, members=opening.members, parent=opening.parent)
         if not self._make(record):
             there = self._histories.read(history) or Record(history)
             if not self._is_ours(there):
@@ -246,6 +237,11 @@ class Tenure:
         self._held, self._is_new = record, True
         self._watch()
         self._look()  # one that stood still for long may have made a record anew that was removed since
+
+    def _record(self, history: int, **opening: Any) -> Record:
+        """The record by which this process opens a history."""
+        job, holder = self._job, Process.current().to_record()
+        return Record(history, launch=job.launch, location=job.location, holder=holder, **opening)
 
     def _watch(self) -> None:
         """From now on, see whether another job has come in the place of this one, and renew what is held."""

@@ -63,11 +63,7 @@ def start() -> Iterator[Callable[..., Other]]:
 
     yield go
     for other in made:
-        try:
-            os.kill(other.pid, signal.SIGKILL)
-            os.waitpid(other.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        other.end()
 
 
 def owning(root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object]) -> Other:

@@ -85,6 +85,14 @@ class Other:
         with os.fdopen(self._reader) as pipe:
             return json.load(pipe)
 
+    def end(self) -> None:
+        """Kill it, unless it has ended."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
 
 def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -123,11 +131,7 @@ def old(fast_path: Path) -> Iterator[Callable[..., Other]]:  # noqa: F811
 
     yield start
     for other in made:
-        try:
-            os.kill(other.pid, signal.SIGKILL)
-            os.waitpid(other.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        other.end()
 
 
 def ids(saver: Saver) -> list[SaveId]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,19 +111,25 @@ def in_full(folder: Path, case: Case, rank: int) -> str:
         return f"resumed {checkpointer.loaded_step}, equal: {again.weights() == job.weights()}"
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    rank, said = dist.get_rank(), {}
-    for way in (in_three_lines, by_hand, in_full):
-        for name, case in CASES.items() if way is not in_full else list(CASES.items())[:3]:
-            try:
-                said[f"{way.__name__}, {name}"] = way(Path(sys.argv[1]) / f"{way.__name__}-{name}", case, rank)
-            except ConfigError as error:
-                said[f"{way.__name__}, {name}"] = str(error)
-            dist.barrier()
-    (Path(sys.argv[1]) / f"said.{rank}").write_text(json.dumps(said))
+def attempt_all(attempts: Iterable[tuple[Callable[..., str], str, Any, int]]) -> None:
+    """Write what became of each (way, name of the case, the case, number of the stage) to ``said.<rank>``."""
+    said: dict[str, str] = {}
+    for way, name, case, stage in attempts:
+        try:
+            said[f"{way.__name__}, {name}"] = way(Path(sys.argv[1]) / f"{way.__name__}-{name}", case, stage)
+        except ConfigError as error:
+            said[f"{way.__name__}, {name}"] = str(error)
+        dist.barrier()
+    (Path(sys.argv[1]) / f"said.{dist.get_rank()}").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    cases = list(CASES.items())
+    ways = ((in_three_lines, cases), (by_hand, cases), (in_full, cases[:3]))
+    attempt_all((way, *each, dist.get_rank()) for way, some in ways for each in some)
 
 
 if __name__ == "__main__":
