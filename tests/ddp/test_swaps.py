@@ -68,7 +68,7 @@ def test_a_swap_that_is_undone_loses_the_save_and_ends_overlap(
     training.optimizer.step()
     assert newest(training.one)[0] == 0
     warnings = [record.message for record in said.records if "overlap with" in record.message]
-    first = r"^state\['model'\]\['\d\.weight'\] was written to"  # all were, and threads compare them
+    first = r"^state\['model'\]\['\d\.(weight|bias)'\] was written to"  # all were, and threads compare them
     assert len(warnings) == 1 and re.search(first, warnings[0])
     wanted = reference(training.state())
     result = training.one.save_checkpoint(2, training.state(), storage_type=StorageType.MEMORY)

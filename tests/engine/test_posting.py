@@ -18,6 +18,7 @@ from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 from fastckpt.ipc.channel import Channel
 from tests.ddp.conftest import Ranks, state
 from tests.faults.test_hostile import NOBODY
+from tests.ports import free_port
 
 KEY = "0" * 24
 ROOT = Path(__file__).parents[2]
@@ -196,12 +197,6 @@ with DdpCheckpointer(sys.argv[1]) as checkpointer:
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_torchrun_trains_beside_a_squatter(tmp_path: Path, shm: Path):

@@ -8,9 +8,10 @@ import itertools
 import json
 import os
 import runpy
-import socket
 import sys
 from pathlib import Path
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {
@@ -22,14 +23,11 @@ HEAVY = {
 
 def start(script: Path, options: list[str], out: Path) -> bool:
     """Whether this is the child, which runs the script when it returns; the parent has waited for its good end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     if (child := os.fork()) == 0:
         ranks = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0") | dict.fromkeys(
             ("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1"
         )
-        os.environ |= ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT, 0o600), 1)
         sys.argv = [str(script), *options]
         return True

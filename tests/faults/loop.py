@@ -170,6 +170,7 @@ def train(args: argparse.Namespace) -> None:
                 if checkpointer.step(step) is not None:
                     log(due=step)
                 if 0 < args.stop_at <= step:
+                    log(stopped=step)
                     time.sleep(600)
     state = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), torch.get_rng_state()]
     (args.out / f"end.{rank}").write_text(digest(state))

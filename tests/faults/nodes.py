@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any
 
 from fastckpt.memory import slots
 from fastckpt.memory.arena import arena_path
 from tests.faults.jobs import HERE, Job
+from tests.ports import free_port
 
 
 class Nodes:
@@ -27,9 +27,7 @@ class Nodes:
             agent.output, agent.faults = folder / f"output-{node}", self.job.faults
         self._ranks = ranks
         self.disks: dict[int, Path] = {}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._endpoint = f"127.0.0.1:{free_port()}"
 
     def start(self, *script: str, nodes: list[int] | None = None, **options: str) -> None:
         """Start the agents, or those of some nodes again."""

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from tests.faults.faults import delay, hang, stop
 from tests.faults.jobs import HERE, Job, assert_all_struck, assert_as_if_nothing_had_happened
 from tests.faults.test_three_ranks import STEPS
+from tests.ports import free_port
 
 TIMEOUT = 2.5
 SLOW = TIMEOUT + 0.7
@@ -163,11 +163,8 @@ def test_auto_leaves_alone_who_computes_or_waits_with_no_restart_left(new_job):
 @pytest.mark.parametrize("fault", [stop(1, "train.step", 23), hang(0, "train.step", 23, "loop_in_c_with_the_gil")])
 def test_two_nodes(new_job, uninterrupted, fault):
     """Each agent looks at its own workers; what ends those of one restarts those of all."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
-    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     first, second = new_job().befalls(fault), new_job("second")
     second.faults, second.checkpoint_dir = first.faults, first.checkpoint_dir
     for job in (first, second):

@@ -99,7 +99,7 @@ def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(
     """What was being copied in the background may be lost; the save before is not."""
     job = new_job().start("--stop-at", "6", "--step-seconds", "0.2", program="loop.py", restarts=1)
     for rank in (0, 1):
-        job.wait_for("step", 6, rank)
+        job.wait_for("stopped", 6, rank)
     saved = due(job, 0)
     job.strike(1)
     job.until(lambda: len(job.resumes()) == 2, "a second start")

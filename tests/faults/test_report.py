@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 from operator import itemgetter
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from fastckpt.tools.events import find, read
 from fastckpt.tools.report import Report, report
 from fastckpt_run.cli import main
 from tests.faults.jobs import Job
+from tests.ports import free_port
 from tests.tools.schema import faults, table
 
 SAVES = ("--memory", "5", "--disk", "1000")
@@ -143,11 +143,8 @@ def test_a_worker_that_hangs(new_job):
 def test_a_worker_of_one_of_two_nodes_dies(new_job):
     """Each node has its log; the other node's worker is stopped for its sake, or fails since its peer is gone."""
     job: Job = new_job()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     shape = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=two"]
-    launcher = ("-m", "fastckpt_run", *shape, f"--rdzv-endpoint={endpoint}")
+    launcher = ("-m", "fastckpt_run", *shape, f"--rdzv-endpoint=127.0.0.1:{free_port()}")
     one = job.start(*SAVES, "--wait-at", "13", launcher=launcher).process
     two = job.start(*SAVES, "--wait-at", "13", launcher=launcher, FAULTS_LAUNCH="1").process
     assert one is not None and two is not None

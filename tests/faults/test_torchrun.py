@@ -1,13 +1,13 @@
 """The same script under plain torchrun, as users start it: killed workers start again and resume what is there."""
 
 import re
-import socket
 
 import pytest
 
 from tests.faults.faults import Fault, kill, kill_both
 from tests.faults.jobs import STORE_OF_ITS_OWN, TORCHRUN, Job, assert_all_struck, assert_as_if_nothing_had_happened
 from tests.faults.test_phases import RESUME, SNAPSHOT
+from tests.ports import free_port
 
 INTERVAL = 10
 """Steps between two saves to storage: what is in memory goes with the first rank, unless the next finds it."""
@@ -29,10 +29,7 @@ CASES: dict[str, list[Fault]] = SAVES | {
 
 def by_address() -> tuple[str, ...]:
     """torchrun with a master address, whose store outlives the workers whatever is set."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    return *TORCHRUN[:2], "--master-addr", "127.0.0.1", "--master-port", port, *TORCHRUN[3:]
+    return *TORCHRUN[:2], "--master-addr", "127.0.0.1", "--master-port", str(free_port()), *TORCHRUN[3:]
 
 
 def run(job: Job, launcher: str) -> None:

@@ -1,10 +1,9 @@
 """The same script without the memory of one agent alone: on two nodes."""
 
-import socket
-
 from fastckpt.storage.directory import CheckpointDirectory
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
+from tests.ports import free_port
 
 
 def names(stored):
@@ -12,11 +11,8 @@ def names(stored):
 
 
 def test_two_nodes(new_job, uninterrupted):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
-    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     first = new_job().befalls(kill(rank=1, at="snapshot.fill", step=46))
     second = new_job()
     second.faults, second.output = first.faults, first.folder / "output-2"

@@ -11,12 +11,12 @@ import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher import api as launcher_api
 from torch.distributed.run import determine_local_world_size
 
 from fastckpt_run.main import run
 from tests.launcher.conftest import Jobs, program
+from tests.ports import free_port
 
 TOUCH, SHELL = program("touch.py"), program("touch.sh")
 
@@ -31,7 +31,7 @@ def told(folder: Path, rank: int = 0) -> dict[str, dict[str, str]]:
 
 def rendezvous() -> list[str]:
     conf = "join_timeout=60,last_call_timeout=1,timeout=60"
-    return ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{get_free_port()}", f"--rdzv-conf={conf}"]
+    return ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", f"--rdzv-conf={conf}"]
 
 
 @pytest.mark.usefixtures("started")
@@ -54,7 +54,7 @@ def test_workers_know_the_agent_and_the_settings(here: Path, monkeypatch: pytest
 
 @pytest.mark.usefixtures("started")
 def test_master_address_and_port(here: Path) -> None:
-    port = str(get_free_port())
+    port = str(free_port())
     run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
     assert ranks(here) == {0, 1}
     environment = told(here)["environment"]
@@ -223,7 +223,7 @@ def test_logs_specs_must_exist(here: Path) -> None:
 
 @pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
 def test_init_method(jobs: Jobs, method: str) -> None:
-    port = get_free_port()
+    port = free_port()
     static = ["--run-path", "--start-method=fork", "--master-addr=localhost", f"--master-port={port}"]
     job = jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
     assert job.returncode == 0, job.stderr

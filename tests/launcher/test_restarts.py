@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from fastckpt_run.rendezvous import forget_last_round
 from tests.launcher.conftest import Jobs, program
+from tests.ports import free_port
 
 MANY = 20
 # Forked workers restart in a third of a second, executed ones import torch each time.
@@ -28,7 +28,7 @@ FORK = ["--run-path", "--start-method=fork"]
     ],
 )
 def test_each_restart_comes_up_at_once(jobs: Jobs, tmp_path: Path, backend: str, how: list[str], restarts: int) -> None:
-    port = get_free_port()
+    port = free_port()
     where = ["--standalone"] if backend == "c10d" else [f"--master-port={port}"]
     job = jobs.run(
         *where,

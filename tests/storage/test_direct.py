@@ -154,7 +154,7 @@ def test_reading_back_passes_the_page_cache(tmp_path):
     digest = digest_file(tmp_path / "target", direct=True)
     assert cached(tmp_path / "target") == 0
     assert digest_file(tmp_path / "target") == digest
-    assert cached(tmp_path / "target") > 5 * MiB
+    assert cached(tmp_path / "target") > 4 * MiB  # all, unless the kernel reclaimed a page meanwhile
     assert digest_file(tmp_path / "target", direct=True) == digest
     assert cached(tmp_path / "target") == 0
 

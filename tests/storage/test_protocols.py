@@ -25,6 +25,7 @@ from fastckpt.format.ids import SaveId
 from fastckpt.storage.remote import RemoteStore
 from fastckpt.storage.store import open_store
 from tests.ddp.conftest import Ranks, directory, ranks, state  # noqa: F401 (fixtures)
+from tests.ports import free_port
 
 WEBDAV = """
 import sys
@@ -79,9 +80,7 @@ def test_what_cannot_be_opened_says_what_does(url: str, why: str):
 
 @contextmanager
 def serving(program: str, *arguments: object) -> Iterator[int]:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, "-c", program, str(port), *map(str, arguments)])
     try:
         end = time.monotonic() + 60
