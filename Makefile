@@ -7,16 +7,16 @@ FRAMEWORKS := $(VENV)/.frameworks
 
 # Releases of torch besides that of constraints.txt, and of Python; and the tests that rest on most of torch.
 VERSIONS := 2.10.0 2.12.1 2.14.1 2.15.0 2.13.0-python3.13
-VERSION_TESTS := tests/test_torch_version.py tests/ddp/test_save.py tests/ddp/test_load.py tests/ddp/test_overlap.py \
-	tests/dcp tests/fsdp tests/launcher/test_behaviours.py tests/launcher/test_parity.py \
-	tests/launcher/test_rendezvous.py tests/launcher/test_hang_watch.py tests/faults/test_hangs.py \
+VERSION_TESTS := tests/unit/_core/test_torch_version.py tests/e2e/ddp/test_save.py tests/e2e/ddp/test_load.py tests/e2e/ddp/test_overlap.py \
+	tests/e2e/dcp tests/e2e/fsdp tests/e2e/launcher/test_behaviours.py tests/e2e/launcher/test_parity.py \
+	tests/e2e/launcher/test_rendezvous.py tests/e2e/launcher/test_hang_watch.py tests/faults/test_hangs.py \
 	tests/faults/test_overlap.py tests/faults/test_phases.py
 
 # What is installed with `pip install fastckpt-run[EXTRA]`; its tests are in the folder of its name, or those named here.
 EXTRAS := accelerate deepspeed export huggingface lightning s3
 EXTRA_NEEDS_accelerate := torchdata
 EXTRA_TESTS_export := tests/cli/test_export.py
-EXTRA_TESTS_s3 := tests/storage/test_remote.py
+EXTRA_TESTS_s3 := tests/unit/_core/storage/remote/test_remote_store.py
 EXTRA_NEEDS_s3 := moto[server]
 
 .DEFAULT_GOAL := help
@@ -76,7 +76,7 @@ stores: $(FRAMEWORKS)  ## the stores besides S3: servers of WebDAV and GCS, and 
 		> $$($(VENV)/stores/bin/python -c 'import site; print(site.getsitepackages()[0])')/base.pth
 	$(VENV)/stores/bin/python -m pip install --quiet -c constraints.txt webdav4 wsgidav cheroot gcsfs \
 		gcp-storage-emulator pyarrow
-	$(VENV)/stores/bin/python -m pytest -q -m stores tests/storage/test_protocols.py
+	$(VENV)/stores/bin/python -m pytest -q -m stores tests/unit/_core/storage/test_protocols.py
 
 versions: $(addprefix version-,$(VERSIONS))  ## the demo and the tests of torch's parts, with each of VERSIONS in turn
 
@@ -98,7 +98,7 @@ extra-%:
 	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt torch setuptools wheel
 	$(VENV)/$@/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[$*]' \
 		hypothesis pytest pytest-timeout pytest-xdist $(EXTRA_NEEDS_$*)
-	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/$*)
+	$(VENV)/$@/bin/python -m pytest -q -n 2 --dist worksteal $(or $(EXTRA_TESTS_$*),tests/e2e/$*)
 	rm -rf $(VENV)/$@
 
 bench: $(READY)  ## measure saves, resumes and persists (writes nothing; see docs/benchmarks.md)

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from examples.gpt2.model import GPT, GPTConfig
 from fastckpt import Checkpointer, DdpCheckpointer, KeepLatestStepStrategy, StorageType, phase
+from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.policy.frequency.intervals import multiple
 from fastckpt.data import ResumableSampler
-from fastckpt.engine.beats import Beats
-from fastckpt.policy.frequency import multiple
 
 PLAIN, LEAD = "plain", "lead"
 BLOCK = 8

@@ -92,8 +92,8 @@ def train(log: Log) -> None:
 
 def ours(image: Path, folder: Path) -> None:
     """The way of every persist of ours, with manifest, renames and tracker."""
-    from fastckpt.format.ids import SaveId
-    from fastckpt.storage.directory import CheckpointDirectory
+    from fastckpt._core.format.ids import SaveId
+    from fastckpt._core.storage.local.directory import CheckpointDirectory
 
     CheckpointDirectory(folder).publish(SaveId(0, 1), {"model.pt": image})
 
@@ -194,7 +194,7 @@ def child(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
 
 def make_image(path: Path, size: int) -> None:
     """A file in shared memory that is reserved and filled, as a slot's is."""
-    from fastckpt.memory.pages import allocate
+    from fastckpt._core.memory.pages import allocate
 
     with path.open("w+b", buffering=0) as file:
         allocate(file.fileno(), size)

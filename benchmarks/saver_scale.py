@@ -21,13 +21,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt.config import Place, Settings
-from fastckpt.engine.link import Link
-from fastckpt.engine.saver import Saver
-from fastckpt.engine.wishes import wishes
-from fastckpt.format.ids import SaveId
-from fastckpt.ipc.messages import Granted
-from fastckpt.memory import slots
+from fastckpt._core.client.connection import Link
+from fastckpt._core.client.saver_options import wishes
+from fastckpt._core.config import Place, Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Granted
+from fastckpt._core.memory import slots
+from fastckpt._core.saver.server import Saver
 
 IMAGE = 4096
 """Bytes of each rank's image."""

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from fastckpt import metrics
+from fastckpt._core.snapshot.mutation_check import Digests
+from fastckpt._core.snapshot.sampled_bytes import Samples
+from fastckpt._core.transfer.host_copy import Backlog, Copy
 from fastckpt.ddp import DdpCheckpointer, StorageType
-from fastckpt.engine.samples import Samples
-from fastckpt.engine.still import Digests
 from fastckpt.errors import OverlapError
-from fastckpt.memory.fill import Backlog, Copy
 
 WIDTH = 1024
 LAYER = WIDTH * WIDTH * 4

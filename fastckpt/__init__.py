@@ -3,9 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastckpt import torch_version
+from fastckpt._core import torch_version
 
 if TYPE_CHECKING:
+    from fastckpt._core import metrics
+    from fastckpt.checkpointer.checkpointer import Checkpointer
     from fastckpt.ddp import (
         CheckpointDeletionStrategy,
         DdpCheckpointer,
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
         phase,
         settle,
     )
-    from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer
-    from fastckpt.loop import Checkpointer
+    from fastckpt.fsdp.shards import FsdpFullCheckpointer, FsdpShardCheckpointer
 
 __all__ = [
     "CheckpointDeletionStrategy",
@@ -37,12 +38,13 @@ __all__ = [
     "KeepTimeIntervalStrategy",
     "SaveResult",
     "StorageType",
+    "metrics",
     "phase",
     "settle",
 ]
 
 _HOMES = {
-    "Checkpointer": "fastckpt.loop",
+    "Checkpointer": "fastckpt.checkpointer.checkpointer",
     "FsdpFullCheckpointer": "fastckpt.fsdp",
     "FsdpShardCheckpointer": "fastckpt.fsdp",
 }
@@ -53,6 +55,8 @@ torch_version.check()
 
 def __getattr__(name: str) -> Any:
     """Import on first use: the launcher needs none of these, and the agent stays small."""
+    if name == "metrics":
+        return import_module("fastckpt._core.metrics")
     if name in __all__:
         return getattr(import_module(_HOMES.get(name, "fastckpt.ddp")), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

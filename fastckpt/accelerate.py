@@ -23,17 +23,17 @@ from accelerate.utils import (
 )
 from accelerate.utils.other import clean_state_dict_for_safetensors
 
-from fastckpt.checkpointer import SaveResult, StorageType, WithWriter
-from fastckpt.config import Place
-from fastckpt.engine.agreement import agreement
-from fastckpt.engine.deletion import CheckpointDeletionStrategy
-from fastckpt.engine.named import is_foreign
-from fastckpt.engine.result import at_least
-from fastckpt.engine.unknown import refuse_foreign
-from fastckpt.engine.view import written
-from fastckpt.engine.wishes import SecondLevel
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.save_results import at_least
+from fastckpt._core.client.saver_options import SecondLevel
+from fastckpt._core.config import Place
+from fastckpt._core.native.checkpoint_names import is_foreign
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, Tensors
+from fastckpt._core.native.view import written
+from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, StorageType, WithWriter
 from fastckpt.errors import ConfigError
-from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, Tensors
 
 __all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
 

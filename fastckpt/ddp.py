@@ -10,12 +10,20 @@ from typing import Any, Unpack
 
 import torch
 
-from fastckpt import arguments
-from fastckpt.arguments import public
-from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
-from fastckpt.engine.agreement import agreement
-from fastckpt.engine.beats import phase
-from fastckpt.engine.deletion import (
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.heartbeat import phase
+from fastckpt._core.client.save_results import at_least
+from fastckpt._core.format.file_names import own_of
+from fastckpt._core.format.manifest import MODEL
+from fastckpt._core.resume.candidates import Files, Needs, Offers
+from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.resume.load import load_copy
+from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
     KeepBestStrategy,
@@ -24,17 +32,9 @@ from fastckpt.engine.deletion import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt.engine.flash import WriterOptions
-from fastckpt.engine.load import load_copy
-from fastckpt.engine.offers import Files, Needs, Offers
-from fastckpt.engine.predict import with_optimizer_state
-from fastckpt.engine.rank_state import RankState
-from fastckpt.engine.result import at_least
-from fastckpt.engine.resume import Resume, Resumed
-from fastckpt.engine.rng import restore_rng, rng_state
-from fastckpt.engine.unknown import refuse_foreign
-from fastckpt.format.manifest import MODEL
-from fastckpt.format.names import own_of
+from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
+from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
 __all__ = [
     "CheckpointDeletionStrategy",

@@ -17,22 +17,22 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from fastckpt import metrics
-from fastckpt.config import AGENT_VARIABLE, Settings
-from fastckpt.engine.saver import Saver
+from fastckpt._core import metrics
+from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
-from fastckpt_run.cause import Cause, cause_of
-from fastckpt_run.chronicle import Chronicle, outcome_of
-from fastckpt_run.deaths import Death, DeathWatch, describe
-from fastckpt_run.hangs import HangWatch
-from fastckpt_run.last_flush import close_patiently, given_up, signals_in
-from fastckpt_run.preload.launcher import OFF, Preloader
+from fastckpt_run.events.recorder import Chronicle, outcome_of
+from fastckpt_run.events.summary import conclude, report, require_durable
+from fastckpt_run.failures.cause import Cause, cause_of
+from fastckpt_run.failures.deaths import Death, DeathWatch, describe
+from fastckpt_run.failures.failure_report import explain
+from fastckpt_run.failures.restart_notice import RestartNotice
+from fastckpt_run.failures.restarts import Restarts
+from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.rendezvous import forget_last_round, hastened, stop_heartbeats, waiting
-from fastckpt_run.report import explain
-from fastckpt_run.restart_notice import RestartNotice
-from fastckpt_run.restarts import Restarts
 from fastckpt_run.script import require_script
-from fastckpt_run.summary import conclude, report, require_durable
+from fastckpt_run.shutdown import close_patiently, given_up, signals_in
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 
-from fastckpt_run.deaths import DeathWatch, peek
+from fastckpt_run.failures.deaths import DeathWatch, peek
 
 logger = logging.getLogger("fastckpt.launcher")
 

@@ -8,7 +8,7 @@ from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
 from fastckpt_run.options import command
-from fastckpt_run.version import version_line
+from fastckpt_run.version_text import version_line
 
 USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
 DESCRIPTION = """\

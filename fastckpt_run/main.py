@@ -14,9 +14,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
 from fastckpt_run.help import launcher_parser
-from fastckpt_run.last_flush import given_up
 from fastckpt_run.options import parse
-from fastckpt_run.substitution import substituted
+from fastckpt_run.shutdown import given_up
+from fastckpt_run.torchrun_patches import substituted
 
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
 _READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings, variable
+from fastckpt._core.config import Settings, variable
 
 PREFIX = "--fast"
 SWITCHES_OFF = {f"{PREFIX}-no-preload": f"{PREFIX}-preload=off"}

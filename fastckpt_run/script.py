@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
-from fastckpt_run.preload.launcher import runs_script
+from fastckpt_run.preload.preloader import runs_script
 from fastckpt_run.workers import run_script_path
 
 

@@ -16,10 +16,10 @@ from torch import multiprocessing
 from torch.distributed.elastic.multiprocessing import MultiprocessContext, RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from fastckpt_run.bond import die_with
-from fastckpt_run.deaths import peek
+from fastckpt_run.failures.deaths import peek
 from fastckpt_run.grace import ask_to_end, kill_group, wake
-from fastckpt_run.preload.launcher import Preloader
+from fastckpt_run.parent_death import die_with
+from fastckpt_run.preload.preloader import Preloader
 
 logger = logging.getLogger("fastckpt.launcher")
 

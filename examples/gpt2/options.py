@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from fastckpt.checkpointer import StorageType
+from fastckpt._core.session import StorageType
 
 
 def parser(description: str | None, checkpoint_dir: str) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ The contract of an object that a checkpointer takes as ``data=``:
 `ResumableDataLoader` and `ResumableSampler` are such objects. `data_state` and `load_data_state` serve either kind.
 """
 
-from fastckpt.data.contract import DataState, data_state, load_data_state
+from fastckpt._core.data.protocol import DataState, data_state, load_data_state
 from fastckpt.data.loader import ResumableDataLoader
 from fastckpt.data.sampler import ResumableSampler
 

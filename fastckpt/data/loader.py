@@ -8,17 +8,17 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from fastckpt.arguments import public
-from fastckpt.data.generators import generators_kept
-from fastckpt.data.loops import Ahead, CycleWatch, States
-from fastckpt.data.mixing import mix
-from fastckpt.data.options import FORWARDED, Options, Wish
+from fastckpt._core.arguments import public
+from fastckpt._core.data.generators import generators_kept
+from fastckpt._core.data.split import check_joined, rank_and_world
+from fastckpt.data.factory import collate_of, source_of
+from fastckpt.data.loader_options import FORWARDED, Options, Wish
+from fastckpt.data.loader_worker import WorkerSetup
 from fastckpt.data.order import WORKERS
 from fastckpt.data.sampler import ResumableSampler
 from fastckpt.data.source import Answer, Source
-from fastckpt.data.sources import collate_of, source_of
-from fastckpt.data.split import check_joined, rank_and_world
-from fastckpt.data.worker import WorkerSetup
+from fastckpt.data.splitmix import mix
+from fastckpt.data.training_loops import Ahead, CycleWatch, States
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")

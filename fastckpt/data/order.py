@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from fastckpt.data.generators import generators_kept, seed_generators
-from fastckpt.data.mixing import mix, permutation
+from fastckpt._core.data.generators import generators_kept, seed_generators
+from fastckpt.data.splitmix import mix, permutation
 from fastckpt.errors import ConfigError
 
 ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from fastckpt.arguments import public
+from fastckpt._core.arguments import public
+from fastckpt._core.data.position import Position, nothing_own, whole
+from fastckpt._core.data.split import Rest, Split, check_joined, rank_and_world
 from fastckpt.data.order import IndexOrder, Order
-from fastckpt.data.position import Position, nothing_own, whole
-from fastckpt.data.split import Rest, Split, check_joined, rank_and_world
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")

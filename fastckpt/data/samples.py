@@ -14,14 +14,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from fastckpt.data.draws import SeedWatch, Watch
-from fastckpt.data.generators import seed_generators
-from fastckpt.data.mixing import mix, mix_each
+from fastckpt._core.data.generator_draws import SeedWatch, Watch
+from fastckpt._core.data.generators import seed_generators
+from fastckpt._core.data.position import Position, Positioned
+from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, SAMPLE, Order
-from fastckpt.data.position import Position, Positioned
 from fastckpt.data.sampler import check_length, load
 from fastckpt.data.source import Answer
-from fastckpt.data.split import Split
+from fastckpt.data.splitmix import mix, mix_each
 
 
 class Request(NamedTuple):

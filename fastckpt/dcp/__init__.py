@@ -1,6 +1,6 @@
 """Storage for torch.distributed.checkpoint (DCP): saves go into shared memory, and loads come from there."""
 
-from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.dcp.reader import SharedMemoryReader
 from fastckpt.dcp.stager import SharedMemoryStager
 from fastckpt.dcp.writer import SharedMemoryWriter

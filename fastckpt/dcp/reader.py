@@ -13,21 +13,21 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from fastckpt.checkpointer import Writer
-from fastckpt.dcp.mapped import MappedReader
+from fastckpt._core.client.collective import Agreement, agreement
+from fastckpt._core.format.file_names import index_of, own_of, shards_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.native.view import hold
+from fastckpt._core.resume.candidates import Files, Needs, Offers
+from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.resume.survey import Wanted
+from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.session import Writer
+from fastckpt._core.torch_private import saying_why
+from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
-from fastckpt.engine.agreement import Agreement, agreement
-from fastckpt.engine.joined import join_on_storage
-from fastckpt.engine.offers import Files, Needs, Offers
-from fastckpt.engine.resume import Resume, Resumed
-from fastckpt.engine.survey import Wanted
-from fastckpt.engine.unknown import refuse_foreign
-from fastckpt.engine.view import hold
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
-from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import METADATA
-from fastckpt.format.names import index_of, own_of, shards_of
-from fastckpt.torch_private import saying_why
 
 logger = logging.getLogger("fastckpt")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
-from fastckpt.arguments import shown
-from fastckpt.dcp.leaves import Value
+from fastckpt._core.arguments import shown
+from fastckpt.dcp.flattening import Value
 from fastckpt.errors import ConfigError
 
 _NAMED = re.compile(r"stage=([\w-]+)/")

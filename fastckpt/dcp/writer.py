@@ -15,17 +15,17 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from fastckpt.checkpointer import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.saver_options import SecondLevel
+from fastckpt._core.format.distcp import ShardPlanner, whole
+from fastckpt._core.format.file_names import shards_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.stager import Staging
-from fastckpt.engine.agreement import agreement
-from fastckpt.engine.deletion import CheckpointDeletionStrategy
-from fastckpt.engine.wishes import SecondLevel
 from fastckpt.errors import ConfigError, StepError
-from fastckpt.format.distcp import ShardPlanner, whole
-from fastckpt.format.ids import SaveId
-from fastckpt.format.manifest import METADATA
-from fastckpt.format.names import shards_of
-from fastckpt.storage.store import normalised
 
 logger = logging.getLogger("fastckpt")
 

@@ -1,8 +1,7 @@
 """Checkpoints for DeepSpeed: its own files, in memory and on storage."""
 
-from fastckpt.deepspeed.checkpointer import DeepSpeedCheckpointer
-from fastckpt.deepspeed.files import files_of, loading, reads
-from fastckpt.engine.deletion import (
+from fastckpt._core.client.save_results import SaveResult, StorageType
+from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
     KeepBestStrategy,
@@ -11,7 +10,8 @@ from fastckpt.engine.deletion import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt.engine.result import SaveResult, StorageType
+from fastckpt.deepspeed.engine_checkpointer import DeepSpeedCheckpointer
+from fastckpt.deepspeed.engine_files import files_of, loading, reads
 
 __all__ = [
     "CheckpointDeletionStrategy",

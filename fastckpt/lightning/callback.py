@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fastckpt.checkpointer import StorageType
+from fastckpt._core.session import StorageType
 from fastckpt.errors import ConfigError
 from fastckpt.lightning._private import has_stepped, is_validated_next
 

@@ -9,13 +9,13 @@ import torch
 from lightning import __version__
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from fastckpt.checkpointer import StorageType
-from fastckpt.config import Place
-from fastckpt.engine.wishes import SecondLevel
+from fastckpt._core.client.saver_options import SecondLevel
+from fastckpt._core.config import Place
+from fastckpt._core.session import StorageType
+from fastckpt._core.storage.store import normalised
 from fastckpt.errors import ConfigError
-from fastckpt.lightning.removal import Removal
+from fastckpt.lightning.checkpoint_removal import Removal
 from fastckpt.lightning.saves import Generators, Saves
-from fastckpt.storage.store import normalised
 
 __all__ = ["NEWEST", "FastCheckpointIO", "StorageType"]
 

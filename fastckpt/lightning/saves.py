@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.session import SaveResult, StorageType
+from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt.ddp import DdpCheckpointer
-from fastckpt.engine.agreement import agreement
-from fastckpt.engine.rng import restore_rng, rng_state
 from fastckpt.errors import PersistError
 from fastckpt.lightning._private import progress
 

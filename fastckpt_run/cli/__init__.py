@@ -11,7 +11,7 @@ from fastckpt_run.cli.shm import shm
 from fastckpt_run.cli.show import show
 from fastckpt_run.cli.verify import verify
 from fastckpt_run.cli.which import which
-from fastckpt_run.version import version_line
+from fastckpt_run.version_text import version_line
 
 
 def _tell_version(context: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
 
-from fastckpt.tools.goodput import TRAINING
+from fastckpt._core.report.goodput import TRAINING
 
 WIDTH = 2000
 """Units of a lane's width; a bar has at least one."""

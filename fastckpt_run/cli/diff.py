@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastckpt.config import Settings
+from fastckpt._core.config import Settings
+from fastckpt._core.format.manifest import MODEL
+from fastckpt._core.inspect.checkpoint_files import Source, find
 from fastckpt.errors import ConfigError
-from fastckpt.format.manifest import MODEL
-from fastckpt.tools.source import Source, find
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, number, shortened
-from fastckpt_run.words import count
+from fastckpt_run.cli.output import FINDING, Answer, Screen, answering, number, shortened
+from fastckpt_run.formatting import count
 
 if TYPE_CHECKING:
-    from fastckpt.tools.diff import Difference
+    from fastckpt._core.inspect.diff import Difference
 
 _OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
 """What the automatic frequency notes in a checkpoint, which no two runs have alike."""
@@ -29,7 +29,7 @@ def diff(a: str, b: str, names: tuple[str, ...]) -> Answer:
     A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN; which storages tensors share,
     and on which device they were, does not count. Exit code 1 if they differ.
     """
-    from fastckpt.tools.diff import diff_files
+    from fastckpt._core.inspect.diff import diff_files
 
     shm_dir = Settings.from_environment().arenas
     left, right = find(a, shm_dir), find(b, shm_dir)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.format.manifest import METADATA, MODEL
-from fastckpt.sizes import decimal
-from fastckpt.tools.source import find
-from fastckpt_run.cli.answer import Answer, Screen, answering
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.format.manifest import METADATA, MODEL
+from fastckpt._core.inspect.checkpoint_files import find
+from fastckpt_run.cli.output import Answer, Screen, answering
 
 
 @click.command()
@@ -27,7 +27,7 @@ def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, f
     The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
     dots, numbers and texts become metadata, what is stored twice is written once; anything else is refused by name.
     """
-    from fastckpt.tools.export import Order, export_file
+    from fastckpt._core.inspect.export import Order, export_file
 
     source = find(checkpoint, Settings.from_environment().arenas)
     alone = next(iter(source.files)) if len(source.files) == 1 else MODEL

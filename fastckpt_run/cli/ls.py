@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.sizes import decimal
-from fastckpt.storage.foreign import DCP, FLASH, TORCH
-from fastckpt.tools.inventory import Inventory, Item, take
-from fastckpt_run.cli.answer import REMOTE, Answer, Screen, age, answering, describe, known
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.inventory import Inventory, Item, take
+from fastckpt._core.storage.local.foreign_files import DCP, FLASH, TORCH
+from fastckpt_run.cli.output import REMOTE, Answer, Screen, age, answering, describe, known
 
 _MOST = 10
 """How many checkpoints of others are named."""

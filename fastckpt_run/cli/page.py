@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from importlib.resources import files
 
-from fastckpt.tools.report import Recovery, Report, incidents
-from fastckpt_run import words
-from fastckpt_run.cli import lanes
-from fastckpt_run.cli.answer import plain
+from fastckpt._core.report.report import Recovery, Report, incidents
+from fastckpt_run import formatting
+from fastckpt_run.cli import timeline
 from fastckpt_run.cli.chart import Axis, Bar, lane
+from fastckpt_run.cli.output import plain
 from fastckpt_run.cli.report import change, facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -43,8 +43,8 @@ def _text(value: object) -> str:
 def _summary(found: Report) -> str:
     launches = sum(len(chain) for chain in found.nodes.values())
     figures = [
-        (words.goodput(found.goodput) if found.goodput is not None else "?", "goodput: useful part of all time"),
-        (words.duration(found.total), f"in {words.count(launches, 'launch', 'launches')}"),
+        (formatting.goodput(found.goodput) if found.goodput is not None else "?", "goodput: useful part of all time"),
+        (formatting.duration(found.total), f"in {formatting.count(launches, 'launch', 'launches')}"),
         (f"{found.steps.new:,}", f"steps, and {found.steps.repeated:,} once more"),
         (f"{len(incidents(found.failures)):,}", "failures"),
     ]
@@ -57,10 +57,14 @@ def _time(found: Report) -> str:
     causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
     whole, begin, bars = Axis(0, found.total), 0, list[Bar]()
     for cause, spent in causes:
-        bars.append(Bar(begin, begin + spent, cause, words.CAUSES[cause]))
+        bars.append(Bar(begin, begin + spent, cause, formatting.CAUSES[cause]))
         begin += spent
     rows = [
-        [f'<i class="{cause}"></i>{words.CAUSES[cause]}', words.share(spent, found.total), words.duration(spent)]
+        [
+            f'<i class="{cause}"></i>{formatting.CAUSES[cause]}',
+            formatting.share(spent, found.total),
+            formatting.duration(spent),
+        ]
         for cause, spent in causes
     ]
     return (
@@ -70,24 +74,26 @@ def _time(found: Report) -> str:
 
 
 def _timeline(found: Report) -> str:
-    axis = lanes.axis_of(found)
+    axis = timeline.axis_of(found)
     shown, used = list[str](), dict[str, str]()
 
     def add(name: str, bars: Iterable[Bar]) -> None:
         bars = list(bars)
-        used.update({bar.kind: words.CAUSES.get(bar.kind) or _CHECKPOINT_KINDS.get(bar.kind, "") for bar in bars})
+        used.update({bar.kind: formatting.CAUSES.get(bar.kind) or _CHECKPOINT_KINDS.get(bar.kind, "") for bar in bars})
         shown.append(f'<div class="lane"><span>{_text(name)}</span>{lane(bars, axis)}</div>')
 
     for node, chain in found.nodes.items():
         prefix = f"{node}: " if len(found.nodes) > 1 else ""
-        add(f"{prefix}time", lanes.time_lane(chain, (axis.end - axis.begin) // _STRETCHES))
-        there = lanes.ranks(chain)
-        for rank in there[: lanes.MOST_RANKS]:
-            add(f"{prefix}worker {rank}", lanes.worker_lane(chain, rank))
-        if len(there) > lanes.MOST_RANKS:
-            shown.append(f"<p>{len(there) - lanes.MOST_RANKS} more workers are not shown.</p>")
-        add(f"{prefix}storage", lanes.checkpoint_lane(chain))
-    failures = [Bar(one.at, one.at, "failure", words.failure(one, nodes=len(found.nodes))) for one in found.failures]
+        add(f"{prefix}time", timeline.time_lane(chain, (axis.end - axis.begin) // _STRETCHES))
+        there = timeline.ranks(chain)
+        for rank in there[: timeline.MOST_RANKS]:
+            add(f"{prefix}worker {rank}", timeline.worker_lane(chain, rank))
+        if len(there) > timeline.MOST_RANKS:
+            shown.append(f"<p>{len(there) - timeline.MOST_RANKS} more workers are not shown.</p>")
+        add(f"{prefix}storage", timeline.checkpoint_lane(chain))
+    failures = [
+        Bar(one.at, one.at, "failure", formatting.failure(one, nodes=len(found.nodes))) for one in found.failures
+    ]
     add("failures", failures)
     ticks = "".join(
         f'<span style="left:{100 * axis.at(axis.begin + tick):.2f}%">{label}</span>'
@@ -106,7 +112,7 @@ def _frequency(found: Report) -> str:
     changes = [one for one in found.decisions if one.matters]
     if not changes:
         return ""
-    start, last = lanes.axis_of(found).begin, changes[-_MOST_CHANGES:]
+    start, last = timeline.axis_of(found).begin, changes[-_MOST_CHANGES:]
     rows = [[_text(cell) for cell in change(one, start)] for one in last]
     rows = [[*cells, f'<div class="why">{why}</div>'] for *cells, why in rows]
     heads = ["at", "step", "snapshot", "persist", "cost", "why"]
@@ -124,7 +130,7 @@ def _earlier(count: int) -> str:
 def _failures(found: Report) -> str:
     if not found.failures:
         return "<section><h2>Failures</h2><p>None.</p></section>\n"
-    start = lanes.axis_of(found).begin
+    start = timeline.axis_of(found).begin
     last = found.failures[-_MOST_FAILURES:]
     longest = max(_length(one) for one in last)
     rows = [list(_failure(one, start, longest, len(found.nodes))) for one in last]
@@ -137,20 +143,20 @@ def _length(one: Recovery) -> int:
 
 
 def _failure(one: Recovery, start: int, longest: int, nodes: int) -> Iterator[str]:
-    yield words.duration(one.at - start)
-    yield _text(words.failure(one, nodes=nodes)) + (
-        f'<div class="why">{_text(words.where(one))}</div>' if one.host else ""
+    yield formatting.duration(one.at - start)
+    yield _text(formatting.failure(one, nodes=nodes)) + (
+        f'<div class="why">{_text(formatting.where(one))}</div>' if one.host else ""
     )
-    yield "?" if one.first_step is None else words.duration(one.silent + one.first_step)
+    yield "?" if one.first_step is None else formatting.duration(one.silent + one.first_step)
     yield "?" if one.step is None else _text(f"step {one.step}, {one.tier}") if one.tier else "the beginning"
     yield f"{one.repeated:,}"
-    yield f'<div class="phases">{lane(lanes.failure_bars(one), Axis(-one.silent, longest - one.silent))}</div>'
+    yield f'<div class="phases">{lane(timeline.failure_bars(one), Axis(-one.silent, longest - one.silent))}</div>'
 
 
 def _launches(found: Report) -> str:
     rows = [
         [
-            str(node), _text(placed.launch.host), when(placed.begin), words.duration(placed.end - placed.begin),
+            str(node), _text(placed.launch.host), when(placed.begin), formatting.duration(placed.end - placed.begin),
             _text(placed.launch.outcome or "runs, or was killed"), _text(placed.launch.script),
         ]
         for node, chain in found.nodes.items() for placed in chain

@@ -4,15 +4,15 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
-from fastckpt.sizes import decimal
-from fastckpt.storage.store import normalised
-from fastckpt.tools.inventory import is_gone, take
-from fastckpt.tools.prune import delete, divide
-from fastckpt.tools.prune import keep_best as best_of
-from fastckpt_run.cli.answer import REMOTE, Answer, Screen, answering, describe, known
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.inventory import is_gone, take
+from fastckpt._core.inspect.prune import delete, divide
+from fastckpt._core.inspect.prune import keep_best as best_of
+from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
+from fastckpt._core.storage.store import normalised
 from fastckpt_run.cli.ls import in_words, jobs
+from fastckpt_run.cli.output import REMOTE, Answer, Screen, answering, describe, known
 
 
 @click.command()

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.sizes import decimal
-from fastckpt.storage.store import is_url
-from fastckpt.tools.inventory import Item, is_gone, take
-from fastckpt_run.cli.answer import REMOTE, Answer, Screen, answering, describe
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.inventory import Item, is_gone, take
+from fastckpt._core.storage.store import is_url
+from fastckpt_run.cli.output import REMOTE, Answer, Screen, answering, describe
 
 if TYPE_CHECKING:
-    from fastckpt.tools.frequency import Decided
-    from fastckpt.tools.report import Recovery, Report
+    from fastckpt._core.report.frequency import Decided
+    from fastckpt._core.report.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
 """What follows a failure, in this order."""
@@ -37,8 +37,8 @@ def report(directory: str, html: Path | None, remote: str) -> Answer:
     run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it tells what
     that holds, and DIR may be lost.
     """
-    from fastckpt.tools.events import find, read
-    from fastckpt.tools.report import report as report_on
+    from fastckpt._core.report.events import find, read
+    from fastckpt._core.report.report import report as report_on
 
     held = _held(remote or directory) if remote or is_url(directory) else None
     logs = [] if held and (is_url(directory) or is_gone(directory)) else [read(path) for path in find(directory)]
@@ -124,18 +124,22 @@ def _failure(one: "Recovery") -> dict[str, Any]:
 
 
 def _show(screen: Screen, found: "Report", directory: str) -> None:
-    from fastckpt_run import words
+    from fastckpt_run import formatting
 
     launches = sum(len(chain) for chain in found.nodes.values())
     if not launches:
         screen.line(f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell")
         return
     screen.line(
-        f"{directory}: {words.count(launches, 'launch', 'launches')} on {words.count(len(found.nodes), 'node')}, "
-        f"{words.duration(found.total)}; goodput {words.goodput(found.goodput)}"
+        f"{directory}: {formatting.count(launches, 'launch', 'launches')} "
+        f"on {formatting.count(len(found.nodes), 'node')}, "
+        f"{formatting.duration(found.total)}; goodput {formatting.goodput(found.goodput)}"
     )
     causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
-    rows = [[words.CAUSES[cause], words.share(spent, found.total), words.duration(spent)] for cause, spent in causes]
+    rows = [
+        [formatting.CAUSES[cause], formatting.share(spent, found.total), formatting.duration(spent)]
+        for cause, spent in causes
+    ]
     screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
     for line in facts(found):
         screen.line(line)
@@ -146,7 +150,7 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
             [change(one, start) for one in changes[-SHOWN:]],
         )
         if len(changes) > SHOWN:
-            screen.line(f"{words.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
+            screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
     if found.failures:
         screen.table(
             ["FAILURE", *(f">{name}" for name in _HEADS)],
@@ -154,7 +158,7 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
         )
         for one in found.failures:
             if one.log:
-                screen.line(f"rank {one.rank}, {words.duration(one.at - start)}: {words.where(one)}")
+                screen.line(f"rank {one.rank}, {formatting.duration(one.at - start)}: {formatting.where(one)}")
 
 
 _SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
@@ -162,13 +166,13 @@ _HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "F
 
 
 def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
-    from fastckpt_run import words
+    from fastckpt_run import formatting
 
-    instants = [words.duration(getattr(one, name)) for name in _SHOWN]
+    instants = [formatting.duration(getattr(one, name)) for name in _SHOWN]
     step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
     return [
-        words.failure(one, nodes=nodes),
-        words.duration(one.at - start),
+        formatting.failure(one, nodes=nodes),
+        formatting.duration(one.at - start),
         *instants,
         step,
         one.tier or "-",
@@ -178,29 +182,42 @@ def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
 
 def change(one: "Decided", start: int) -> list[str]:
     """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
-    from fastckpt_run import words
+    from fastckpt_run import formatting
 
     memory, storage = (f"{steps:,}" if steps else "-" for steps in (one.memory, one.storage))
-    return [words.duration(one.at - start), f"{one.step:,}", memory, storage, words.part(one.overhead), one.why]
+    return [
+        formatting.duration(one.at - start),
+        f"{one.step:,}",
+        memory,
+        storage,
+        formatting.part(one.overhead),
+        one.why,
+    ]
 
 
 def facts(found: "Report") -> list[str]:
     """Steps and checkpoints, in words."""
-    from fastckpt_run import words
+    from fastckpt_run import formatting
 
     counts, steps, useful = found.counts, found.steps, found.lost["useful"]
     stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
-    each = f", each stalls for {words.duration(stall)}" if counts.saves else ""
-    rate = f" at {words.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
+    each = f", each stalls for {formatting.duration(stall)}" if counts.saves else ""
+    rate = (
+        f" at {formatting.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
+    )
     said = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
-        + (f", {words.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time" if useful else ""),
+        + (
+            f", {formatting.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time"
+            if useful
+            else ""
+        ),
         f"saves: {counts.saves:,} of {decimal(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
         f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
         f"{counts.persist_failures:,} attempts failed",
     ]
     if found.decisions:
-        said.append(f"frequency: {words.frequency(found.decisions)}")
+        said.append(f"frequency: {formatting.frequency(found.decisions)}")
     if counts.uploads or counts.upload_failures:
         newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
         said.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.memory.census import Entry, State, census
+from fastckpt._core.memory.census import clean as remove
 from fastckpt.errors import ConfigError, FastckptError
-from fastckpt.memory.census import Entry, State, census
-from fastckpt.memory.census import clean as remove
-from fastckpt.sizes import decimal
-from fastckpt_run.cli.answer import FINDING, Answer, Screen, answering, known
+from fastckpt_run.cli.output import FINDING, Answer, Screen, answering, known
 
 
 @click.group()

@@ -4,14 +4,14 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.sizes import decimal
-from fastckpt.storage.reading import open_file
-from fastckpt.tools.inventory import File
-from fastckpt.tools.pickled import Tensor
-from fastckpt.tools.source import find
-from fastckpt.tools.tree import Entry, Group, Tree, read_tree, stored_bytes
-from fastckpt_run.cli.answer import Answer, Screen, answering, describe, number, shortened
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.checkpoint_files import find
+from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.pickled import Tensor
+from fastckpt._core.inspect.tree import Entry, Group, Tree, read_tree, stored_bytes
+from fastckpt._core.storage.reading import open_file
+from fastckpt_run.cli.output import Answer, Screen, answering, describe, number, shortened
 
 
 @click.command()
@@ -59,7 +59,7 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
 
 def _read(file: File) -> Tree:
     if file.has_parts:
-        from fastckpt.tools.values import StateFile  # imports torch, which the others need not
+        from fastckpt._core.inspect.values import StateFile  # imports torch, which the others need not
 
         with StateFile(file) as state:
             return state.tree

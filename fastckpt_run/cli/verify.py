@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.address import parse
+from fastckpt._core.inspect.inventory import take
+from fastckpt._core.inspect.verify import BAD, Finding, select, verify_all
 from fastckpt.errors import ConfigError
-from fastckpt.tools.address import parse
-from fastckpt.tools.inventory import take
-from fastckpt.tools.verify import BAD, Finding, select, verify_all
-from fastckpt_run.cli.answer import FINDING, REMOTE, Answer, Screen, answering, known
+from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, known
 
 
 @click.command()

@@ -4,11 +4,11 @@ from typing import Any
 
 import click
 
-from fastckpt.config import Settings
-from fastckpt.tools.inventory import take
-from fastckpt.tools.which import REFUSE, decide
-from fastckpt_run.cli.answer import FINDING, REMOTE, Answer, Screen, answering, describe, known
+from fastckpt._core.config import Settings
+from fastckpt._core.inspect.inventory import take
+from fastckpt._core.inspect.which import REFUSE, decide
 from fastckpt_run.cli.ls import in_words, jobs, none_of_ours
+from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, describe, known
 
 
 @click.command()

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fastckpt_run.preload.environment import PER_WORKER, recorded
-from fastckpt_run.preload.sources import is_installed
-from fastckpt_run.preload.traces import Traces, seeds_counted
+from fastckpt_run.preload.fork_safety import Traces, seeds_counted
+from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fastckpt_run.bond import die_with
+from fastckpt_run.parent_death import die_with
+from fastckpt_run.preload.fork_request import DESCRIPTORS, READY
+from fastckpt_run.preload.forked_worker import Worker
 from fastckpt_run.preload.imports import Plan, preload
-from fastckpt_run.preload.order import DESCRIPTORS, READY
-from fastckpt_run.preload.sources import PACKAGES, Watch, imported
-from fastckpt_run.preload.worker import Worker
+from fastckpt_run.preload.source_watch import PACKAGES, Watch, imported
 
 _MESSAGE = 1 << 20
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fastckpt.engine.rng import rng_state
-from fastckpt.format.ids import SaveId
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.snapshot.rng_state import rng_state
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.cli import main
 
 

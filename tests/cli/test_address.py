@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fastckpt._core.inspect.address import Address, parse
 from fastckpt.errors import ConfigError
-from fastckpt.tools.address import Address, parse
 
 
 @pytest.mark.parametrize(

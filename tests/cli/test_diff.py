@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.tools import values
-from fastckpt.tools.diff import Difference, Distance, diff_files
-from fastckpt.tools.inventory import File
+from fastckpt._core.inspect import values
+from fastckpt._core.inspect.diff import Difference, Distance, diff_files
+from fastckpt._core.inspect.inventory import File
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -273,7 +273,7 @@ def test_neither_state_is_ever_in_memory(tmp_path: Path):
     big["layer-9"][-1] += 1
     torch.save(big, tmp_path / "b.pt")
     program = (
-        "import resource, sys, torch; from fastckpt.tools import diff; from pathlib import Path\n"
+        "import resource, sys, torch; from fastckpt._core.inspect import diff; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "found = diff.diff_files(*(diff.File(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]))\n"
         "assert found.tensors['layer-9'].max_abs == 1 and len(found.tensors) == 1\n"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.cli.conftest import Fastckpt
-from tests.earlier.test_earlier import unpacked
+from tests.e2e.earlier.test_earlier import unpacked
 
 
 def state() -> dict[str, Any]:

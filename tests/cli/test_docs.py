@@ -17,8 +17,8 @@ import torch
 from click.testing import CliRunner
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.memory import slots
-from fastckpt.tools.events import FOLDER
+from fastckpt._core.memory import slots
+from fastckpt._core.report.events import FOLDER
 from fastckpt_run.cli import main
 from tests.cli import harm
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastckpt.folder import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.inspect.archive import Archive
+from fastckpt._core.inspect.pickled import describe
+from fastckpt._core.inspect.tree import read_tree, stored_bytes, tree_of
 from fastckpt.errors import BadCheckpoint
-from fastckpt.tools.archive import Archive
-from fastckpt.tools.pickled import describe
-from fastckpt.tools.tree import read_tree, stored_bytes, tree_of
 
 
 def saved(protocol: int = 2) -> bytes:

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.format.ids import SaveId
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 

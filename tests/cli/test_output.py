@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt_run.cli import answer, main
+from fastckpt_run.cli import main, output
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 from tests.cli.test_docs import leave_log
@@ -201,4 +201,4 @@ def test_a_bad_newest_one_is_a_finding_with_output(fastckpt: Fastckpt, three: Pa
     [(None, "?"), (0.2, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (10 * 86400, "10 d")],
 )
 def test_ages(seconds: float | None, text: str):
-    assert answer.age(seconds) == text
+    assert output.age(seconds) == text

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.format.ids import SaveId
-from fastckpt.storage import removal
-from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.layout import Layout
-from fastckpt.storage.stored import Stored
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local import removal
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.stored import Stored
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 

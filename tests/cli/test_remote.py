@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastckpt.format.ids import SaveId
-from fastckpt.storage import reading
-from fastckpt.storage.remote import RemoteStore
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage import reading
+from fastckpt._core.storage.remote.remote_store import RemoteStore
 from tests.cli.conftest import Fastckpt, state
-from tests.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
+from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
 

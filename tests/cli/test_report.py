@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastckpt.tools.events import FOLDER, parsed
-from fastckpt.tools.report import report
-from fastckpt_run import words
+from fastckpt._core.report.events import FOLDER, parsed
+from fastckpt._core.report.report import report
+from fastckpt_run import formatting
 from fastckpt_run.cli.chart import Axis, Bar, lane
 from fastckpt_run.cli.page import page
 from tests.cli.conftest import Fastckpt
 from tests.cli.test_docs import RECORDED, leave_log
-from tests.tools.stories import Story
+from tests.unit._core.report.stories import Story
 
 EVIL = "</title></style><script>alert(1)</script>\"'><img src=x onerror=y>&amp;\x1b[31m\u202e"
 VOID = {"meta", "rect", "br", "img", "input", "link"}
@@ -215,12 +215,12 @@ def test_any_log_makes_a_page(fastckpt: Fastckpt, tmp_path: Path, changes):
     ],
 )  # fmt: skip
 def test_durations(nanoseconds: int | None, text: str):
-    assert words.duration(nanoseconds) == text
+    assert formatting.duration(nanoseconds) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.01234, "0.0123"), (45, "45"), (999.6, "1,000"), (12345.6, "12,346")])
 def test_rates(number: float, text: str):
-    assert words.rate(number) == text
+    assert formatting.rate(number) == text
 
 
 @pytest.mark.parametrize("length", [0, 1, 10**6, 10**9, 3600 * 10**9, 86400 * 10**9, 10**18, 10**21])

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.format.skeleton import sketch
-from fastckpt.tools import tree as tree_module
-from fastckpt.tools.pickled import Tensor
-from fastckpt.tools.tree import Entry, Group, read_tree, stored_bytes
+from fastckpt._core.format.skeleton import sketch
+from fastckpt._core.inspect import tree as tree_module
+from fastckpt._core.inspect.pickled import Tensor
+from fastckpt._core.inspect.tree import Entry, Group, read_tree, stored_bytes
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 

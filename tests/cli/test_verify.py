@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
-from fastckpt.format.ids import SaveId
-from fastckpt.memory import slots
-from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.stored import digest
-from fastckpt.tools import verify
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.inspect import verify
+from fastckpt._core.memory import slots
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.stored import digest
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fastckpt import DdpCheckpointer, StorageType
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.inspect.inventory import WHOLE, File, Inventory, Item
+from fastckpt._core.inspect.which import REFUSE, decide
+from fastckpt._core.memory import slots
+from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
 from fastckpt.errors import NoLoadableCheckpoint
-from fastckpt.format.ids import SaveId
-from fastckpt.memory import slots
-from fastckpt.storage.directory import CheckpointDirectory, Share
-from fastckpt.tools.inventory import WHOLE, File, Inventory, Item
-from fastckpt.tools.which import REFUSE, decide
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 

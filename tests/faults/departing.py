@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastckpt import metrics
+from fastckpt._core import metrics
 from fastckpt.ddp import DdpCheckpointer, StorageType
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from fastckpt import metrics
+from fastckpt._core import metrics
 
 JUMPS = ((0.4, 3600.0), (0.7, -3600.0))
 """After which part of all saves the clock is set, to how many seconds off the right time."""
@@ -53,8 +53,8 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
+    from fastckpt._core.ipc.channel import Channel, pack
     from fastckpt.ddp import DdpCheckpointer, KeepTimeIntervalStrategy, StorageType
-    from fastckpt.ipc.channel import Channel, pack
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()

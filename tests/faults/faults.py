@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 
-from fastckpt import metrics
-from fastckpt.memory import fill, slots
+from fastckpt._core import metrics
+from fastckpt._core.memory import slots
+from fastckpt._core.transfer import host_copy
 
 _CLOCK_MONOTONIC = 1
 _AGENT_PHASES = ("persist.", "arena.", "launch.")
@@ -277,7 +278,7 @@ def _kill_within_a_copy(whole: int) -> None:
         ctypes.memmove(target, source, size)
         done += 1
 
-    fill._copy_holding_gil = fill.copy_without_gil = copy  # ty: ignore
+    host_copy._copy_holding_gil = host_copy.copy_without_gil = copy  # ty: ignore
 
 
 class _SigEvent(ctypes.Structure):

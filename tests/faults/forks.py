@@ -23,9 +23,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt_run.main import main
-from fastckpt_run.preload import parent, template
-from fastckpt_run.preload.launcher import ForkedWorker
-from fastckpt_run.preload.strays import adopting
+from fastckpt_run.preload import template, template_process
+from fastckpt_run.preload.orphans import adopting
+from fastckpt_run.preload.preloader import ForkedWorker
 
 PAUSE = 0.01
 
@@ -57,10 +57,10 @@ def with_a_template() -> bool:
         [descriptor] = options["pass_fds"]
         socket.send_fds(ours, [arguments[4].encode()], [options["stdout"], options["stderr"], descriptor])
         ours.close()
-        parent.Popen = subprocess.Popen  # another one is executed
+        template_process.Popen = subprocess.Popen  # another one is executed
         return ForkedWorker(arguments, pid)
 
-    parent.Popen = start
+    template_process.Popen = start
     return True
 
 

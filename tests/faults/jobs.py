@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from fastckpt.memory.arena import arena_path
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import Fault, to_text
 
 HERE = Path(__file__).parent

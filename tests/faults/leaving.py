@@ -23,7 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fastckpt import Checkpointer, metrics
+from fastckpt import Checkpointer
+from fastckpt._core import metrics
 from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter
 from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, SaveResult, StorageType
 from fastckpt.fsdp import FsdpShardCheckpointer
@@ -187,8 +188,8 @@ class DeepSpeed(Training):
     def __init__(self, args: argparse.Namespace) -> None:
         import deepspeed
 
-        from tests.deepspeed import gloo  # noqa: F401 (for what it does)
-        from tests.deepspeed.engines import config, engine_of
+        from tests.e2e.deepspeed import gloo  # noqa: F401 (for what it does)
+        from tests.e2e.deepspeed.engines import config, engine_of
 
         deepspeed.init_distributed("gloo", verbose=False)
         buckets = dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), 10**6)  # by default 2 GB

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
 from fastckpt.huggingface import FastCheckpointTrainer
+from tests.e2e.huggingface.stock import make_trainer
 from tests.faults.diary import Log, digest
 from tests.faults.leaving import CLOSES, ENDS, leave, raise_in_save, tell
-from tests.huggingface.stock import make_trainer
 
 
 class Leaving(TrainerCallback):

@@ -21,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, default_collate
 
 from fastckpt import Checkpointer
-from fastckpt.checkpointer import SaveResult, StorageType
+from fastckpt._core.session import SaveResult, StorageType
+from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
 from fastckpt.ddp import DdpCheckpointer
-from fastckpt.engine import still
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.diary import Log, digest
@@ -141,7 +141,7 @@ def train(args: argparse.Namespace) -> None:
             Samples(args.samples, 0.1), args.batch, shuffle=True, seed=3, num_workers=args.loader_workers
         )
     torch.manual_seed(11 + rank)
-    still.WORTH = 1  # what is copied behind training is small here
+    mutation_check.WORTH = 1  # what is copied behind training is small here
 
     every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
     if args.storage_seconds:
@@ -174,7 +174,9 @@ def train(args: argparse.Namespace) -> None:
                     time.sleep(600)
     state = [model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), torch.get_rng_state()]
     (args.out / f"end.{rank}").write_text(digest(state))
-    assert not {"fastckpt.sharded", "fastckpt.dcp"} & sys.modules.keys(), "who has no shards pays for them"
+    assert not {"fastckpt.checkpointer.sharded_backend", "fastckpt.dcp"} & sys.modules.keys(), (
+        "who has no shards pays for them"
+    )
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from fastckpt.memory import slots
-from fastckpt.memory.arena import arena_path
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import arena_path
 from tests.faults.jobs import HERE, Job
 from tests.ports import free_port
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from fastckpt import metrics
-from fastckpt.memory import fill
+from fastckpt._core import metrics
+from fastckpt._core.transfer import host_copy
 
 STEP = 18
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +27,7 @@ def write_without_end(out: Path) -> None:
             ctypes.memmove(target, os.urandom(size), size)
             time.sleep(0.0005)
 
-    fill._copy_holding_gil = fill.copy_without_gil = copy  # ty: ignore
+    host_copy._copy_holding_gil = host_copy.copy_without_gil = copy  # ty: ignore
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from fastckpt import metrics
+from fastckpt._core import metrics
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import FastckptError
 

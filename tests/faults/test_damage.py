@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt.memory import slots
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.memory import slots
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.resumer import digest
 from tests.faults.test_launches import arena_of, newest_on_storage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.nodes import Nodes
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.storage.identity import identity
+from fastckpt._core.storage.local.identity import identity
 from tests.faults.faults import refuse
 from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
 

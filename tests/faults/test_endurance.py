@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 
 PROGRAM = Path(__file__).with_name("endure.py")
 MEGABYTE = 1 << 20

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.storage.directory import CheckpointDirectory, Stored
+from fastckpt._core.storage.local.directory import CheckpointDirectory, Stored
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import Job, assert_all_struck
 

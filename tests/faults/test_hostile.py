@@ -16,13 +16,13 @@ import psutil
 import pytest
 import torch
 
-from fastckpt.config import AGENT_VARIABLE
-from fastckpt.format import manifest
-from fastckpt.format.ids import SaveId
-from fastckpt.ipc.channel import pack
-from fastckpt.ipc.messages import MAX_SIZE, Ask, Failed, Hello, decode
-from fastckpt.memory.telemetry import telemetry_name
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.config import AGENT_VARIABLE
+from fastckpt._core.format import manifest
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.channel import pack
+from fastckpt._core.ipc.messages import MAX_SIZE, Ask, Failed, Hello, decode
+from fastckpt._core.memory.telemetry import telemetry_name
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 
 NOBODY = 65534

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.memory.arena import arena_path
-from fastckpt.memory.telemetry import telemetry_name
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.memory.telemetry import telemetry_name
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 
 

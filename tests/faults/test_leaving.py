@@ -25,7 +25,7 @@ HANG_TIMEOUT = "10"
 TORCH = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel", "fastckpt.fsdp", "fastckpt.dcp")
 MODULES = {
     "deepspeed": ("deepspeed.runtime.zero.muon.muon_optimizer", "fastckpt.deepspeed"),
-    "trainer": ("fastckpt.huggingface", "tests.huggingface.stock"),
+    "trainer": ("fastckpt.huggingface", "tests.e2e.huggingface.stock"),
 }
 """What jobs of a kind import beside torch."""
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fastckpt.engine.tempo import GIVEN
-from fastckpt.tools.events import find, read
+from fastckpt._core.report.events import find, read
+from fastckpt._core.schedule.schedule import GIVEN
 from fastckpt_run.cli import main
 from tests.faults.jobs import Job
-from tests.tools.schema import faults
+from tests.unit._core.report.schema import faults
 
 SAMPLES, BATCH, EPOCHS = 96, 4, 2
 STEPS = EPOCHS * SAMPLES // (2 * BATCH)

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fastckpt.memory import slots
-from fastckpt.memory.arena import slots_of
-from fastckpt.memory.census import State, census
-from fastckpt.memory.presence import signed
-from fastckpt.memory.slots import images_in
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import slots_of
+from fastckpt._core.memory.census import State, census
+from fastckpt._core.memory.presence import signed
+from fastckpt._core.memory.slots import images_in
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, Job, assert_as_if_nothing_had_happened
 from tests.faults.orphan import STEP

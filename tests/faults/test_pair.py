@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job
 from tests.faults.pair import KILLS, LAST
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.memory.arena import arena_path
-from fastckpt.storage.store import open_store
+from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.storage.store import open_store
 from tests.faults.faults import kill
 from tests.faults.jobs import assert_as_if_nothing_had_happened
-from tests.storage.s3 import Fault, s3, s3_server  # noqa: F401 (fixtures)
+from tests.unit._core.storage.s3 import Fault, s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
 

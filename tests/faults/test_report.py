@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fastckpt.tools.events import find, read
-from fastckpt.tools.report import Report, report
+from fastckpt._core.report.events import find, read
+from fastckpt._core.report.report import Report, report
 from fastckpt_run.cli import main
 from tests.faults.jobs import Job
 from tests.ports import free_port
-from tests.tools.schema import faults, table
+from tests.unit._core.report.schema import faults, table
 
 SAVES = ("--memory", "5", "--disk", "1000")
 

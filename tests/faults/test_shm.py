@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.faults import kill
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
-from tests.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
+from tests.unit._core.memory.conftest import small_tmpfs  # noqa: F401 (a fixture)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import time
 import psutil
 import pytest
 
-from fastckpt.config import AGENT_VARIABLE
-from fastckpt.ipc.channel import Channel
-from fastckpt.ipc.messages import Ask, Failed
+from fastckpt._core.config import AGENT_VARIABLE
+from fastckpt._core.ipc.channel import Channel
+from fastckpt._core.ipc.messages import Ask, Failed
 from tests.faults.faults import stop
 from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.storage.store import open_store
-from fastckpt.tools.events import find, read
-from fastckpt.tools.report import report
+from fastckpt._core.report.events import find, read
+from fastckpt._core.report.report import report
+from fastckpt._core.storage.store import open_store
 from tests.faults.jobs import Job
-from tests.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
+from tests.unit._core.storage.s3 import s3, s3_server  # noqa: F401 (fixtures)
 
 URL = "s3://bucket/run"
 

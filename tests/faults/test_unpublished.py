@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill_agent
 from tests.faults.jobs import Job, assert_all_struck
 from tests.faults.nodes import Nodes

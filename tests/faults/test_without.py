@@ -1,6 +1,6 @@
 """The same script without the memory of one agent alone: on two nodes."""
 
-from fastckpt.storage.directory import CheckpointDirectory
+from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.faults import kill
 from tests.faults.jobs import HERE, assert_as_if_nothing_had_happened
 from tests.ports import free_port

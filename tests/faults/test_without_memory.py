@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.memory.arena import arena_path
+from fastckpt._core.memory.arena import arena_path
 from tests.faults.faults import kill, kill_agent
 from tests.faults.jobs import HERE, STORE_OF_ITS_OWN, TORCHRUN, Job, assert_as_if_nothing_had_happened
 

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from fastckpt import metrics
+from fastckpt._core import metrics
+from fastckpt._core.snapshot import mutation_check
 from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
-from fastckpt.engine import still
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.diary import Log, digest
@@ -100,7 +100,7 @@ def train(args: argparse.Namespace) -> None:
 
     strike_as_told(rank, args.out)
     if args.overlap:
-        still.WORTH = 1  # the largest storage has 2 KB
+        mutation_check.WORTH = 1  # the largest storage has 2 KB
     checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=optimizer if args.overlap else None)
     if args.settle:
         settle(ddp, lambda: loss_of(data.inputs[:BATCH], data.targets[:BATCH]).backward())

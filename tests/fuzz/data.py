@@ -26,8 +26,8 @@ import torch
 
 from fastckpt.data import ResumableDataLoader, data_state, load_data_state
 from fastckpt.errors import ConfigError
-from tests.data.jobs import in_order
 from tests.fuzz.data_kinds import KINDS, Place
+from tests.unit.data.jobs import in_order
 
 RESTS: dict[str, dict[str, bool]] = {"pad": {}, "drop": {"drop_last": True}, "uneven": {"uneven": True}}
 FAILED, REFUSED = 3, 4

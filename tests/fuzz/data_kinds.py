@@ -18,8 +18,8 @@ from torch.utils.data import (
 )
 
 from fastckpt.data import ResumableSampler
-from tests.data.jobs import Endless, Indexed, OwnShards, Remembering
-from tests.data.streams import Buffered, Packed, hugging_face, number, tars, web
+from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering
+from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
 
 Options = dict[str, Any]
 

@@ -21,8 +21,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastckpt.engine.load import load_copy
-from fastckpt.engine.resume import LOAD_ERRORS
+from fastckpt._core.resume.load import load_copy
+from fastckpt._core.resume.resume import LOAD_ERRORS
 from tests.fuzz.mutations import Mutation, mutated, mutations
 
 MEMORY = 16 << 30

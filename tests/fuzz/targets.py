@@ -8,11 +8,11 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["fastckpt"]):
+    from fastckpt._core.format.manifest import Manifest, _digest
+    from fastckpt._core.ipc import messages as m
+    from fastckpt._core.memory import slots
+    from fastckpt._core.policy.retention import from_json
     from fastckpt.errors import BadCheckpoint, ProtocolError
-    from fastckpt.format.manifest import Manifest, _digest
-    from fastckpt.ipc import messages as m
-    from fastckpt.memory import slots
-    from fastckpt.policy.retention import from_json
 
 
 def message(data: bytes) -> None:

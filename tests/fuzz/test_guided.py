@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt.format.ids import SaveId
-from fastckpt.memory import slots
-from fastckpt.memory.slots import Begin, Done
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.slots import Begin, Done
 from tests.fuzz import test_manifests, test_messages
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest, Stamp, _digest
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.stored import read_manifest
 from fastckpt.errors import BadCheckpoint
-from fastckpt.format.ids import LARGEST, SaveId
-from fastckpt.format.manifest import MODEL, NAME, FileEntry, Manifest, Stamp, _digest
-from fastckpt.storage.directory import CheckpointDirectory
-from fastckpt.storage.stored import read_manifest
 from tests.fuzz.mutations import mutated, mutations
 
 DIGEST = "0123456789abcdef" * 2

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.ipc import channel
+from fastckpt._core.ipc import messages as m
 from fastckpt.errors import AgentLost, ProtocolError
-from fastckpt.ipc import channel
-from fastckpt.ipc import messages as m
 from tests.fuzz.mutations import mutated, mutations
 
 KINDS = get_args(m.Message)

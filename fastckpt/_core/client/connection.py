@@ -1,0 +1,198 @@
+"""A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from fastckpt import errors
+from fastckpt._core.client.save_results import Wish
+from fastckpt._core.client.saver_options import Wishes
+from fastckpt._core.config import Place
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc import messages as m
+from fastckpt._core.ipc.channel import Channel
+from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.telemetry import Line, TelemetryBlock
+from fastckpt.errors import FastckptError, ProtocolError, SaverError
+
+logger = logging.getLogger("fastckpt")
+
+M = TypeVar("M", bound=m.Message)
+
+_IMPORTED = time.monotonic()
+"""When torch and this library were there; in a process forked from one that had them, before it began."""
+
+CONNECT_TIMEOUT = 60.0
+"""Seconds to find the saver: under plain torchrun the first local rank has to start it."""
+WELCOME_TIMEOUT = 180.0
+"""Seconds for the answer to a hello: the saver may have to ask a store over the network, which may not answer."""
+TIMEOUT = 30.0
+"""Seconds for an answer that needs no work."""
+RESERVE_TIMEOUT = 600.0
+"""Seconds for an answer that may wait for memory to be reserved."""
+
+
+class Link:
+    """One writer's link to the saver of its node; threads take turns.
+
+    Attributes:
+        durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
+        line: Where this worker says how far it is; nobody reads it if the saver has no memory for that.
+        lost: What was in memory and was found bad, when `pin` was called.
+        pins: Whether `pin` was called, and `release` not yet.
+        news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
+    """
+
+    def __init__(self, wishes: Wishes, place: Place, address: str) -> None:
+        """Say hello; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
+        self.place = place
+        self.wishes = wishes
+        self.news: deque[SaveId] = deque()
+        self.durable: tuple[int, ...] = ()
+        self.verified: set[Path] = set()
+        self.lost: list[str] = []
+        self.pins = False
+        self._channel = Channel(address, CONNECT_TIMEOUT)
+        self._turn = threading.RLock()
+        hello = m.Hello(
+            wishes.directory,
+            place.local_rank,
+            place.local_world_size,
+            place.world_size,
+            place.group_rank,
+            place.restart_count,
+            wishes.policy,
+            wishes.verify,
+            wishes.remote,
+            wishes.remote_policy,
+            place.rank,
+            _IMPORTED,
+        )
+        try:
+            welcome = self._ask(hello, m.Welcome, WELCOME_TIMEOUT)
+            self._telemetry = _telemetry(welcome.telemetry)
+            self.line = self._telemetry.line(place.local_rank) if self._telemetry else Line()
+            self._presence = Presence(Path(welcome.arena))
+        except (FastckptError, OSError):
+            self._channel.close()
+            raise
+        self.arena = Path(welcome.arena)
+        self.history = welcome.history
+
+    def stay(self) -> None:
+        """Be known as a writer, also if the arena was made anew; raises OSError or ArenaInUse if that cannot be."""
+        self._presence.renew()
+
+    def reserve(self, files: dict[str, int]) -> None:
+        """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
+        self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
+
+    def begin(self, save: SaveId, files: dict[str, int], closed: Sequence[int] = ()) -> None:
+        """Ask for a slot; the answer comes from `slot`, which this thread must call, and may be waited for later.
+
+        ``closed`` is a rank of another node that has closed, as of `Departures.found`.
+        """
+        with contextlib.ExitStack() as on_failure:
+            on_failure.enter_context(self._turn)
+            self._channel.send(m.BeginSave(save.history, save.step, files, list(closed)))
+            on_failure.pop_all()
+
+    def slot(self) -> m.Granted | m.Skipped:
+        """The answer to `begin`; raises ArenaTooSmall."""
+        try:
+            answer = _raised(self._channel.answer(RESERVE_TIMEOUT))
+        finally:
+            self._turn.release()
+        if not isinstance(answer, m.Granted | m.Skipped):
+            raise ProtocolError(f"{type(answer).__name__} is no answer to BeginSave")
+        self.news += [SaveId(*pair) for pair in answer.persisted]
+        return answer
+
+    def committed(self, save: SaveId, wish: Wish, path: str = "") -> None:
+        """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
+        overtakable = wish.overtakable, wish.agreed
+        self._channel.send(m.Committed(save.history, save.step, wish.persist, path, *overtakable))
+
+    def pin(self) -> list[Path]:
+        """The slots with whole checkpoints, newest first; they stay until `release`."""
+        self.pins = True
+        pinned = self._ask(m.Pin(), m.Pinned)
+        self.durable = tuple(pinned.durable)
+        self.verified = {Path(slot) for slot in pinned.verified}
+        self.lost = pinned.lost
+        return [Path(slot) for slot in pinned.slots]
+
+    def release(self) -> None:
+        """Let go of what `pin` pinned."""
+        self._ask(m.Release(), m.Done)
+        self.pins = False
+
+    def tell_bad(self, memory: list[list[int]], *, storage: bool) -> None:
+        """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
+        self._ask(m.Bad(memory, storage), m.Done)
+
+    def tell_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
+        """Tell where a checkpoint to resume was found, if one was, which could not be used, and which not by all."""
+        self._ask(m.Resumed(tier, bad, abandoned), m.Done)
+
+    def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
+        """Tell that this rank has its state, from where, and how long that took; an empty tier: there was none."""
+        self._tell(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
+
+    def tell_decided(self, decided: m.Decided) -> None:
+        """Tell what was decided on how often to save."""
+        self._tell(decided, "how often training saves")
+
+    def next_history(self) -> None:
+        """Open the history of a further resume in this process; the same number for every rank of the node."""
+        self.history = self._ask(m.NextHistory(), m.Welcome).history
+
+    def status(self) -> m.Status:
+        """How far persistence is."""
+        status = self._ask(m.Ask(), m.Status)
+        self.news += [SaveId(*pair) for pair in status.persisted]
+        return status
+
+    def close(self, goodbye: m.Goodbye | None = None) -> None:
+        """Take leave: nobody waits for this writer any more."""
+        try:
+            self._ask(goodbye or m.Goodbye(), m.Done)
+        except FastckptError:
+            pass  # nobody waits any more
+        self._channel.close()
+        if self._telemetry:
+            self._telemetry.close()
+        self._presence.close()
+
+    def _tell(self, message: m.Message, what: str) -> None:
+        try:
+            self._channel.send(message)
+        except FastckptError as error:
+            logger.warning("the saver could not be told %s: %s", what, error)
+
+    def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
+        with self._turn:
+            answer = _raised(self._channel.ask(message, timeout))
+        if not isinstance(answer, kind):
+            raise ProtocolError(f"{type(answer).__name__} is no answer to {type(message).__name__}")
+        return answer
+
+
+def _telemetry(name: str) -> TelemetryBlock | None:
+    try:
+        return TelemetryBlock(name) if name else None
+    except FastckptError as error:  # somebody has removed it: that is no reason not to train
+        logger.warning("how far this worker is cannot be told: %s", error)
+        return None
+
+
+def _raised(answer: m.Message) -> m.Message:
+    if isinstance(answer, m.Failed):
+        kind = getattr(errors, answer.kind, None)
+        raise kind(answer.text) if kind else SaverError(f"{answer.kind}: {answer.text}")
+    return answer

@@ -1,0 +1,63 @@
+"""Runs a user's own deletion strategy on what became durable."""
+
+import logging
+from collections import deque
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.metrics import counts
+from fastckpt._core.retention import CheckpointDeletionStrategy, Deletion, policy_of
+from fastckpt._core.storage.store import Store, open_store
+from fastckpt.errors import FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+
+class Cleaner:
+    """Lets a strategy see what became durable, in this process; nothing if there is none that is the user's own.
+
+    Args:
+        strategy: Theirs, ours, or none.
+        directory: The checkpoint directory.
+        news: What became durable, oldest first; emptied here.
+    """
+
+    def __init__(self, strategy: CheckpointDeletionStrategy | None, directory: str, news: deque[SaveId]) -> None:
+        self._strategy = None if strategy is None or policy_of(strategy) is not None else strategy
+        self._directory = directory
+        self._news = news
+        self._store: Store | None = None
+        self._delete: Deletion | None = None
+
+    def clean_up(self) -> None:
+        """Run it, here and never in the agent.
+
+        Trouble with storage is logged. Whatever else the strategy raises is a mistake in it that its user should see:
+        it comes out of a save that is complete, and the next one goes on with the next checkpoint.
+        """
+        if self._strategy is None:
+            self._news.clear()
+        if self._strategy is None or not self._news:
+            return
+        if self._delete is None:
+            self._store = open_store(self._directory)
+            self._delete = Deletion(self._store)
+            if before := self._delete.before(self._news[0]):  # a process before this one may have put it off
+                self._news.appendleft(before)
+        while self._news:
+            save = self._news.popleft()
+            try:
+                self._delete.catch_up()
+                self._strategy.clean_up(save.step, self._delete)
+            except (FastckptError, OSError) as error:
+                counts["deletion_failures"] += 1
+                logger.warning("the deletion strategy could not delete: %s", error)
+            except Exception as error:
+                error.add_note(
+                    f"Raised by the deletion strategy for step {save.step}, when all was saved; saves go on."
+                )
+                raise
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._store is not None:
+            self._store.close()

@@ -1,0 +1,48 @@
+"""Departures of ranks on other nodes: who has closed lends nothing to their saves, and so they save no more."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from fastckpt._core.client.job_store import job_store_if_met
+from fastckpt._core.config import Place
+from fastckpt._core.format.ids import SaveId
+
+
+class Departures:
+    """Ranks of several nodes that have closed and lend nothing, of one checkpoint directory.
+
+    They say so in the store that formed the process group: one word for all of them. On one node,
+    whose saver knows by itself, and before a load, which several nodes need to save, there are none.
+    """
+
+    def __init__(self, directory: str, place: Place) -> None:
+        self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
+        self._place = place
+        self._found: dict[int, Sequence[int]] = {}
+
+    def announce(self, history: int, last: SaveId | None) -> None:
+        """Say that this rank has closed after its last save; the first to say so is heard."""
+        if (store := self._store()) is None:
+            return
+        word = [self._place.rank, *(last or SaveId(history, 0))]
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
+            store.compare_set(f"{history}", "", json.dumps(word))
+
+    def found(self, history: int) -> Sequence[int]:
+        """Rank, history and step of the last save of one that has closed; empty while none has.
+
+        One question to the store for each save, from the first rank of each node alone.
+        """
+        if history in self._found or self._place.local_rank or (store := self._store()) is None:
+            return self._found.get(history, ())
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            if store.check([f"{history}"]):
+                self._found = {history: json.loads(store.get(f"{history}"))}
+        return self._found.get(history, ())
+
+    def _store(self) -> "dist.distributed_c10d.Store | None":
+        return None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")

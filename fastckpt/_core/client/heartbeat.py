@@ -1,0 +1,202 @@
+"""What a worker says of its steps and phases, in the telemetry block, as they happen."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fastckpt._core.memory.telemetry import Line
+from fastckpt._core.metrics import observe, unobserve
+from fastckpt._core.policy.hangs import EXIT
+from fastckpt.errors import ConfigError
+
+
+@dataclass(eq=False)
+class _Mark:
+    """A phase that the script has marked; it may last so many nanoseconds, 0 if the script does not say."""
+
+    name: str
+    allowed: int
+
+
+_LONGEST = 1e9
+_OVERRUN = 600.0
+"""Seconds by which what has a timeout of its own may overrun it, before that is a hang."""
+_marks: list[_Mark] = []
+_ended = [0.0]
+"""Seconds that marked phases took."""
+_open: "list[Beats]" = []
+
+
+@contextmanager
+def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
+    """Mark a part of a script in which no steps are taken, such as an evaluation, for what watches for hangs.
+
+    All ranks should enter it, also those that only wait meanwhile.
+
+    Args:
+        name: What it is called in logs and events; its first 40 bytes count.
+        timeout: Seconds that it may last, at most, before it counts as a hang; 0 if that is not known, inf if for ever.
+            Without one, a phase within another may last as long as that.
+
+    Raises:
+        ConfigError: There is no name, or ``timeout`` is no time.
+    """
+    if not (timeout >= 0 and name.strip("\0 ")):
+        raise ConfigError(f"phase({name!r}, timeout={timeout}): give a name, and seconds, 0 or more")
+    around = _marks[-1].allowed if _marks else 0
+    mark = _Mark(name, _nanoseconds(timeout) or around)
+    start = time.monotonic()
+    _marks.append(mark)
+    _show_marks()
+    try:
+        yield
+    finally:
+        _marks.remove(mark)
+        _show_marks()
+        if not _marks:
+            _ended[0] += time.monotonic() - start
+
+
+def marked() -> float:
+    """Seconds that this process has spent in marked phases, those that have ended."""
+    return _ended[0]
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(min(seconds, _LONGEST) * 1e9)
+
+
+@cache
+def _tell_of_exit() -> None:
+    """Have it said when this process ends: that may take longer than a step."""
+    with suppress(RuntimeError):  # it ends already
+        threading._register_atexit(_exit)  # type: ignore[attr-defined]  # not atexit: that waits for threads first
+
+
+def _exit() -> None:
+    _marks.append(_Mark(EXIT, 0))
+    _show_marks()
+
+
+def _show_marks() -> None:
+    for beats in _open:
+        beats.show_mark()
+
+
+def _only_makes_states() -> bool:
+    """Whether the step of an optimizer that runs is one by which torch makes its states, to load into or to save them.
+
+    `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
+    """
+    frame = sys._getframe()
+    while frame.f_code.co_name != "_init_optim_state":
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith("torch.")
+
+
+class Beats:
+    """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
+
+    A process that has none (other libraries' may not be torch's) says it after each save that names a newer step than
+    all before, and than the load: what was there at the start is no step. ``stacks`` is what `memory.stacks` offers.
+
+    Attributes:
+        stalled: Seconds that training has spent in saves and in waiting for them.
+        clock: Counts the steps of the training, where several steps of optimizers make one; None if each counts.
+    """
+
+    def __init__(self, line: Line, generation: int, stacks: int) -> None:
+        self._line = line
+        self._pid = os.getpid()
+        self._has_optimizer = self._works = False
+        self._newest = 0
+        self.stalled = 0.0
+        self.clock: Callable[[], int] | None = None
+        self._counted = -1
+        line.begin(generation, self._pid, stacks)
+        _open.append(self)
+        self.show_mark()
+        _tell_of_exit()
+        observe(self._see)
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    @contextmanager
+    def work(self, name: str, timeout: float | None = None) -> Iterator[None]:
+        """Say that a phase of our own lasts, whose parts `metrics.phase` names; what has a timeout ends by itself."""
+        self._works = True
+        self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
+        try:
+            yield
+        finally:
+            self._works = False
+            self.show_mark()
+
+    @contextmanager
+    def save(self, step: int) -> Iterator[None]:
+        """Say that a save lasts; training stalls meanwhile."""
+        with self.stall("save"):
+            yield
+        if not self._has_optimizer and step > self._newest:
+            self._line.step()
+        self._line.at(step)
+        self._newest = max(step, self._newest)
+
+    @contextmanager
+    def stall(self, name: str, timeout: float | None = None) -> Iterator[None]:
+        """As `work`, of which training waits for the end."""
+        start = time.monotonic_ns()
+        with self.work(name, timeout):
+            try:
+                yield
+            finally:
+                nanoseconds = time.monotonic_ns() - start
+                self.stalled += nanoseconds / 1e9
+                self._line.stall(nanoseconds)
+
+    def resume(self, step: int) -> None:
+        """Say which step was loaded."""
+        self._newest = max(step, 0)
+        self._line.resume(step)
+
+    def show_mark(self) -> None:
+        """Say in which phase the script is, by its own marks."""
+        if os.getpid() == self._pid:
+            mark = _marks[-1] if _marks else _Mark("", 0)
+            self._line.enter(mark.name, mark.allowed)
+
+    def close(self) -> None:
+        """Take leave."""
+        self._hook.remove()
+        unobserve(self._see)
+        _open.remove(self)
+        self._line.leave()
+
+    def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        if os.getpid() != self._pid:  # in a child that was forked meanwhile
+            return
+        self._has_optimizer = True
+        if self._counted < 0 and _only_makes_states():
+            return
+        now = self.clock() if self.clock else self._counted + 1
+        if now != self._counted:
+            self._counted = now
+            self._line.step()
+
+    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
+    _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def _see(self, phase: str, fields: dict[str, Any]) -> None:
+        # Other checkpointers have phases, too, and the saver, when it is in this process.
+        if self._works and phase.startswith(("snapshot.", "resume.")) and os.getpid() == self._pid:
+            self._line.enter(phase)

@@ -1,0 +1,145 @@
+"""The job's own part of the store that formed the process group, where no word of an earlier round is read."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+
+from fastckpt._core.config import Place
+
+logger = logging.getLogger("fastckpt")
+
+TIMEOUT = timedelta(hours=1)
+"""How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
+
+A rank that dies or gives up is no reason to wait: who launched it ends the others.
+"""
+GLANCE = timedelta(seconds=2)
+"""How long a wait for the store keeps Python from hearing of a signal."""
+PATIENCE = 60.0
+"""Seconds until the log names ranks that are waited for: perhaps they never construct a checkpointer."""
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks of the first rank at whether others have come."""
+
+MOST_NAMED = 8
+"""Ranks that are named at a time."""
+
+_sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_turn = threading.Lock()
+
+
+def session() -> str:
+    """The name of this process group, which no other one has ever had; all ranks call it together the first time.
+
+    torchrun keeps its store while workers are restarted, and a process may form one group after another in the same
+    store. Neither restart counts, which agents of several nodes count apart, nor words of an earlier first rank tell
+    them apart. So each rank asks under a word that it has drawn, and the first rank, which has drawn the name, answers
+    under that word: to those who are there, because nobody else waits for it.
+
+    Raises torch's DistStoreError if a rank does not come within `TIMEOUT`.
+    """
+    with _turn:
+        group = dist.group.WORLD
+        if group not in _sessions:
+            store = _part("meet")
+            _sessions[group] = _give(store, dist.get_world_size()) if dist.get_rank() == 0 else _ask(store)
+        return _sessions[group]
+
+
+def job_store(name: str) -> "dist.distributed_c10d.PrefixStore":
+    """The part of the store that bears this name; all ranks call it, as `session`."""
+    return _part(f"{session()}/{name}")
+
+
+def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":
+    """The same, for a rank that others do not wait for; None before the ranks have met."""
+    met = _sessions.get(dist.group.WORLD) if dist.is_initialized() else None
+    return None if met is None else _part(f"{met}/{name}")
+
+
+def forgetting_addresses() -> Callable[[], None]:
+    """What removes the addresses of this rank that gloo has left in a store that outlives the workers.
+
+    Restarted workers that come there before the others would read them, connect to the dead, and fail, or wait for
+    them. Nobody needs them any more once all ranks have formed the groups that this one has formed by now: call what
+    is returned then.
+    """
+    place = Place.from_environment()
+    if place.gloo_is_lazy or not place.store_outlives_workers:
+        return lambda: None
+    known = [(group, store) for group, (_, store) in dist.distributed_c10d._world.pg_map.items() if store is not None]
+    left = [(store, f"cpu//0/{group.rank()}") for group, store in known]
+
+    def forget() -> None:
+        for store, key in left:
+            store.delete_key(key)
+
+    return forget
+
+
+def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
+    return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", dist.distributed_c10d._get_default_store())
+
+
+def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
+    """Answer all other ranks, some of which may have left questions when they died; the name."""
+    name, begin, pause, told = secrets.token_hex(8), time.monotonic(), 0.001, False
+    asked = dict.fromkeys(range(1, world), "")
+    while True:
+        _answer(store, asked, name)
+        waited = time.monotonic() - begin
+        if not asked:
+            return name
+        if waited > TIMEOUT.total_seconds():
+            raise dist.DistStoreError(f"{_ranks(asked)} did not come in {TIMEOUT.total_seconds():g} s")
+        if waited > PATIENCE and not told:
+            told = True
+            logger.warning(
+                "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
+                "others construct",
+                _ranks(asked),
+                PATIENCE,
+                TIMEOUT.total_seconds(),
+            )
+        time.sleep(pause)
+        pause = min(1.2 * pause, LONGEST_PAUSE)
+
+
+def _answer(store: "dist.distributed_c10d.Store", asked: dict[int, str], name: str) -> None:
+    """Answer the words that ranks have drawn; those that have taken their answers are not asked any more."""
+    for rank, word in list(asked.items()):
+        if word and not store.check([f"answer/{word}"]):
+            store.compare_set(f"ask/{rank}", word, "")
+            del asked[rank]
+        elif store.check([f"ask/{rank}"]) and (now := store.get(f"ask/{rank}").decode()) not in ("", word):
+            if word:
+                store.delete_key(f"answer/{word}")
+            store.set(f"answer/{now}", name)
+            asked[rank] = now
+
+
+def _ranks(numbers: Iterable[int]) -> str:
+    first = [*numbers][: MOST_NAMED + 1]
+    more = ", ..." if len(first) > MOST_NAMED else ""
+    return f"rank{'s' * (len(first) > 1)} {', '.join(map(str, first[:MOST_NAMED]))}{more}"
+
+
+def _ask(store: "dist.distributed_c10d.Store") -> str:
+    word, end = secrets.token_hex(8), time.monotonic() + TIMEOUT.total_seconds()
+    store.set(f"ask/{dist.get_rank()}", word)
+    while True:
+        try:
+            store.wait([f"answer/{word}"], GLANCE)
+            break
+        except RuntimeError as error:  # each kind of store has its own for this
+            if "timeout" not in str(error).lower() or time.monotonic() > end:
+                raise
+    name: str = store.get(f"answer/{word}").decode()
+    store.delete_key(f"answer/{word}")
+    return name

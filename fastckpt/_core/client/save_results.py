@@ -1,0 +1,81 @@
+"""What a save is asked for, and what became of it."""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from fastckpt._core.arguments import member
+
+
+class StorageType(enum.Enum):
+    """How far a save goes before it counts: into shared memory, or on to storage in the background."""
+
+    MEMORY = 0
+    DISK = 1
+
+    @classmethod
+    def _missing_(cls, value: object) -> "StorageType":
+        """Another library's member of this name, which scripts that were written for that import as before.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        theirs = value.name if isinstance(value, enum.Enum) and type(value).__name__ == cls.__name__ else ""
+        if theirs in cls.__members__:
+            return cls[theirs]
+        raise member(cls, "storage_type", value)
+
+
+def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | None:
+    """The storage type of a save: if it was left out, DISK where anything else is given that asks for storage.
+
+    None, for one that was left out, is DISK, too, but for a newer save that may be persisted in its place.
+
+    Raises ValueError for what is no StorageType.
+    """
+    if storage_type is None:
+        return StorageType.DISK if any(given) else None
+    return StorageType(storage_type)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Whether a save is to be persisted, and how.
+
+    Attributes:
+        persist: Whether it is.
+        overtakable: Whether a newer one may be persisted instead, as long as this one waits.
+        agreed: Whether all nodes persist it, unless they are busy.
+    """
+
+    persist: bool = False
+    overtakable: bool = False
+    agreed: bool = False
+
+
+TO_MEMORY, TO_DISK = Wish(), Wish(persist=True)
+
+
+@dataclass(frozen=True)
+class SaveResult:
+    """What became of a save.
+
+    Attributes:
+        saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.
+        step: The step.
+        reason: Why it was not saved, or that memory held the step already; else empty.
+        skipped: How many saves this checkpointer has skipped so far.
+        trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
+            while all is well. Training need not stop for it.
+        pending: Whether a part is still being copied, behind training. It is in memory by the optimizer's next step.
+    """
+
+    saved: bool
+    step: int
+    reason: str = ""
+    skipped: int = 0
+    trouble: str = ""
+    pending: bool = False
+
+    def __bool__(self) -> bool:
+        return self.saved

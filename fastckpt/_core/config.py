@@ -1,0 +1,225 @@
+"""The only reader of the environment: settings of a job, and a worker's place in it."""
+
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from fastckpt._core.arguments import meant
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+AGENT_VARIABLE = "FASTCKPT_AGENT"
+"""Tells workers the address of the agent that launched them."""
+SHM = "/dev/shm"
+_SERVICE = re.compile(
+    "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
+_warned: set[str] = set()
+LARGE_FILES = "/var/tmp"
+"""Where large temporary files belong if TMPDIR does not say: on many systems /tmp is a tmpfs."""
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting, such as ``FASTCKPT_SHM_DIR`` of ``shm_dir``."""
+    return f"FASTCKPT_{setting.upper()}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user can set for a job, by ``--fast-*`` options or ``FASTCKPT_*`` variables.
+
+    Attributes:
+        shm_dir: Directory, on a tmpfs or a disk, under which arenas are made.
+        memory: Whether that is shared memory; if not, it is $TMPDIR, or /var/tmp, unless shm_dir names another disk.
+        slots: Places in an arena for a whole checkpoint: 2 or 3. With 3, fewer are taken if memory is short.
+        flush: Whether memory that is newer than storage is persisted when a worker dies or the job ends.
+        require_persist: Whether a job fails, with exit code 75, if its newest checkpoint is not durable at its end.
+        flush_timeout: Seconds that the end of a job may wait for its last flush.
+        persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
+        file_mode: Mode of files on storage, in octal, such as 0640; directories get x where r is. Empty: as umask says.
+        fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
+        check_overlap: Whether to look for unseen changes of what is copied behind training: slow, for tests.
+        max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
+        restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
+        stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
+        take_over: Whether to save where another job does, without waiting for it: that one ends.
+        exclusive: Whether a store is refused in which two jobs cannot be told apart.
+        preload: Modules to import before workers are forked: auto, or a,b,c. --fast-no-preload has them executed.
+        hang_timeout: Seconds of silence after which a worker counts as hung; auto: by its pace (docs/hangs.md); or off.
+        event_log: Whether agents write what happens to .fastckpt/events in the checkpoint directory.
+        events: File to which agent and workers append one JSON object per event; empty for none.
+    """
+
+    shm_dir: str = SHM
+    memory: bool = True
+    slots: int = 3
+    flush: bool = True
+    require_persist: bool = False
+    flush_timeout: float = 600.0
+    persist_mbps: float = 0.0
+    file_mode: str = ""
+    fill_threads: int = 0
+    check_overlap: bool = False
+    max_stalls: int = 3
+    restart_budget: str = ""
+    stop_grace: float = 0.0
+    take_over: bool = False
+    exclusive: bool = True
+    preload: str = "auto"
+    hang_timeout: str = "auto"
+    event_log: bool = True
+    events: str = ""
+
+    def __post_init__(self) -> None:
+        self._demand("slots", self.slots in (2, 3), "an arena has 2 or 3 slots: give one of these")
+        self._demand("flush_timeout", self.flush_timeout >= 0, "give seconds, 0 or more")
+        self._demand("persist_mbps", 0 <= self.persist_mbps < math.inf, "give MB per second, or 0 for no limit")
+        self._demand(
+            "file_mode",
+            not self.file_mode or _is_mode(self.file_mode),
+            "give an octal mode from 0600 to 0666 in which the owner reads and writes and nobody executes, such as "
+            "0640, or nothing to follow the umask",
+        )
+        self._demand("fill_threads", self.fill_threads >= 0, "give a number of threads, or 0 to let us choose")
+        self._demand("max_stalls", self.max_stalls >= 0, "give a number of failures, or 0 for no limit")
+        self._demand("stop_grace", 0 <= self.stop_grace < math.inf, "give seconds, or 0 to kill workers at once")
+        waits = self.hang_timeout in ("auto", "off") or _is_positive(self.hang_timeout)
+        self._demand("hang_timeout", waits, "give a number of seconds, auto or off")
+
+    def _demand(self, name: str, is_met: bool, allowed: str) -> None:
+        if not is_met:
+            option = f"--fast-{name.replace('_', '-')}"
+            raise ConfigError(f"{name} is {getattr(self, name)!r}; {allowed} ({option}, {variable(name)})")
+
+    @property
+    def arenas(self) -> str:
+        """The directory under which arenas are made."""
+        return self.shm_dir if self.memory or self.shm_dir != SHM else _temporary()
+
+    @property
+    def elsewhere(self) -> list[str]:
+        """Directories under which other launches may have made theirs."""
+        return [place for place in (SHM, _temporary()) if place != self.arenas]
+
+    @property
+    def mode(self) -> int | None:
+        """The mode of files on storage; None to follow the umask."""
+        return int(self.file_mode, 8) if self.file_mode else None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read ``FASTCKPT_*``; raises ConfigError naming one that cannot be read, and warns of unknown ones."""
+        environment = os.environ if environment is None else environment
+        _warn_of_unknown(environment, {AGENT_VARIABLE, *(variable(field.name) for field in fields(cls))})
+        found = {f.name: environment[variable(f.name)] for f in fields(cls) if variable(f.name) in environment}
+        values: dict[str, Any] = {name: _parse(cls, name, text) for name, text in found.items()}
+        return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables from which `from_environment` reads these settings again."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {variable(n): str(int(v)) if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+def copy_of_environment() -> dict[str, str]:
+    """All variables, for what runs at import.
+
+    fastckpt-run forks workers only from a process whose imports look nothing up in os.environ that differs between
+    workers; what reads a copy says that it gives no such worker anything of its own.
+    """
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
+
+
+def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
+    """Name, once, variables that look like settings; workers do not say again what their launcher has said."""
+    if AGENT_VARIABLE in environment or environment.get("LOCAL_RANK", "0") != "0":
+        return
+    for name in environment:
+        if name.startswith(variable("")) and name not in {*known, *_warned} and not _SERVICE.fullmatch(name):
+            _warned.add(name)
+            near = meant(name, known).replace("'", "") or f"; there are {', '.join(sorted(known - {AGENT_VARIABLE}))}"
+            logger.warning("%s is set, but is no setting of fastckpt%s", name, near)
+
+
+def _temporary() -> str:
+    return os.environ.get("TMPDIR") or LARGE_FILES
+
+
+def _is_mode(text: str) -> bool:
+    return re.fullmatch("(0o?)?6[0246]{2}", text) is not None
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def _parse(settings: type[Settings], name: str, text: str) -> object:
+    default = getattr(settings, name)
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[text.lower()] if isinstance(default, bool) else type(default)(text)
+    except (KeyError, ValueError) as error:
+        kind = "yes or no" if isinstance(default, bool) else {int: "a whole number", float: "a number"}[type(default)]
+        raise ConfigError(f"{variable(name)} is {text!r}; give {kind}") from error
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in the job, as torchrun's variables tell it.
+
+    Without a launcher it is the only worker of a job of one.
+
+    Attributes:
+        store_outlives_workers: Whether the process group is formed in a store of torchrun's, also by restarted workers.
+        gloo_is_lazy: Whether ranks connect when they first talk, and so need each other's addresses until then.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    group_rank: int = 0
+    group_world_size: int = 1
+    restart_count: int = 0
+    run_id: str = ""
+    master: str = ""
+    agent: str = ""
+    store_outlives_workers: bool = False
+    gloo_is_lazy: bool = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """Read RANK, LOCAL_RANK and the other variables that a launcher sets."""
+        environment = os.environ if environment is None else environment
+        if "RANK" not in environment:
+            return cls(agent=environment.get(AGENT_VARIABLE, ""))
+
+        def number(name: str, default: int) -> int:
+            try:
+                return int(environment.get(name, default))
+            except ValueError as error:
+                raise ConfigError(f"{name} is {environment[name]!r}; give a whole number") from error
+
+        return cls(
+            rank=number("RANK", 0),
+            local_rank=number("LOCAL_RANK", number("RANK", 0)),
+            world_size=number("WORLD_SIZE", 1),
+            local_world_size=number("LOCAL_WORLD_SIZE", number("WORLD_SIZE", 1)),
+            group_rank=number("GROUP_RANK", 0),
+            group_world_size=number("GROUP_WORLD_SIZE", 1),
+            restart_count=number("TORCHELASTIC_RESTART_COUNT", 0),
+            run_id=environment.get("TORCHELASTIC_RUN_ID", ""),
+            master=":".join(environment[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in environment),
+            agent=environment.get(AGENT_VARIABLE, ""),
+            store_outlives_workers=environment.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
+            gloo_is_lazy=environment.get("TORCH_GLOO_LAZY_INIT", "0") != "0",
+        )

@@ -1,0 +1,125 @@
+"""How a checkpointer saves and loads where data are, whatever object hands them out."""
+
+import logging
+from collections.abc import Mapping
+from operator import length_hint
+from typing import Any, NamedTuple
+
+from fastckpt._core.data.known_libraries import leaves_out
+from fastckpt._core.data.position import VERSION, read
+from fastckpt._core.data.split import rank_and_world
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+UNKNOWN = -1
+"""What an object does not say."""
+
+WORDS = {"world": "ranks", "workers": "loader workers", "length": "samples", "batch": "samples per batch"}
+
+
+class DataState(NamedTuple):
+    """Where data are.
+
+    Attributes:
+        common: Equal on all ranks; saved once.
+        own: Of this rank; may be empty.
+    """
+
+    common: dict[str, Any]
+    own: dict[str, Any]
+
+
+def data_state(data: Any) -> DataState:
+    """What to save, at the end of a step.
+
+    Args:
+        data: Has ``state_dict()`` and ``load_state_dict()``, and perhaps the same two of a rank.
+
+    Raises:
+        ConfigError: It has no such methods.
+    """
+    check_stateful(data)
+    if hasattr(data, "rank_state_dict"):
+        return DataState(data.state_dict(), data.rank_state_dict())
+    rank, _ = rank_and_world(None, None)
+    return DataState(_circumstances(data) | {"version": VERSION, "foreign": 1},
+                     {"version": VERSION, "rank": rank, "state": data.state_dict()})  # fmt: skip
+
+
+def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+    """Have data go on; call it before the first batch.
+
+    Args:
+        data: As given to `data_state`.
+        common: What all ranks have in common.
+        own: What this rank saved; None if it saved nothing, because there were fewer ranks.
+
+    Raises:
+        ConfigError: Data of this kind cannot go on with this many ranks or loader workers, or it is another kind.
+    """
+    check_stateful(data)
+    known = hasattr(data, "rank_state_dict")
+    if known is bool(common.get("foreign")):
+        raise ConfigError(f"the position was saved by another kind of loader than {type(data).__name__}: give that one")
+    if not known:
+        _load_foreign(data, common, own)
+        return
+    data.load_state_dict(common)
+    if own:
+        data.load_rank_state_dict(own)
+
+
+def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+    rank, _ = rank_and_world(None, None)
+    here = _circumstances(data)
+    saved = here | read(common, tuple(name for name in here if name in common))
+    if changed := [name for name in here if saved[name] != here[name]]:
+        raise ConfigError(
+            f"{type(data).__name__} would go on with other data: it was saved with "
+            f"{' and '.join(f'{saved[name]} {WORDS[name]}, now {here[name]}' for name in changed)}. "
+            "Give what it was saved with, or use ResumableDataLoader"
+        )
+    if own is None or read(own, ("rank",))["rank"] != rank:
+        raise ConfigError(f"rank {rank} has no position of {type(data).__name__} in this checkpoint")
+    if hasattr(getattr(data, "sampler", None), "next_yielded") and not here["workers"]:
+        logger.warning(
+            "%s without loader workers gives nothing in the next epoch if it was saved after the end of one: give "
+            "torch's DistributedSampler (docs/data.md)", type(data.sampler).__name__,
+        )  # fmt: skip
+    data.load_state_dict(own["state"])
+
+
+def _circumstances(data: Any) -> dict[str, int]:
+    """With which numbers alone the state of a foreign object means the same."""
+    _, world = rank_and_world(None, None)
+    workers, batch = (getattr(data, name, None) for name in ("num_workers", "batch_size"))
+    return {
+        "world": world,
+        "workers": UNKNOWN if workers is None else workers,
+        "length": length_hint(getattr(data, "dataset", ()), 0),
+        "batch": UNKNOWN if batch is None else batch,
+    }
+
+
+def check_stateful(data: Any) -> None:
+    """Raise ConfigError unless the position of data can be saved, and leads back to it."""
+    missing = [name for name in ("state_dict", "load_state_dict") if not hasattr(data, name)]
+    if missing:
+        raise ConfigError(
+            f"data={type(data).__name__} has no {' and no '.join(missing)}: its position cannot be saved. Use "
+            "ResumableDataLoader"
+        )
+    if not hasattr(data, "rank_state_dict"):
+        _check_lossless(data)
+
+
+def _check_lossless(data: Any) -> None:
+    """Raise ConfigError if the state of a foreign object is known to lose samples."""
+    for stream in (data, getattr(data, "dataset", None)):
+        if left_out := leaves_out(stream):
+            name = type(data).__name__
+            raise ConfigError(
+                f"the state of {name} leaves out the {left_out} of its data set: at each resume the samples in it "
+                "would be lost. Give data=ResumableDataLoader(dataset, ...), which counts samples, or shuffle elsewhere"
+            )

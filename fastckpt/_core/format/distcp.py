@@ -1,0 +1,171 @@
+"""Lays out the files of a torch.distributed.checkpoint (DCP) as its FileSystemWriter does, but for tensors' bytes."""
+
+import io
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fastckpt._core.format.plan import Plan
+from fastckpt._core.format.skeleton import MAX_COMMENT, Gap, Skeleton, sketch
+from fastckpt._core.format.views import bytes_of, side_by_side
+
+ALIGNMENT = 64
+"""Bytes that each archive of a file begins at a multiple of, and so do the bytes of its tensor."""
+GROWTH = 256
+"""Bytes, at least, by which an archive of Python values may grow without moving what comes after it; large ones by a
+quarter of their own."""
+_END = b"PK\x05\x06"
+_END_SIZE = 22
+
+
+class Place(NamedTuple):
+    """Where an item lies in its file, in bytes: what ``.metadata`` says of it."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """All that a save of one rank's file needs.
+
+    Attributes:
+        plan: The file.
+        places: Where the items lie in it, in their order.
+    """
+
+    plan: Plan
+    places: tuple[Place, ...]
+
+
+class Archives(Skeleton):
+    """A file of several archives, one after the other; nobody reads what comes after the last."""
+
+    def padding(self, capacity: int) -> tuple[int, bytes]:
+        """What to write where to make the file ``capacity`` bytes long."""
+        return self.length, bytes(capacity - self.length)
+
+
+Layout = tuple[torch.dtype, torch.Size]
+"""All that the archive of a plain contiguous tensor depends on, but for its bytes."""
+
+
+class Headers:
+    """Archives of plain contiguous tensors without their bytes, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Layout, Skeleton] = {}
+
+    def of(self, layout: Layout) -> Skeleton:
+        """The archive of a tensor of this dtype and shape, which begins with what comes before its bytes."""
+        if layout not in self._known:
+            dtype, shape = layout
+            # Not torch.empty(shape): that writes to its memory if algorithms are to be deterministic.
+            memory: torch.UntypedStorage = torch.UntypedStorage(shape.numel() * dtype.itemsize)  # type: ignore[no-untyped-call]
+            self._known[layout], *_ = sketch(torch.empty(0, dtype=dtype).set_(memory).view(shape))
+        return self._known[layout]
+
+
+class ShardPlanner:
+    """Plans the saves of one rank's ``.distcp`` file, and remembers where everything was the last time.
+
+    Each tensor is an archive of its own, as torch.save writes it; its header depends on dtype and shape alone. Places
+    stay from save to save as long as dtypes, shapes and their order do, and bytes fit into the room they have.
+    """
+
+    def __init__(self) -> None:
+        self._headers = Headers()
+        self._parts: list[Layout | int] = []
+        self._archives = Archives((), 0, (), ())
+        self._places: tuple[Place, ...] = ()
+
+    def plan(self, items: Sequence[torch.Tensor | bytes], names: Sequence[str] = ()) -> ShardPlan:
+        """Plan a save of these items, in this order.
+
+        Args:
+            items: Tensors on any device, of which the elements alone are saved, not what else is in their storages; and
+                bytes, which get room to grow if they are an archive of torch.save.
+            names: Of the items, if their tensors may be copied later.
+        """
+        parts: list[Layout | int] = []
+        storages: list[torch.UntypedStorage] = []
+        tensors: list[tuple[torch.Tensor, int]] = []
+        device = None
+        for index, item in enumerate(items):
+            plain = _plain(item) if isinstance(item, torch.Tensor) else item
+            if isinstance(plain, bytes):
+                room = self._room(index, plain)
+                parts.append(room)
+                storages.append(_storage(_padded(plain, room)))
+                continue
+            parts.append((plain.dtype, plain.shape))
+            storages.append(bytes_of(plain))
+            if names:
+                tensors.append((plain, index))
+            if not plain.is_cpu:
+                device = plain.device
+        if parts != self._parts:
+            self._lay_out(parts)
+        paths = [names[index] for _, index in tensors]
+        return ShardPlan(Plan(self._archives, [], storages, tensors, paths, device), self._places)
+
+    def _room(self, index: int, data: bytes) -> int:
+        last = self._parts[index] if index < len(self._parts) else None
+        if not _can_grow(data):
+            return len(data)
+        if isinstance(last, int) and len(data) <= last <= len(data) + MAX_COMMENT:
+            return last
+        growth = max(GROWTH, min(len(data) // 4, MAX_COMMENT // 2))
+        return -(-(len(data) + growth) // GROWTH) * GROWTH
+
+    def _lay_out(self, parts: list[Layout | int]) -> None:
+        segments: list[tuple[int, bytes]] = []
+        gaps, places, end = [], [], 0
+        for part in parts:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            if isinstance(part, int):
+                gaps.append(Gap(start, part))
+                end = start + part
+            else:
+                header = self._headers.of(part)
+                segments += [(start + offset, data) for offset, data in header.segments]
+                gaps += [Gap(start + gap.offset, gap.size) for gap in header.gaps]
+                end = start + header.length
+            places.append(Place(start, end - start))
+        self._archives = Archives(tuple(segments), end, tuple(gaps), ())
+        self._parts, self._places = parts, tuple(places)
+
+
+def whole(data: bytes) -> Plan:
+    """A plan of a file that begins with ``data``, such as a pickle: nobody reads what comes after its end."""
+    return Plan(Archives(((0, data),), len(data), (), ()), [], [])
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor | bytes:
+    """The tensor with its elements side by side; the whole archive of one that has more to it than elements."""
+    plain = side_by_side(tensor)
+    return _archive(tensor) if plain is None else plain
+
+
+def _archive(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor.detach().cpu(), buffer)
+    return buffer.getvalue()
+
+
+def _storage(data: bytes) -> torch.UntypedStorage:
+    held = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return held.untyped_storage()
+
+
+def _can_grow(data: bytes) -> bool:
+    """Whether it is an archive that ends without a comment."""
+    return data[-_END_SIZE:].startswith(_END) and data.endswith(b"\0\0")
+
+
+def _padded(data: bytes, room: int) -> bytes:
+    """The archive with a comment that makes it ``room`` bytes long."""
+    return data if len(data) == room else data[:-2] + struct.pack("<H", room - len(data)) + bytes(room - len(data))

@@ -1,0 +1,119 @@
+"""Checks that a saved state will load with ``weights_only=True``, and names the part that will not."""
+
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, cast
+
+import torch
+
+from fastckpt._core.arguments import NOTE
+from fastckpt._core.format.sink import Sink
+from fastckpt._core.format.skeleton import Skeleton, sketch
+from fastckpt.errors import NotLoadable
+
+_GLOBAL = re.compile(rb"c([^\n]{1,300}\n[^\n]{1,300})\n")
+"""Pickle's opcode GLOBAL, as protocol 2 writes it."""
+
+_WRAPPER = b"\n_rebuild_wrapper_subclass\n"
+"""What stands in the pickle of a tensor that wraps others, such as a DTensor."""
+
+
+def check_own(state: Any, skeleton: Skeleton) -> None:
+    """Raise NotLoadable, with the path of the first culprit, for tensors that wrap others: such as a rank's shards."""
+    if _wraps(skeleton):
+        path, culprit = _culprit("state", state, lambda part: _wraps(sketch(part)[0]))
+        raise NotLoadable(
+            f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which wraps other tensors, and does "
+            "not load from a file of torch.save that ranks share. Save a DTensor with fastckpt.fsdp."
+            "FsdpShardCheckpointer, or as what its full_tensor() gives."
+        )
+
+
+def _wraps(skeleton: Skeleton) -> bool:
+    return any(_WRAPPER in data for _, data in skeleton.segments)
+
+
+def check_loadable(state: Any, skeleton: Skeleton) -> None:
+    """Raise NotLoadable, with the path of the first culprit, if stock ``torch.load`` would refuse the file."""
+    error = _refusal(_sink(skeleton))
+    if error is None:
+        return
+    path, culprit = _culprit("state", state, _is_refused)
+    own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
+    raise NotLoadable(
+        f"{path} is a {type(culprit).__module__}.{type(culprit).__qualname__}, which torch.load(weights_only=True) "
+        f"refuses. Save {own}plain Python values or tensors, allow it with torch.serialization.add_safe_globals, "
+        f"or pass weights_only=False to the checkpointer if you trust whoever can write to its directory."
+    )
+
+
+def globals_named(skeleton: Skeleton) -> frozenset[bytes]:
+    """The classes and functions that the pickle names, and perhaps some texts that look alike."""
+    return frozenset(_GLOBAL.findall(b"".join(data for _, data in skeleton.segments)))
+
+
+def _sink(skeleton: Skeleton) -> Sink:
+    sink = Sink()
+    for offset, data in skeleton.segments:
+        sink.seek(offset)
+        sink.write(data)
+    sink.seek(0)
+    return sink
+
+
+def _refusal(file: Sink | io.BytesIO) -> Exception | None:
+    """The error of loading from ``file``; on the meta device no tensor bytes are read."""
+    try:
+        torch.load(cast(IO[bytes], file), map_location="meta", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        return error
+    return None
+
+
+def add_path(error: Exception, state: Any) -> None:
+    """Note in an error of saving ``state``, whatever its kind, at which key it comes up."""
+
+    def raises(part: Any) -> bool:
+        try:
+            sketch(part)
+        except type(error):
+            return True
+        return False
+
+    path, culprit = _culprit("state", state, raises)
+    error.add_note(
+        f"{NOTE}{path}, a {type(culprit).__module__}.{type(culprit).__qualname__}, cannot be saved; "
+        "leave it out, or save plain values or tensors in its place"
+    )
+
+
+def _is_refused(part: Any) -> bool:
+    buffer = io.BytesIO()
+    try:
+        with torch.serialization.skip_data():
+            torch.save(part, buffer)
+    except (RuntimeError, NotImplementedError):
+        torch.save(part, buffer := io.BytesIO())
+    buffer.seek(0)
+    return _refusal(buffer) is not None
+
+
+def _culprit(path: str, node: Any, is_bad: Callable[[Any], bool]) -> tuple[str, Any]:
+    """The innermost part that is bad on its own."""
+    above: set[int] = set()
+    while True:
+        above.add(id(node))
+        parts = (part for part in _children(node) if id(part[1]) not in above)
+        found = next(((step, part) for step, part in parts if is_bad(part)), None)
+        if found is None:
+            return path, node
+        path, node = path + found[0], found[1]
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
+    if type(node) in (list, tuple):
+        yield from ((f"[{i}]", child) for i, child in enumerate(node))
+    elif isinstance(node, Mapping) and type(node).__module__ in ("builtins", "collections"):
+        yield from ((f"[{key!r}]", child) for key, child in node.items())

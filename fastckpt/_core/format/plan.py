@@ -1,0 +1,93 @@
+"""Plans the next save of a state, from the last one where only numbers and bytes have changed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fastckpt._core.format.loadable import add_path, check_loadable, check_own, globals_named
+from fastckpt._core.format.skeleton import Skeleton, sketch, sketch_structure
+from fastckpt._core.format.structure import Number, Opaque, Structure, known_tensors, tensor_paths
+from fastckpt.errors import NotLoadable
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a save needs: the skeleton, and what goes into its places and gaps.
+
+    The storages are alive as long as the plan is: drop it once they are copied.
+
+    Attributes:
+        tensors: Each tensor of the state, and the index of its storage; if the state is opaque, only those in whose
+            storages there is nothing else of it.
+        paths: Where each of the tensors stands in the state.
+        device: An accelerator in whose memory some of the storages are; None if none is.
+    """
+
+    skeleton: Skeleton
+    numbers: list[Number]
+    storages: list[torch.UntypedStorage]
+    tensors: Sequence[tuple[torch.Tensor, int]] = ()
+    paths: Sequence[str] = ()
+    device: torch.device | None = None
+
+
+class Planner:
+    """Plans the saves of one file, and remembers the skeleton of the last one.
+
+    Pickling a skeleton costs about 24 us a tensor; comparing a state with the last one costs about 1 us.
+    """
+
+    def __init__(self, *, weights_only: bool = True) -> None:
+        self._weights_only = weights_only
+        self._checked: frozenset[bytes] | None = None
+        self._shape: list[Any] | None = None
+        self._skeleton: Skeleton | None = None
+        self._paths: list[str] = []
+        self._device: torch.device | None = None
+
+    def plan(self, state: Any) -> Plan:
+        """Plan a save of ``state``.
+
+        Raises:
+            NotLoadable: It would save, but not load, or not with ``weights_only=True``; names the key.
+            Exception: Whatever torch.save raises for a state that it cannot pickle, with a note that names the key.
+        """
+        try:
+            return self._plan(state)
+        except NotLoadable:
+            raise
+        except Exception as error:
+            add_path(error, state)
+            raise
+
+    def _plan(self, state: Any) -> Plan:
+        try:
+            structure = Structure(state)
+            if self._skeleton is None or structure.shape != self._shape:
+                structure.check()
+                self._skeleton = sketch_structure(state, structure)
+                self._shape, self._paths = structure.shape, tensor_paths(state)
+                self._device = _device(structure.storages)
+            storages, tensors = structure.storages, structure.tensors
+            return Plan(self._skeleton, structure.numbers, storages, tensors, self._paths, self._device)
+        except (Opaque, RecursionError):
+            skeleton, storages, counts = sketch(state)
+            check_own(state, skeleton)
+            self._check(state, skeleton)
+            tensors, paths = known_tensors(state, storages, counts)
+            return Plan(skeleton, [], storages, tensors, paths, _device(storages))
+
+    def _check(self, state: Any, skeleton: Skeleton) -> None:
+        """Check an opaque state whose pickle names what none before it did; others have only parts that load."""
+        if not self._weights_only:
+            return
+        named = globals_named(skeleton)
+        if self._checked is None or not named <= self._checked:
+            check_loadable(state, skeleton)
+            self._checked = named | (self._checked or frozenset())
+
+
+def _device(storages: Iterable[torch.UntypedStorage]) -> torch.device | None:
+    return next((storage.device for storage in storages if storage.device.type != "cpu"), None)

@@ -1,0 +1,199 @@
+"""Compares two states: their structure, and the values of each tensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.pickled import Tensor
+from fastckpt._core.inspect.tree import Entry, Group, Tree
+from fastckpt._core.inspect.values import StateFile
+from fastckpt.errors import BadCheckpoint
+
+
+@dataclass(frozen=True)
+class Change:
+    """A name that is another thing in the other state.
+
+    Attributes:
+        name: The name.
+        what: "type", "shape" or "value".
+        a: What it is in the first state, as text.
+        b: What it is in the second.
+    """
+
+    name: str
+    what: str
+    a: str
+    b: str
+
+
+@dataclass
+class Distance:
+    """How far the elements of two tensors of one shape are apart. NaN equals NaN, and 0.0 equals -0.0.
+
+    Attributes:
+        count: Elements.
+        differing: Those that are not equal.
+        nans: Those of them that are NaN in one tensor only.
+        max_abs: The largest absolute difference of the others: an exact int between integers; None if the type of the
+            elements has no numbers that torch can subtract.
+    """
+
+    count: int = 0
+    differing: int = 0
+    nans: int = 0
+    max_abs: int | float | None = 0
+
+    def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Take in a block of elements of each."""
+        self.count += a.numel()
+        if a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
+            return
+        if _are_whole(a, b):
+            self._add_whole(a, b)
+            return
+        wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+        try:
+            self._add_real(a.to(wide), b.to(wide))
+        except (RuntimeError, NotImplementedError):
+            self._add_bytes(a, b)
+
+    def _add_real(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        nan_a, nan_b = a.isnan(), b.isnan()
+        differing = (a != b) & ~(nan_a & nan_b)
+        nans = nan_a ^ nan_b
+        self.differing += int(differing.sum())
+        self.nans += int(nans.sum())
+        distances = (a - b).abs()[differing & ~nans]
+        if distances.numel():
+            # Complex infinities may be apart by what is no number.
+            self._extend(distances.nan_to_num(nan=torch.inf, posinf=torch.inf).max().item())
+
+    def _add_whole(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        a, b = _ordered(a), _ordered(b)
+        self.differing += int((a != b).sum())
+        # Differences of 64 bits wrap around; as numbers without a sign they are right.
+        wrapped = torch.maximum(a, b) - torch.minimum(a, b)
+        negative = wrapped[wrapped < 0]
+        self._extend(int(negative.max()) + 2**64 if negative.numel() else int(wrapped.max()))
+
+    def _add_bytes(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.max_abs = None
+        same = a.dtype == b.dtype
+        rows = (a.view(torch.uint8) != b.view(torch.uint8)).view(a.numel(), -1).any(dim=1) if same else None
+        self.differing += a.numel() if rows is None else int(rows.sum())
+
+    def _extend(self, distance: float) -> None:
+        if self.max_abs is not None:
+            self.max_abs = max(self.max_abs, distance)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two states differ.
+
+    Attributes:
+        only_a: Names that the first state alone has.
+        only_b: Names that the second alone has.
+        changes: Names that are of another type, shape or value.
+        tensors: Tensors whose elements differ, by name.
+        compared: How many tensors were compared.
+    """
+
+    only_a: list[str] = field(default_factory=list)
+    only_b: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    tensors: dict[str, Distance] = field(default_factory=dict)
+    compared: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.only_a or self.only_b or self.changes or self.tensors)
+
+
+def diff_files(a: File, b: File) -> Difference:
+    """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
+
+    How tensors lie in their storages, which storages they share, and on which device they were does not count.
+
+    Raises:
+        BadCheckpoint: One of the files is damaged.
+    """
+    with StateFile(a) as left, StateFile(b) as right:
+        in_a, in_b = _by_keys(left.tree), _by_keys(right.tree)
+        difference = Difference(
+            only_a=[entry.name for keys, entry in in_a.items() if keys not in in_b],
+            only_b=[entry.name for keys, entry in in_b.items() if keys not in in_a],
+        )
+        compared = 0
+        for keys, entry in in_a.items():
+            if keys in in_b:
+                other = in_b[keys]
+                difference.changes.extend(_changes(entry, other))
+                if distance := _distance(left, right, entry, other):
+                    compared += 1
+                    if distance.differing:
+                        difference.tensors[entry.name] = distance
+        return Difference(difference.only_a, difference.only_b, difference.changes, difference.tensors, compared)
+
+
+def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], Entry]:
+    """Entries by what tells keys apart: 1, True and "1" are three."""
+    return {tuple(map(repr, entry.keys)): entry for entry in tree}
+
+
+def _changes(a: Entry, b: Entry) -> list[Change]:
+    if a.type != b.type:
+        return [Change(a.name, "type", a.type, b.type), *_shape_change(a, b)]
+    if isinstance(a.value, Group):
+        return []
+    if isinstance(a.value, Tensor) and isinstance(b.value, Tensor):
+        kinds = [value.quantizer or ("no elements" if value.storage is None else "") for value in (a.value, b.value)]
+        return _shape_change(a, b) or _value_change(a.name, *kinds)
+    return _value_change(a.name, repr(a.value), repr(b.value))
+
+
+def _value_change(name: str, a: str, b: str) -> list[Change]:
+    return [Change(name, "value", a, b)] if a != b else []
+
+
+def _shape_change(a: Entry, b: Entry) -> list[Change]:
+    shapes = [getattr(entry.value, "shape", None) for entry in (a, b)]
+    if None in shapes or shapes[0] == shapes[1]:
+        return []
+    return [Change(a.name, "shape", _cross(shapes[0]), _cross(shapes[1]))]
+
+
+def _cross(shape: Any) -> str:
+    return str(list(shape))
+
+
+def _distance(left: StateFile, right: StateFile, a: Entry, b: Entry) -> Distance | None:
+    """None where there is nothing to compare: no tensors, or of two shapes, or without elements."""
+    if not isinstance(a.value, Tensor) or not isinstance(b.value, Tensor) or a.value.shape != b.value.shape:
+        return None
+    if a.value.storage is None or b.value.storage is None:
+        return None
+    distance = Distance()
+    blocks_a, blocks_b = left.blocks(a.value), right.blocks(b.value)
+    try:
+        for block_a, block_b in zip(blocks_a, blocks_b, strict=True):
+            distance.add(block_a, block_b)
+    except ValueError as error:
+        raise BadCheckpoint(f"{a.name} is stored in {left.path} unlike in {right.path}: {error}") from error
+    return distance
+
+
+def _are_whole(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether both hold integers that have one order."""
+    real = [tensor.is_floating_point() or tensor.is_complex() for tensor in (a, b)]
+    return not any(real) and (a.dtype == b.dtype or torch.uint64 not in (a.dtype, b.dtype))
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers as int64 in the same order and at the same distances."""
+    if tensor.dtype == torch.uint64:
+        return tensor.view(torch.int64) ^ torch.iinfo(torch.int64).min
+    return tensor.to(torch.int64)

@@ -1,0 +1,241 @@
+"""Takes the state out of a checkpoint, into one file that other tools read."""
+
+import errno
+import json
+import os
+import pickle
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.values import StateFile
+from fastckpt._core.storage.io.durable import explained, sync_directory
+from fastckpt._core.storage.reading import digest_of, open_file
+from fastckpt.errors import BadCheckpoint, ConfigError
+
+VALUES = "fastckpt.values"
+"""Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
+_UNLOADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    OSError,
+)
+PART = 16 * 2**20
+"""Bytes that are downloaded at once."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""How file systems refuse hard links that have none."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How safetensors tells that storage refused."""
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is wanted.
+
+    Attributes:
+        format: "safetensors" or "torch".
+        only: Names, joined by dots, of the part of the state to take, such as ``model``; empty for all.
+        force: Whether a file that exists may be replaced.
+    """
+
+    format: str
+    only: str = ""
+    force: bool = False
+
+
+def export_file(source: File, out: Path, order: Order, check: Callable[[], None]) -> None:
+    """Write the state in a torch.save file to ``out``, durably; ``out`` is there whole or not at all.
+
+    The source is compared with its digest, then mapped, not read into memory; one at a URL is downloaded beside ``out``
+    first. As safetensors, names are joined by dots; tensors that are the same one
+    are written once, and the metadata has the other names, as ``safetensors.torch.save_model`` does it; numbers and
+    texts become metadata.
+
+    Args:
+        source: The file, such as ``model.pt`` of a checkpoint.
+        out: The new file.
+        order: What is wanted.
+        check: Raises if the source has changed since it was found; called before ``out`` gets its name.
+
+    Raises:
+        ConfigError: ``out`` exists; or the state cannot be written in this format, with the names and the remedy.
+        BadCheckpoint: The source cannot be loaded.
+        PersistError: Storage refused.
+    """
+    if os.path.lexists(out) and not order.force:
+        raise ConfigError(f"{out} exists; give another name, or --force to replace it")
+    draft = out.with_name(f".fastckpt-export-{secrets.token_hex(6)}")
+    with explained(f"export {source.path}", out.parent), _at_hand(source, draft.with_suffix(".source")) as path:
+        state = _part(_gathered(source) if source.has_parts else _load(path), order.only)
+        try:
+            _write_safetensors(state, draft) if order.format == "safetensors" else _write_torch(state, draft)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            check()
+            _name(draft, out, force=order.force)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _at_hand(source: File, copy: Path) -> Iterator[Path]:
+    """A local file with the undamaged bytes of the source, for as long as it is needed."""
+    for file in (source, *source.parts.values()):
+        if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
+            raise BadCheckpoint(f"{file.path} is damaged: its xxh3-128 is {found}; {file.digest} was saved")
+    if isinstance(source.path, Path):
+        yield source.path
+        return
+    try:
+        with open_file(source.path, source.size) as remote, copy.open("xb") as local:
+            shutil.copyfileobj(remote, local, PART)
+        yield copy
+    finally:
+        copy.unlink(missing_ok=True)
+
+
+def _name(draft: Path, out: Path, *, force: bool) -> None:
+    if force:
+        draft.replace(out)
+    else:
+        try:
+            os.link(draft, out)  # unlike a rename, it never replaces
+        except FileExistsError as error:
+            raise ConfigError(f"{out} has come to exist meanwhile; give another name, or --force") from error
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.rename(out)
+    sync_directory(out.parent)
+
+
+def _load(source: Path | BinaryIO) -> Any:
+    try:
+        if not isinstance(source, Path):
+            return torch.load(source, map_location="cpu", weights_only=True)
+        return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
+    except _UNLOADABLE as error:
+        raise BadCheckpoint(
+            f"{source} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
+            f"torch.load(weights_only=False) and save what you need of it."
+        ) from error
+
+
+def _gathered(source: File) -> Any:
+    """The state in the chunks of a DCP checkpoint, whole, in memory."""
+    with StateFile(source) as file:
+        return file.gathered(_load)
+
+
+def _part(state: Any, only: str) -> Any:
+    for name in only.split(".") if only else []:
+        if not isinstance(state, Mapping) or name not in state:
+            known = ", ".join(map(str, state)) if isinstance(state, Mapping) else f"a {type(state).__name__}"
+            raise ConfigError(f"the state has no {only!r}: where {name!r} was to be, there is {known[:300]}")
+        state = state[name]
+    return state
+
+
+def _write_torch(state: Any, draft: Path) -> None:
+    with draft.open("xb") as file:  # given a path, torch.save names the archive after it, and may refuse the name
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # Its writer fails once more when it is closed after the file refused.
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def _write_safetensors(state: Any, draft: Path) -> None:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ConfigError(f"{error}: to export to safetensors, pip install 'safetensors>=0.4.3'") from error
+    leaves = _leaves(state)
+    tensors = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    values = {name: leaf for name, leaf in leaves.items() if name not in tensors}
+    _refuse(tensors, values)
+    kept, same = _without_twins(tensors)
+    metadata = {"format": "pt", **same, **({VALUES: json.dumps(values)} if values else {})}
+    try:
+        save_file(kept, draft, metadata=metadata)
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        if number := _OS_ERROR.search(str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(draft)) from error
+        raise ConfigError(f"safetensors refuses the state: {error}. Export it with --format torch.") from error
+
+
+def _leaves(state: Any) -> dict[str, Any]:
+    """All that is no container, and empty containers, by names joined by dots."""
+    found: dict[str, Any] = {}
+    twice: list[str] = []
+
+    def visit(name: str, node: Any) -> None:
+        children = node.items() if isinstance(node, Mapping) else enumerate(node) if type(node) in (list, tuple) else ()
+        if not (isinstance(node, Mapping) or type(node) in (list, tuple)) or not node:
+            twice.extend([name] if name in found else [])
+            found[name] = node
+        for key, child in children:
+            visit(f"{name}.{key}" if name else str(key), child)
+
+    visit("", state)
+    if twice:
+        raise ConfigError(
+            f"several parts of the state have the same name when joined by dots: {_listed(twice)}. Export a part of "
+            f"it with --only, or all with --format torch."
+        )
+    return found
+
+
+def _refuse(tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
+    odd = [name for name, tensor in tensors.items() if not _is_plain(tensor)]
+    odd += [f"{name} ({type(value).__name__})" for name, value in values.items() if value and type(value) not in _PLAIN]
+    if odd:
+        raise ConfigError(
+            f"safetensors holds plain tensors, numbers and texts only; these are none: {_listed(odd)}. Export a part "
+            f"of the state with --only, such as --only model, or all with --format torch."
+        )
+    if not tensors:
+        raise ConfigError("there are no tensors to export; --format torch takes any state")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta and not tensor.is_nested
+
+
+def _without_twins(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Each tensor once, side by side in memory of its own; and the other names of those that had several."""
+    kept: dict[str, torch.Tensor] = {}
+    same: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        views = (tensor.is_conj() if tensor.is_complex() else False, tensor.is_neg())
+        view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, views)
+        if view in first:
+            same[name] = first[view]
+            continue
+        first[view] = name
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        kept[name] = plain.clone() if storage._cdata in storages and plain.data_ptr() == tensor.data_ptr() else plain
+        storages.add(storage._cdata)
+    return kept, same
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

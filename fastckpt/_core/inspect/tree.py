@@ -1,0 +1,114 @@
+"""The state in a file as a tree of names: what each is, without its bytes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeAlias
+
+from fastckpt._core.inspect.contents import contents
+from fastckpt._core.inspect.pickled import Object, Tensor
+from fastckpt.errors import BadCheckpoint
+
+MOST = 10_000_000
+"""How many entries of a state are looked at: a pickle of a few bytes can describe more than fit into memory."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A container.
+
+    Attributes:
+        kind: Its type, such as "dict".
+        count: What it holds.
+    """
+
+    kind: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of a state.
+
+    Attributes:
+        keys: The way to it from the top.
+        value: A container that comes before what it holds, a tensor, or the value itself.
+    """
+
+    keys: tuple[Any, ...]
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """The keys joined by dots, as in ``model.layers.0.weight``."""
+        return ".".join(key if isinstance(key, str) else repr(key) for key in self.keys)
+
+    @property
+    def type(self) -> str:
+        """What it is: the type of a tensor's elements, a container's or a value's type."""
+        match self.value:
+            case Tensor():
+                return self.value.dtype
+            case Group():
+                return self.value.kind
+            case Object():
+                return self.value.name
+        return "global" if isinstance(self.value, type) else type(self.value).__name__
+
+
+Tree: TypeAlias = list[Entry]
+
+
+def read_tree(file: BinaryIO, name: str) -> Tree:
+    """All entries of the state in a file, in its order; raises BadCheckpoint, naming the file, if it is damaged."""
+    return tree_of(contents(file, name).state(), name)
+
+
+def tree_of(state: Any, name: str) -> Tree:
+    """The entries of a state that `describe` gave; raises BadCheckpoint for one without an end."""
+    try:
+        return _Walk(name).walk((), state, ())
+    except RecursionError as error:
+        raise BadCheckpoint(f"the state in {name} is nested too deeply") from error
+
+
+def stored_bytes(tree: Tree) -> int:
+    """Bytes of all tensors of a tree; what several tensors share is counted once."""
+    storages = {e.value.storage.key: e.value.storage for e in tree if isinstance(e.value, Tensor) and e.value.storage}
+    return sum(storage.size for storage in storages.values())
+
+
+class _Walk:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left = MOST
+
+    def walk(self, keys: tuple[Any, ...], node: Any, above: tuple[int, ...]) -> Tree:
+        self._left -= 1
+        if self._left < 0:
+            raise BadCheckpoint(f"the state in {self._name} has more than {MOST} entries")
+        children = _children(node)
+        if children is None:
+            return [Entry(keys, node)]
+        if id(node) in above:
+            return [Entry(keys, Object("a container that holds itself"))]
+        held = [entry for key, child in children for entry in self.walk((*keys, key), child, (*above, id(node)))]
+        if not isinstance(node, Object):
+            return [Entry(keys, Group(type(node).__name__, len(children))), *held]
+        if not any(isinstance(entry.value, Tensor) for entry in held):
+            return [Entry(keys, node)]
+        return [Entry(keys, Group(node.name, len(children))), *held]
+
+
+def _children(node: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, by key; None if it is none."""
+    match node:
+        case Tensor() | str() | bytes():
+            return None
+        case Mapping():
+            return list(node.items())
+        case list() | tuple():
+            return list(enumerate(node))
+        case Object():
+            parts = [(f"({i})", part) for i, part in enumerate(node.parts)]
+            return [*parts, *node.entries.items(), *([("(state)", node.state)] if node.state is not None else [])]
+    return None

@@ -1,0 +1,215 @@
+"""Reads the elements of tensors from a file piece by piece, so that no state has to fit into memory."""
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from math import prod
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import torch
+
+from fastckpt._core.inspect.archive import Extent
+from fastckpt._core.inspect.contents import Contents, contents
+from fastckpt._core.inspect.distcp_state import Distributed, nested
+from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.pickled import Tensor
+from fastckpt._core.inspect.tree import Tree, tree_of
+from fastckpt._core.storage.reading import digest_of, open_file
+from fastckpt.errors import BadCheckpoint
+
+BLOCK = 2**21
+"""Elements that are read at once."""
+_AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
+_PACKED = ("quint4x2", "quint2x4")
+
+
+class Elements:
+    """The elements of tensors in what was read of a file, which ``path`` names in errors."""
+
+    def __init__(self, contents: Contents, path: str) -> None:
+        self._contents, self._path = contents, path
+
+    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
+
+        One whose elements do not lie side by side is read whole. Quantized ones come as their integers, packed ones
+        as bytes.
+
+        Raises:
+            BadCheckpoint: The file does not hold them.
+        """
+        if tensor.storage is None or not tensor.count:
+            return
+        if (order := self._contents.byteorder()) != sys.byteorder:
+            raise BadCheckpoint(f"{self._path} has {order}-endian tensors; read it on such a machine")
+        stored = self._contents.stored(tensor.storage.key)
+        if tensor.dtype in _PACKED:
+            tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
+        dtype = _torch_type(tensor.dtype, self._path)
+        for block in self._cut(tensor, dtype, stored):
+            seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
+            yield -seen if "neg" in tensor.views else seen
+
+    def _cut(self, tensor: Tensor, dtype: torch.dtype, stored: Extent) -> Iterator[torch.Tensor]:
+        shape, stride = tensor.shape or (1,), tensor.stride or (1,)
+        if _lies_side_by_side(shape, stride):
+            for index, start, count in _pieces(shape):
+                first = sum(i * step for i, step in zip((*index, start), stride, strict=False))
+                yield self._elements(dtype, stored, tensor.offset + first, count * prod(shape[len(index) + 1 :]))
+            return
+        reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        whole = self._elements(dtype, stored, tensor.offset, reach).as_strided(shape, stride)
+        for index, start, count in _pieces(shape):
+            flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
+            yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
+
+    def _elements(self, dtype: torch.dtype, stored: Extent, first: int, count: int) -> torch.Tensor:
+        size = dtype.itemsize
+        if (first + count) * size > stored.size:
+            raise BadCheckpoint(
+                f"{self._path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
+            )
+        data = self._contents.read(Extent(stored.offset + first * size, count * size))
+        return torch.frombuffer(data, dtype=dtype)
+
+
+class StateFile(AbstractContextManager["StateFile"]):
+    """A file of a checkpoint, open to read its tree and the elements of its tensors; no pickled code is run.
+
+    Raises:
+        BadCheckpoint: It is not there, or damaged.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.path = path = str(file.path)
+        self._file = open_file(file.path, file.size)
+        try:
+            self._elements, state = self._look(file)
+            self.tree: Tree = tree_of(state, path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _look(self, file: File) -> tuple["Elements | Chunks", Any]:
+        if file.has_parts:
+            whole = Distributed(self._file, self.path, lambda name: _part(file, name))
+            return Chunks(whole), whole.state()
+        found = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
+        return Elements(found, self.path), found.state()
+
+    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a tensor in their order, as `Elements.blocks` gives them."""
+        return self._elements.blocks(tensor)
+
+    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
+        """The state of a DCP checkpoint, whole; ``load`` reads an archive of a value."""
+        assert isinstance(self._elements, Chunks)
+        return self._elements.gathered(load)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Chunks:
+    """The elements of tensors that lie in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
+
+    def __init__(self, whole: Distributed) -> None:
+        self._whole = whole
+
+    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
+        """All elements of a tensor, cut as `Elements.blocks` cuts them; raises BadCheckpoint if they are not there."""
+        if tensor.storage is None or not tensor.count:
+            return
+        key, slash, own = tensor.storage.key.rpartition("/")
+        [value] = self._whole.chunks(key) if slash and len(self._whole.chunks(key)) == 1 else [None]
+        if value is not None and not self._whole.chunks(tensor.storage.key):  # within a value that is no tensor
+            with self._whole.piece(value) as piece:
+                within = replace(tensor, storage=replace(tensor.storage, key=own))
+                yield from Elements(piece, piece.name).blocks(within)
+            return
+        shape = tensor.shape or (1,)
+        elements = self.tensor(tensor).reshape(shape)
+        for index, start, count in _pieces(shape):
+            yield elements[index].narrow(0, start, count).reshape(-1)
+
+    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
+        """The whole state; ``load`` reads an archive of a value."""
+        flat = {key: self._loaded(key, tensor, load) for key, tensor in self._whole.tensors.items()}
+        return nested(flat, self._whole.paths)
+
+    def _loaded(self, key: str, tensor: Tensor | None, load: Callable[[BinaryIO], Any]) -> Any:
+        return self.tensor(tensor) if tensor else load(io.BytesIO(self._whole.read(self._whole.only_chunk(key))))
+
+    def tensor(self, tensor: Tensor) -> torch.Tensor:
+        """All of a tensor."""
+        assert tensor.storage is not None
+        key = tensor.storage.key
+        made, found = _room(tensor, self._whole.name), 0
+        for chunk in self._whole.chunks(key):
+            with self._whole.piece(chunk) as piece:
+                part = piece.state()
+                if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != tensor.dtype:
+                    raise BadCheckpoint(f"{piece.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+                place = made
+                try:
+                    for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                        place = place.narrow(dimension, begin, size)
+                except (RuntimeError, ValueError, IndexError) as error:
+                    raise BadCheckpoint(f"{piece.name} does not fit into {key!r}: {error}") from error
+                blocks = list(Elements(piece, piece.name).blocks(part))
+                place.copy_(torch.cat(blocks).reshape(chunk.sizes)) if blocks else None
+                found += part.count
+        if found != tensor.count:
+            raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
+        return made
+
+
+def _room(tensor: Tensor, name: str) -> torch.Tensor:
+    """Memory for a tensor; a damaged file can say that it has any size."""
+    dtype = _torch_type(tensor.dtype, name)
+    try:
+        return torch.empty(tensor.shape, dtype=dtype)
+    except (RuntimeError, TypeError) as error:
+        text = str(error).splitlines()[0]
+        raise BadCheckpoint(
+            f"{name} has a tensor of shape {list(tensor.shape)}, which needs too much memory: {text}"
+        ) from error
+
+
+def _part(file: File, name: str) -> BinaryIO:
+    """Open a file beside ``.metadata``."""
+    if name not in file.parts:
+        raise BadCheckpoint(f"{file.path} names {name}, which is not there; several nodes keep theirs each in memory")
+    return open_file(file.parts[name].path, file.parts[name].size)
+
+
+def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Cut a shape into pieces of at most BLOCK elements: an index, then where to begin behind it, and how many."""
+    inner = prod(shape[1:])
+    if inner <= BLOCK:
+        rows = BLOCK // inner
+        yield from (((), start, min(rows, shape[0] - start)) for start in range(0, shape[0], rows))
+        return
+    for i in range(shape[0]):
+        yield from (((i, *index), start, count) for index, start, count in _pieces(shape[1:]))
+
+
+def _lies_side_by_side(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    wanted = [prod(shape[i + 1 :]) for i in range(len(shape))]
+    return all(size == 1 or step == want for size, step, want in zip(shape, stride, wanted, strict=True))
+
+
+def _torch_type(name: str, path: str) -> torch.dtype:
+    dtype = _AS_NUMBERS.get(name) or getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadCheckpoint(f"{path} has tensors of {name}, which torch {torch.__version__} does not know")
+    return dtype

@@ -1,0 +1,85 @@
+"""Which checkpoint the next launch on this node would resume, and why none of the others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt._core.format.completeness import lacks, missing_files
+from fastckpt._core.inspect.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, Item
+from fastckpt._core.inspect.verify import BAD, verify
+from fastckpt._core.policy.resume import Candidate, choose
+from fastckpt._core.storage.local.foreign_files import foreign
+from fastckpt._core.storage.store import is_url
+
+RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a launch would do.
+
+    Attributes:
+        outcome: RESUME; FRESH: there is nothing to resume; REFUSE: checkpoints exist, but none can be loaded.
+        choice: What would be resumed.
+        others: Every other checkpoint, newest first, and why it is not the one.
+    """
+
+    outcome: str
+    choice: Item | None
+    others: list[tuple[Item, str]]
+
+
+def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
+    """Choose as a resume of as many ranks as saved would.
+
+    Args:
+        inventory: What there is.
+        verifies: Whether to check digests, as a resume does before it loads, and to choose again where they are bad.
+    """
+    objections = {id(item): _objection(item) for item in inventory.items}
+    candidates = {_candidate(item): item for item in inventory.items if not objections[id(item)]}
+    excluded: set[Candidate] = set()
+    while (choice := choose([candidates], excluded)) is not None:
+        bad = _bad_files(candidates[choice[0]]) if verifies else ""
+        if not bad:
+            break
+        excluded |= {*choice}
+        objections[id(candidates[choice[0]])] = bad
+    chosen = candidates[choice[0]] if choice else None
+    others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
+    return Decision(_outcome(inventory, chosen), chosen, others)
+
+
+def _objection(item: Item) -> str:
+    """Why no resume takes a checkpoint; empty if one may."""
+    if item.state == INCOMPLETE:
+        return item.why
+    if item.state != WHOLE:
+        return f"{item.state}: {item.why}"
+    world = item.world or 1
+    missing = missing_files(item.files.keys(), world, item.details)
+    if missing and item.tier == "memory":
+        return f"not for all of {world} ranks: this node's memory has no {', '.join(missing)}"
+    return lacks(missing, world) if missing else ""
+
+
+def _bad_files(item: Item) -> str:
+    return "; ".join(f"damaged: {found.path}: {found.why}" for found in verify(item) if found.verdict == BAD)
+
+
+def _rank(item: Item, chosen: Item | None) -> str:
+    if chosen is None:
+        return ""
+    return f"{chosen.tier} is nearer than {item.tier}" if item.id == chosen.id else "older"
+
+
+def _candidate(item: Item) -> Candidate:
+    return Candidate(item.history or 0, item.step or 0, item.tier)
+
+
+def _outcome(inventory: Inventory, chosen: Item | None) -> str:
+    if chosen is not None:
+        return RESUME
+    # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
+    exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
+    theirs = not is_url(inventory.location) and foreign(Path(inventory.location))
+    return REFUSE if exists or theirs else FRESH

@@ -1,0 +1,139 @@
+"""Both ends of the connection between a writer and the saver."""
+
+import asyncio
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastckpt._core.ipc.messages import MAX_SIZE, Message, decode, encode
+from fastckpt.errors import AgentLost, ProtocolError
+
+_LENGTH = struct.Struct("<I")
+_KEEPER = "the process that keeps the checkpoints in memory (fastckpt-run, or without it the first local rank)"
+_CREDENTIALS = struct.Struct("iII")
+
+
+def pack(message: Message) -> bytes:
+    """A message as it goes over the wire: its length in four bytes, then JSON."""
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def bind(address: str) -> socket.socket:
+    """Listen at an abstract address (``@name``): it has no file, and is gone when this process is."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(_abstract(address))
+    listener.listen(128)
+    return listener
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process at the other end, as the kernel tells them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+async def receive(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None when the other end is closed; raises ProtocolError for garbage."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > MAX_SIZE:
+            raise ProtocolError(f"a message of {length} bytes is longer than {MAX_SIZE}")
+        return decode(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class Channel:
+    """A writer's end: asks one thing at a time, each with a deadline; any thread may send what has no answer."""
+
+    def __init__(self, address: str, timeout: float) -> None:
+        """Connect to the saver at ``address``, trying for ``timeout`` seconds.
+
+        Raises:
+            AgentLost: Nobody answers there, or somebody else's process does.
+        """
+        self._timeout = timeout
+        self._sending = threading.RLock()
+        self._why_closed = ""
+        self._socket = _connect(address, timeout)
+        _, uid = peer(self._socket)
+        if uid != os.getuid():
+            self._socket.close()
+            raise AgentLost(f"the process at {address} belongs to user {uid}, not to {os.getuid()}")
+
+    def ask(self, message: Message, timeout: float | None = None) -> Message:
+        """Send a message and wait for its answer; raises AgentLost."""
+        self.send(message)
+        return self.answer(timeout)
+
+    def send(self, message: Message) -> None:
+        """Send a message, whose answer, if it has one, is to be fetched before the next is asked; raises AgentLost."""
+        data = pack(message)
+        with self._sending, self._lost():
+            self._socket.settimeout(self._timeout)
+            self._socket.sendall(data)
+
+    def answer(self, timeout: float | None = None) -> Message:
+        """Wait for the answer to the last message.
+
+        Raises:
+            AgentLost: The saver is gone, or does not answer within ``timeout`` seconds. The channel is closed then: an
+                answer may still come, and is not to be taken for another.
+            ProtocolError: What comes is no answer.
+        """
+        with self._lost():
+            self._socket.settimeout(self._timeout if timeout is None else timeout)
+            (length,) = _LENGTH.unpack(self._read_exactly(_LENGTH.size))
+            if length > MAX_SIZE:
+                self.close()
+                raise ProtocolError(f"an answer of {length} bytes is longer than {MAX_SIZE}")
+            return decode(self._read_exactly(length))
+
+    @contextmanager
+    def _lost(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            # A closed socket says no more than that: whoever uses it next is to read why it was closed.
+            late = isinstance(error, TimeoutError)
+            self._why_closed = self._why_closed or ("did not answer in time" if late else f"is gone: {error}")
+            raise AgentLost(f"{_KEEPER} {self._why_closed}") from error
+
+    def _read_exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))
+            if not chunk:
+                raise ConnectionResetError(f"closed after {len(data)} of {size} bytes")
+            data += chunk
+        return data
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def _connect(address: str, timeout: float) -> socket.socket:
+    end = time.monotonic() + timeout
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)  # else it would wait without end for who accepts none
+        try:
+            connection.connect(_abstract(address))
+            return connection
+        except OSError as error:
+            connection.close()
+            if time.monotonic() > end:
+                raise AgentLost(f"nobody answers at {address}: {error}") from error
+            time.sleep(0.01)
+
+
+def _abstract(address: str) -> str:
+    return "\0" + address.removeprefix("@")

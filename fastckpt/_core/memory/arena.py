@@ -1,0 +1,263 @@
+"""Shared memory for one checkpoint directory on one node: a directory on a tmpfs, with one owner."""
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.memory import presence
+from fastckpt._core.memory.directory_claim import Claim
+from fastckpt._core.memory.headroom import RESERVE, Headroom, headroom
+from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
+from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
+from fastckpt._core.memory.pages import allocate
+from fastckpt._core.memory.processes import boot_id
+from fastckpt._core.memory.records import names_in, remove_any
+from fastckpt._core.memory.slots import image_size
+from fastckpt.errors import ArenaInUse, ArenaTooSmall
+
+logger = logging.getLogger("fastckpt")
+
+_SLOT = "slot-"
+_GONE = "removed-"
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+
+
+def arena_path(shm_dir: str, checkpoint_dir: str, node_slot: int) -> Path:
+    """Where the arena of a checkpoint directory lies.
+
+    Args:
+        shm_dir: A directory on a tmpfs.
+        checkpoint_dir: The checkpoint directory, as a real path.
+        node_slot: Which of the agents that share this host and checkpoint directory it belongs to.
+    """
+    key = hashlib.sha256(f"{checkpoint_dir}\0{node_slot}".encode()).hexdigest()[:16]
+    return Path(shm_dir) / f"fastckpt-{os.getuid()}-{key}"
+
+
+class Arena:
+    """An arena that this process owns, until `remove` or `release`.
+
+    The lock on its ``owner`` file says that somebody owns it; the file says who.
+    """
+
+    def __init__(self, path: Path, owner: Owner, lock: int) -> None:
+        self.path = path
+        self.slots = slots_of(path)
+        self.adopted = bool(self.slots)
+        self._owner = owner
+        self.claim = Claim.read(path)
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, checkpoint_dir: str, launch: str = "", wait: Callable[[Owner], None] = refuse) -> Self:
+        """Make the arena, or adopt the one that a dead owner left.
+
+        While it has another owner, ``wait`` is called again and again: it takes a moment, or raises.
+
+        Raises:
+            ArenaInUse: It has another owner, for whom ``wait`` does not wait, or it does not belong to this user.
+            ArenaTooSmall: There is not even room for its owner's name.
+        """
+        lock = own(path, wait)
+        former, owner = Owner.read(lock).process, Owner.current(checkpoint_dir, launch)
+        try:
+            owner.sign(lock)
+        except OSError as error:
+            if not slots_of(path):
+                shutil.rmtree(path, ignore_errors=True)
+            close_lock(lock)
+            found = headroom(path.parent)
+            raise ArenaTooSmall(
+                f"nothing can be written under {path.parent}: {error}; {found}. {found.remedies(RESERVE)}."
+            ) from error
+        _remove_strays(path)
+        arena = cls(path, owner, lock)
+        if former is not None and former.boot != boot_id():
+            logger.warning("%s is of an earlier boot: what it held of %s is given up", path, checkpoint_dir)
+            arena.renew()  # its bytes were never meant to outlive the kernel's end
+        return arena
+
+    def is_there(self) -> bool:
+        """Whether it is still ours: somebody may have removed it, and another job have made it anew."""
+        return is_named(self._lock, self.path / OWNER)
+
+    def restore(self) -> None:
+        """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid.
+
+        Raises OSError or ArenaInUse, and leaves nothing of it: half an arena would pass for one.
+        """
+        make_private(self.path)
+        lock = open_lock(self.path / OWNER)
+        if not try_exclusive(lock):
+            close_lock(lock)
+            raise ArenaInUse(f"{self.path} was removed, and another job has made it anew")
+        try:
+            self._owner.sign(lock)
+            self.claim.write(self.path)
+            for slot in self.slots:
+                slot.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            close_lock(lock)
+            raise
+        close_lock(self._lock)
+        self._lock = lock
+
+    def drop(self, slot: Path) -> None:
+        """Give up a slot, at once; what it holds is lost. Blocks while its memory is given back, about 0.2 s/GiB."""
+        gone = slot.with_name(f"{_GONE}{slot.name}")
+        slot.rename(gone)  # else somebody might find half of what was committed there
+        self.slots.remove(slot)
+        shutil.rmtree(gone)
+
+    def claim_for(self, mark: str, inode: int = 0) -> bool:
+        """Claim the arena for the checkpoint directory of this mark and inode; whether it was that directory's before.
+
+        If the directory has no mark, the claim names the one that it is to get. What is in memory for a directory
+        that was removed since is nobody's, though the new one has its name: `renew` first.
+        """
+        ours = self.claim.is_of(mark, inode)
+        if mark and ours:
+            self.saw(mark)
+        elif mark:
+            self._set(Claim(seen=mark, inode=inode))
+        elif not (ours and self.claim.due):  # what was seen in it once is never written there again
+            self._set(Claim(wanted=secrets.token_hex(16), inode=inode))
+        return ours
+
+    def saw(self, mark: str) -> None:
+        """Know the directory by this mark from now on: ours, or one that another node has made first."""
+        if mark != self.claim.seen:
+            self._set(replace(self.claim, seen=mark))
+
+    def _set(self, claim: Claim) -> None:
+        if self.is_there():  # else `restore` will write it
+            claim.write(self.path)
+        self.claim = claim
+
+    def drive_out_writers(self, seconds: float) -> bool:
+        """End the writers of the former owner; False if one may still write when the time is over."""
+        return presence.drive_out(self.path, seconds)
+
+    def renew(self) -> None:
+        """Forget all that is in memory, also where others still write to it.
+
+        They have the old images mapped, and know the old slots by their names: the new ones get others.
+        """
+        count = len(self.slots)
+        first = 1 + max((_number(slot) for slot in self.slots), default=-1)
+        for slot in list(self.slots):
+            self.drop(slot)
+        (self.path / presence.LOCK).unlink(missing_ok=True)
+        self._make_slots(first, count)
+
+    def make_slots(self, count: int) -> None:
+        """Have at least ``count`` slots; those that are there stay."""
+        taken = [_number(slot) for slot in self.slots]
+        self._make_slots(1 + max(taken, default=-1), max(0, count - len(taken)))
+
+    def _make_slots(self, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            slot = self.path / f"{_SLOT}{number}"
+            slot.mkdir(mode=0o700)
+            self.slots.append(slot)
+
+    def reserve(self, slot: Path, name: str, size: int) -> None:
+        """Give a slot an image of ``size`` bytes whose memory is all there; does nothing if it has it.
+
+        A new size makes a new file: who has mapped the old one keeps it, whole. Blocks for about 1 s/GB.
+
+        Raises:
+            ArenaTooSmall: The memory ran out since `check`.
+            OSError: The arena was removed.
+        """
+        if not self.is_there():
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self.path))
+        path = slot / name
+        temporary = path.with_name(f".new-{path.name}")
+        if image_size(slot, name) == size:
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in (path, temporary):
+            remove_any(old)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            allocate(fd, size)
+        except OSError as error:
+            temporary.unlink()
+            raise ArenaTooSmall(too_small(size, 1, headroom(self.path.parent))) from error
+        finally:
+            os.close(fd)
+        temporary.rename(path)
+
+    def remove(self) -> None:
+        """Give the memory back."""
+        if self.is_there():
+            erase(self.path)
+        close_lock(self._lock)
+
+    def release(self) -> None:
+        """Leave the memory to whoever adopts it."""
+        close_lock(self._lock)
+
+
+def too_small(size: int, slots: int, found: Headroom) -> str:
+    """The text of an ArenaTooSmall: what is needed, what there is, and what to do.
+
+    Args:
+        size: Bytes of a checkpoint.
+        slots: How many there must be room for.
+        found: The limit that leaves no room, what the slots have already counted as free.
+    """
+    need = slots * size
+    fewer = " Or use --fast-slots 2." if slots > 2 else ""
+    return (
+        f"{found.medium} cannot hold {slots} x {binary(size)}, {binary(need)} in all: {found}. "
+        f"{found.remedies(need - found.free)}.{fewer}"
+    )
+
+
+def erase(path: Path) -> None:
+    """Remove an arena, under another name: nobody finds half of it. What cannot be removed stays."""
+    gone = path.with_name(f"{path.name.partition('.')[0]}.removed-{secrets.token_hex(4)}")
+    try:
+        path.rename(gone)
+    except OSError:
+        return
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def slots_of(arena: Path) -> list[Path]:
+    """The slots that are there; what only has the name of one is none."""
+    found = [arena / name for name in names_in(arena) if name.startswith(_SLOT)]
+    return sorted((path for path in found if _number(path) >= 0 and _is_directory(path)), key=_number)
+
+
+def _number(slot: Path) -> int:
+    digits = slot.name.removeprefix(_SLOT)
+    return int(digits) if _NUMBER.fullmatch(digits) else -1
+
+
+def _remove_strays(arena: Path) -> None:
+    """Make way for slots where something else has the name of one; end the removal of those that were given up."""
+    for name in names_in(arena):
+        path = arena / name
+        if name.startswith(_GONE) or (name.startswith(_SLOT) and not _is_directory(path)):
+            remove_any(path)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,63 @@
+"""Which checkpoint directory the memory in an arena belongs to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt._core.memory.records import read_record, read_small, remove_any, write_record, write_text
+
+IDENTITY, CLAIM = "identity", "claim"
+_LARGEST = 1 << 64
+
+
+@dataclass(frozen=True)
+class Claim:
+    """By what the directory of this memory is known: by its mark, or by the one that it is to get.
+
+    A directory that is full or read-only when it is first used cannot be marked. Until it is, the claim in the arena
+    speaks for it, together with the directory's inode: another directory that took its name has another.
+
+    Attributes:
+        seen: The mark that was seen in the directory; empty until one was. It is never written there again.
+        wanted: What the directory is to be marked with, unless a mark was seen there; empty for nothing.
+        inode: The directory's inode when it was claimed; 0 if that is not known, or at a URL.
+        unnamed: Whether an earlier version made the arena, for a directory that it could not mark.
+    """
+
+    seen: str = ""
+    wanted: str = ""
+    inode: int = 0
+    unnamed: bool = False
+
+    @property
+    def due(self) -> bool:
+        """Whether the directory is still to be marked."""
+        return bool(self.wanted) and not self.seen
+
+    def is_of(self, mark: str, inode: int = 0) -> bool:
+        """Whether the memory belongs to the directory that has this mark ("" for none) and this inode."""
+        if self.seen:
+            return self.seen == mark
+        if self.wanted:
+            return self.wanted == mark or 0 in (self.inode, inode) or self.inode == inode
+        return self.unnamed and not mark
+
+    @classmethod
+    def read(cls, arena: Path) -> "Claim":
+        """What an arena says; an empty claim if it says nothing."""
+        record = read_record(arena / CLAIM)
+        wanted, inode = record.get("mark"), record.get("inode")
+        if not (isinstance(wanted, str) and isinstance(inode, int) and 0 <= inode < _LARGEST):
+            wanted, inode = "", 0
+        try:
+            seen = read_small(arena / IDENTITY).decode(errors="replace")
+        except OSError:
+            return cls("", wanted, inode)
+        return cls(seen, wanted, inode, unnamed=not (seen or wanted))
+
+    def write(self, arena: Path) -> None:
+        """Have an arena say so; raises OSError. Killed between the two, it says what it said, or both."""
+        for name in (CLAIM, IDENTITY):
+            if not (arena / name).is_file() or (arena / name).is_symlink():
+                remove_any(arena / name)
+        write_record(arena / CLAIM, {"mark": self.wanted, "inode": self.inode})
+        write_text(arena / IDENTITY, self.seen)

@@ -1,0 +1,145 @@
+"""How much memory, or disk, arenas can take before something fails or is killed."""
+
+import enum
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.huge_pages import is_in_memory
+
+CGROUPS = Path("/sys/fs/cgroup")
+RESERVE = 64 << 20
+"""Bytes left to all others, or a share of the limit if that is less."""
+LEAST, ENOUGH = 20, 2
+"""The share of a small limit that is left: a twentieth; or half, so that data loaders find room in docker's 64 MB."""
+ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
+
+
+class Limit(enum.Enum):
+    """What sets the limit."""
+
+    TMPFS = enum.auto()
+    DISK = enum.auto()
+    HOST = enum.auto()
+    CGROUP = enum.auto()
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """Bytes that can still be taken, of how many, and the limit that says so."""
+
+    free: int
+    total: int
+    limit: str
+    kind: Limit
+
+    def __str__(self) -> str:
+        return f"{self.limit} has {binary(self.free)} free of {binary(self.total)}"
+
+    @property
+    def medium(self) -> str:
+        """What it is a limit on."""
+        return "the disk" if self.kind is Limit.DISK else "shared memory"
+
+    def remedies(self, lacking: int) -> str:
+        """What a user can do so that ``lacking`` bytes more can be taken."""
+        raised = {
+            Limit.TMPFS: f"Enlarge it ({_as_large_as(self.total + lacking, self.limit)})",
+            Limit.DISK: "Free some of it",
+            Limit.HOST: "End what takes it",
+            Limit.CGROUP: "Raise it (docker: --memory; Kubernetes: resources.limits.memory)",
+        }[self.kind]
+        if self.kind is Limit.DISK:
+            return f"{raised}, or name a directory on a larger disk with --fast-shm-dir"
+        return f"{raised}, name another tmpfs with --fast-shm-dir, or {ON_DISK}"
+
+
+def _as_large_as(size: int, mount: str) -> str:
+    """How to have a tmpfs in a container that has so many bytes beside the reserve, in a round number."""
+    size += min(RESERVE, size // 16)
+    mebibytes = 1 << (-(-size >> 20) - 1).bit_length()
+    small = mebibytes < 1024
+    docker, kubernetes = (
+        (f"{mebibytes}m", f"{mebibytes}Mi") if small else (f"{mebibytes >> 10}g", f"{mebibytes >> 10}Gi")
+    )
+    return (
+        f"docker: --shm-size={docker}; Kubernetes: emptyDir: {{medium: Memory, sizeLimit: {kubernetes}}} "
+        f"mounted at {mount}"
+    )
+
+
+def headroom(directory: Path, share: int = LEAST) -> Headroom:
+    """The tightest limit on what can be written under ``directory``, so that 1/``share`` of it is left to others.
+
+    On a tmpfs that is the tightest of the tmpfs, the host's memory and every cgroup above this process: above the
+    limit of a cgroup an allocation does not fail, the caller is killed. Pages of files on a disk are written back
+    before that happens: there the disk alone is the limit.
+    """
+    status = os.statvfs(directory)
+    free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+    if not lies_in_memory(directory):
+        return _less_reserve(Headroom(free, total, f"the disk under {directory}", Limit.DISK), LEAST)
+    memory = psutil.virtual_memory()
+    host = Headroom(memory.available, memory.total, "the host's memory", Limit.HOST)
+    tmpfs = Headroom(free, total, str(directory), Limit.TMPFS)
+    return min((_less_reserve(found, share) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
+
+
+def lies_in_memory(directory: Path) -> bool:
+    """Whether files that are made in a directory lie on a tmpfs; raises OSError if it is none."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return is_in_memory(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _less_reserve(found: Headroom, share: int) -> Headroom:
+    return replace(found, free=max(0, found.free - min(RESERVE, found.total // share)))
+
+
+def _cgroups() -> Iterator[Headroom]:
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for root in (CGROUPS, CGROUPS / "unified"):
+                yield from _ancestors(root, path, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            yield from _ancestors(CGROUPS / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _ancestors(root: Path, path: str, limit_name: str, usage_name: str) -> Iterator[Headroom]:
+    group = root / path.lstrip("/")
+    for directory in (group, *group.parents):
+        if not directory.is_relative_to(root):
+            return
+        try:
+            limit, usage = (directory / limit_name).read_text().strip(), (directory / usage_name).read_text()
+        except OSError:
+            continue  # not this version of cgroups, or not visible in this container
+        if limit != "max":
+            cached = _reclaimable(directory / "memory.stat")
+            yield Headroom(
+                int(limit) - int(usage) + cached, int(limit), f"the memory limit of cgroup {directory}", Limit.CGROUP
+            )
+
+
+def _reclaimable(statistics: Path) -> int:
+    """Bytes of a group's page cache that the kernel drops before it kills; those of a tmpfs are not among them."""
+    try:
+        pairs = (line.split() for line in statistics.read_text().splitlines())
+        values = {name: int(value) for name, value in pairs}
+    except OSError:
+        return 0
+    return sum(values.get(name, 0) for name in _file_pages(values))
+
+
+def _file_pages(values: dict[str, int]) -> tuple[str, str]:
+    """Names of the counters of file pages, of the group and those below it."""
+    if "total_inactive_file" in values:
+        return "total_inactive_file", "total_active_file"
+    return "inactive_file", "active_file"

@@ -1,0 +1,114 @@
+"""The owner of an arena: one process at a time has the lock of its ``owner`` file, which says who that is."""
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.records import LARGEST, parse_record
+from fastckpt.errors import ArenaInUse
+
+FORKS_DEADLINE = 3.0
+"""Seconds in which a child that a dead owner had just forked lets go of its locks."""
+GLANCE = 0.1
+"""Seconds for which somebody who only looks at an arena may have its lock."""
+OWNER = "owner"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who owns an arena, or did, as its file says.
+
+    Attributes:
+        process: None if it did not sign.
+        directory: The checkpoint directory.
+        launch: What no other launch is called; empty if an earlier version signed.
+        since: When it made or adopted the arena, to be read by people.
+    """
+
+    process: Process | None
+    directory: str = ""
+    launch: str = ""
+    since: str = ""
+
+    @classmethod
+    def current(cls, directory: str, launch: str) -> "Owner":
+        """This process, from now on."""
+        return cls(Process.current(), directory, launch, time.strftime("%Y-%m-%d %H:%M:%S"))
+
+    @classmethod
+    def read(cls, lock: int) -> "Owner":
+        """What an open file says."""
+        record = parse_record(os.pread(lock, LARGEST, 0))
+        said = [str(record.get(name) or "") for name in ("directory", "launch", "since")]
+        return cls(Process.from_record(record), *said)
+
+    def sign(self, lock: int) -> None:
+        """Say so in a file whose lock one has."""
+        record = self.process.to_record() if self.process else {}
+        more = {"directory": self.directory, "launch": self.launch, "since": self.since}
+        data = json.dumps(record | more).encode()
+        before = os.fstat(lock).st_size
+        os.pwrite(lock, data.ljust(before), 0)  # in one go: whenever we die, it can be read
+        os.truncate(lock, len(data))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process runs, as far as can be told from here."""
+        return self.process is not None and self.process.is_alive()
+
+    def __str__(self) -> str:
+        process = self.process or "a process that did not sign"
+        since = self.since or "some time ago"
+        return f"{process} (launch {self.launch or 'unknown'}, checkpoint directory {self.directory}, since {since})"
+
+
+def refuse(owner: Owner) -> None:
+    """Wait for no other owner; raises ArenaInUse."""
+    raise ArenaInUse(
+        f"checkpoint directory {owner.directory} is in use by another job on this host: {owner}. End that job, or give "
+        "this one another."
+    )
+
+
+def own(path: Path, wait: Callable[[Owner], None]) -> int:
+    """The lock of an arena that nobody else owns, which is made if need be.
+
+    While another process owns it, ``wait`` is called again and again: it takes a moment, or raises.
+    """
+    start = time.monotonic()
+    while True:
+        try:
+            make_private(path)
+            lock = open_lock(path / OWNER)
+        except FileNotFoundError:
+            if not path.parent.is_dir():
+                raise
+            continue  # the former owner removed it
+        owner, owned = Owner.read(lock), not try_exclusive(lock)
+        named = is_named(lock, path / OWNER)
+        if named and not owned:
+            return lock
+        close_lock(lock)
+        if named and time.monotonic() > start + (GLANCE if owner.is_alive else FORKS_DEADLINE):
+            wait(owner)
+        else:
+            time.sleep(0.01)
+
+
+def make_private(path: Path) -> None:
+    """Make a directory of this user alone, unless it is there; raises ArenaInUse if it is something else."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise ArenaInUse(
+            f"{path} is not a private directory of this user (mode {status.st_mode:o}, owner {status.st_uid}); "
+            f"remove it, or choose another tmpfs with --fast-shm-dir"
+        )

@@ -1,0 +1,113 @@
+"""Who may write to an arena: each writer signs there and shares a lock, which an adopter must have for itself."""
+
+import errno
+import logging
+import time
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive, try_shared
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.records import names_in, read_record, write_record
+from fastckpt.errors import ArenaInUse
+
+logger = logging.getLogger("fastckpt")
+
+LOCK = "writers"
+DEADLINE = 30.0
+"""Seconds for a writer to share the lock: nobody has it alone for longer than a look takes."""
+_SIGNATURE = "writer-"
+
+
+class Presence:
+    """Says that this process may write to the arena, until `close` or its end."""
+
+    def __init__(self, arena: Path) -> None:
+        """Sign, then share the lock; raises ArenaInUse if somebody keeps it.
+
+        Where that cannot be, since memory is full or the arena was removed, `renew` will do it before anything is
+        written: reading needs no signature.
+        """
+        self._arena = arena
+        self._lock = -1
+        self._signature = arena / _SIGNATURE
+        try:
+            self._enter()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOENT):
+                raise
+            logger.warning("nothing can be written to %s at the moment: %s", arena, error)
+
+    def _enter(self) -> None:
+        self._lock = open_lock(self._arena / LOCK)
+        process = Process.current()
+        self._signature = self._arena / f"{_SIGNATURE}{process.pid}-{self._lock}"
+        try:
+            write_record(self._signature, process.to_record())  # first: who has the lock can be found
+            self._share()
+        except (OSError, ArenaInUse):
+            self.close()
+            raise
+
+    def _share(self) -> None:
+        end = time.monotonic() + DEADLINE
+        while not try_shared(self._lock):
+            if time.monotonic() > end:
+                raise ArenaInUse(
+                    f"a process keeps {self._arena / LOCK} locked for itself; end it, or remove {self._arena}"
+                )
+            time.sleep(0.01)
+
+    def renew(self) -> None:
+        """Be present in an arena that its owner has made anew since; raises OSError or ArenaInUse."""
+        if self._lock < 0 or not is_named(self._lock, self._arena / LOCK):
+            self.close()
+            self._enter()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._signature.unlink(missing_ok=True)
+        if self._lock >= 0:
+            close_lock(self._lock)
+            self._lock = -1
+
+
+def signed(arena: Path) -> list[tuple[Path, Process]]:
+    """The signatures of writers that have not taken leave, the dead among them, and whose they are."""
+    found = [(arena / name, read_record(arena / name)) for name in names_in(arena) if name.startswith(_SIGNATURE)]
+    return [(path, process) for path, record in found if (process := Process.from_record(record)) is not None]
+
+
+def forget_the_dead(arena: Path) -> None:
+    """Remove signatures of writers that are gone."""
+    for path, process in signed(arena):
+        if not process.is_alive():
+            path.unlink(missing_ok=True)
+
+
+def drive_out(arena: Path, seconds: float) -> bool:
+    """End the writers that a dead owner left; False if somebody still may write after ``seconds``.
+
+    Call as the arena's owner. Killed is only who signed, shares the lock and runs here for this user.
+    """
+    lock = open_lock(arena / LOCK)
+    end = time.monotonic() + seconds
+    try:
+        if not try_exclusive(lock):
+            killed = sorted({process.pid for _, process in signed(arena) if process.kill()})
+            if killed:
+                metrics.event("orphans_killed", pids=killed)
+                logger.warning("killed processes %s, which a dead job left writing to %s", killed, arena)
+            while not try_exclusive(lock):
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.01)
+        for path, process in signed(arena):
+            left = sorted(each.pid for each in process.left() if each.kill())
+            if left:
+                metrics.event("orphans_killed", pids=left)
+                logger.warning("killed processes %s, such as loader workers, which %s left behind", left, process)
+            path.unlink(missing_ok=True)
+        return True
+    finally:
+        close_lock(lock)

@@ -1,0 +1,275 @@
+"""The records of a slot: what makes it committed is a fact of its directory."""
+
+import contextlib
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.format.manifest import COMMON, METADATA, OF_EACH_NODE
+from fastckpt._core.memory.records import names_in, read_record, remove_any, write_record
+
+_BEGIN = ".begin"
+_DONE = ".done-"
+_DIGESTS = ".digests"
+LONGEST_NAME = 200
+"""Bytes that the name of an image may have, with the directories of the slot that it lies in."""
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_DIGEST = re.compile("[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A save was begun in the slot: its id, and the local ranks that must write their part."""
+
+    id: SaveId
+    writers: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A writer has filled its images.
+
+    Attributes:
+        id: The save that they belong to.
+        files: Their names and sizes in bytes.
+        details: What the writer wants kept with the checkpoint (JSON): its parent, the user's path, threads.
+    """
+
+    id: SaveId
+    files: dict[str, int]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Records:
+    """All records of a slot, read at one time.
+
+    Attributes:
+        digested: What the images were found to hold, and of which save they were then.
+    """
+
+    begin: Begin | None
+    done: dict[int, Done]
+    digested: tuple[SaveId, dict[str, str]] | None = None
+
+    @property
+    def committed(self) -> SaveId | None:
+        """The id of the whole checkpoint in the slot; None if there is none."""
+        if self.begin is None:
+            return None
+        ids = {writer: done.id for writer, done in self.done.items()}
+        whole = all(ids.get(writer) == self.begin.id for writer in self.begin.writers)
+        return self.begin.id if whole and self.begin.writers else None
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Names and sizes in bytes of the images of the committed checkpoint."""
+        assert self.begin is not None
+        return {name: size for w in sorted(self.begin.writers) for name, size in self.done[w].files.items()}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests (xxh3-128, in hexadecimal) of images of the committed checkpoint, by name; {} until it has some."""
+        save = self.committed
+        return self.digested[1] if self.digested is not None and save is not None and self.digested[0] == save else {}
+
+    @property
+    def common(self) -> Sequence[str]:
+        """The files of the committed checkpoint that each node has of its own, with equal contents."""
+        return self.details.get(OF_EACH_NODE, COMMON)  # type: ignore[no-any-return]
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the writers kept with the checkpoint; the first local rank speaks last."""
+        assert self.begin is not None
+        merged: dict[str, Any] = {}
+        for writer in sorted(self.begin.writers, reverse=True):
+            merged |= self.done[writer].details
+        return merged
+
+
+def begin(slot: Path, record: Begin) -> set[str]:
+    """Make the slot one of this save: what it held stops to count before its images change.
+
+    Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
+    """
+    left = _images_of_others(slot, record.writers)
+    _forget(slot)
+    write_record(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
+    return left
+
+
+def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:
+    numbers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    if all(int(number) in writers for number in numbers if _NUMBER.fullmatch(number)):
+        return set()
+    files = {writer: done.files.keys() for writer, done in read(slot).done.items()}
+    kept = {name for writer in files.keys() & writers for name in files[writer]}
+    return {name for writer in files.keys() - writers for name in files[writer]} - kept
+
+
+def clear(slot: Path) -> None:
+    """Make the slot one that holds no checkpoint."""
+    _forget(slot)
+
+
+def _forget(slot: Path) -> None:
+    # Digests first: those of one save must never stand beside another.
+    for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
+        if name == _DIGESTS or name.startswith(_DONE):
+            remove_any(slot / name)
+    remove_any(slot / _BEGIN)
+
+
+def commit(slot: Path, writer: int, record: Done) -> None:
+    """Declare that all images of a writer are filled; the last writer's record commits the slot."""
+    content = {"id": list(record.id), "files": record.files, "details": record.details}
+    write_record(slot / f"{_DONE}{writer}", content)
+
+
+def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
+    """Say what the images of a committed save hold; only its owner may, while the slot cannot be begun anew.
+
+    Args:
+        slot: The slot's directory.
+        id: The save that is committed in it.
+        digests: xxh3-128 in 32 hexadecimal digits, by name of the image.
+    """
+    write_record(slot / _DIGESTS, {"id": list(id), "digests": digests})
+
+
+def read_done(slot: Path, writer: int) -> Done | None:
+    """Read one writer's record, as `read` does; None if there is none."""
+    return _done(read_record(slot / f"{_DONE}{writer}"))
+
+
+def read(slot: Path, known: Mapping[int, Done] = MappingProxyType({})) -> Records:
+    """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
+
+    Done records that are ``known`` are only seen to be there still.
+    """
+    names = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    writers = [int(name) for name in names if _NUMBER.fullmatch(name)]
+    done = {writer: known.get(writer) or read_done(slot, writer) for writer in writers}
+    begun = _begin(read_record(slot / _BEGIN))
+    return Records(
+        begun, {writer: record for writer, record in done.items() if record}, _digested(read_record(slot / _DIGESTS))
+    )
+
+
+def images_in(slot: Path) -> dict[str, int]:
+    """Names and sizes in bytes of the images of a slot: the regular files in it but for our records."""
+    found = {}
+    for name in names_in(slot):
+        if name.startswith(".") and name != METADATA:
+            continue
+        if (size := image_size(slot, name)) is not None:
+            found[name] = size
+        elif _is_directory(slot / name):
+            found |= {f"{name}/{inner}": size for inner, size in images_in(slot / name).items()}
+    return found
+
+
+def image_size(slot: Path, name: str) -> int | None:
+    """Bytes of the image of that name; None if there is none: a link, or what lies behind one, is none."""
+    *above, _ = Path(name).parents
+    try:
+        status = (slot / name).lstat()
+    except OSError:
+        return None
+    is_image = stat.S_ISREG(status.st_mode) and all(_is_directory(slot / directory) for directory in above)
+    return status.st_size if is_image else None
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def discard(slot: Path, names: Iterable[str]) -> None:
+    """Remove images of a slot, and the directories that are empty then."""
+    for name in names:
+        remove_any(slot / name)
+        for directory in [*Path(name).parents][:-1]:
+            with contextlib.suppress(OSError):  # there is more in it
+                (slot / directory).rmdir()
+
+
+def damage(slot: Path, files: dict[str, int]) -> str:
+    """What is wrong with images of which names and sizes were committed, without reading them; empty for nothing."""
+    for name, size in files.items():
+        try:
+            status = (slot / name).lstat()
+        except OSError as error:
+            return str(error)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            kind = stat.filemode(status.st_mode)
+            return f"{slot / name} ({kind}) has {status.st_size} bytes; it was committed as a file of {size}"
+    return ""
+
+
+def _begin(record: dict[str, Any]) -> Begin | None:
+    match record:
+        case {"id": id, "writers": [*writers]} if (save := _save(id)) and all(map(_is_count, writers)):
+            return Begin(save, frozenset(writers))
+    return None
+
+
+def _done(record: dict[str, Any]) -> Done | None:
+    match record:
+        case {"id": id, "files": dict(files), "details": dict(details)} if save := _save(id):
+            if all(is_image(name) and _is_count(size) for name, size in files.items()) and _are_details(details):
+                return Done(save, files, details)
+    return None
+
+
+def _are_details(details: dict[str, Any]) -> bool:
+    """Whether what is known of details is of the kind that their readers expect."""
+    parent, path = details.get("parent"), details.get("path", "")
+    counts = [details.get(name, 1) for name in ("world_size", "rank", "num_threads", "node", "nodes")]
+    texts = [path, details.get("attempt", ""), details.get("folder", "")]
+    common = details.get(OF_EACH_NODE, [])
+    return (
+        all(map(_is_count, counts))
+        and isinstance(common, list)
+        and all(isinstance(text, str) for text in [*texts, *common])
+        and (parent is None or _save(parent) is not None)
+    )
+
+
+def _digested(record: dict[str, Any]) -> tuple[SaveId, dict[str, str]] | None:
+    match record:
+        case {"id": id, "digests": dict(digests)} if save := _save(id):
+            if all(is_image(name) and _is_digest(digest) for name, digest in digests.items()):
+                return save, digests
+    return None
+
+
+def _save(id: object) -> SaveId | None:
+    match id:
+        case [int(history), int(step)] if _is_count(history) and _is_count(step):
+            return SaveId(history, step)
+    return None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def is_image(name: str) -> bool:
+    """Whether a name is one of a file inside the slot, and of none of ours: it may come from a stranger's record."""
+    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+        return False
+    *directories, file = name.split("/")
+    return (file == METADATA or file[:1] not in ("", ".")) and all(part[:1] not in ("", ".") for part in directories)

@@ -1,0 +1,1 @@
+"""Runs in: worker. Checkpoints in files that a framework lays out by itself."""

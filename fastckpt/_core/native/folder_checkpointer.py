@@ -1,0 +1,263 @@
+"""Checkpoints that a framework lays out: files by their names to save, and a directory to load from."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from torch.optim import Optimizer
+
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.format.manifest import LATEST, OF_EACH_NODE
+from fastckpt._core.format.manifest import NAME as MANIFEST
+from fastckpt._core.format.raw import Raw
+from fastckpt._core.format.safetensors import Tensors
+from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, Named, called
+from fastckpt._core.native.view import hold, make_view, remove_view
+from fastckpt._core.policy.resume import Candidate
+from fastckpt._core.resume.candidates import Files, Needs, Offer, Offers
+from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.snapshot.file_plans import check_names
+from fastckpt._core.storage.store import normalised
+from fastckpt.errors import BadCheckpoint
+
+__all__ = ["Folder", "FolderCheckpointer", "Named", "Needs", "Raw", "SaveResult", "StorageType", "Tensors"]
+
+logger = logging.getLogger("fastckpt")
+
+
+class Folder:
+    """A checkpoint that all ranks have chosen and verified, as a directory to load from; open until it is closed.
+
+    Copy what is to be kept: once closed, the files may hold something else.
+
+    Attributes:
+        path: The directory; its name is that of the checkpoint's.
+        step: Its step; -1 if something else wrote it.
+        tier: Where it was: "memory", "storage", "remote", "mixed".
+        details: What was kept with it.
+    """
+
+    def __init__(self, writer: Writer, offers: Offers, resumed: Resumed, asked: str, name: str) -> None:
+        self.step = resumed.id.step if resumed.id else -1
+        self.tier, self.details = resumed.tier, resumed.details
+        self._writer, self._offers, self._resumed = writer, offers, resumed
+        self._since = time.perf_counter()
+        self._is_open = True
+        files: Files = resumed.state
+        hold(writer.link, files.values(), resumed.id)
+        name = name or called(self.details, self.step)
+        self.path = make_view(writer.link, name, files) if resumed.id else Path(asked)
+
+    def close(self, *, loaded: bool = True) -> None:
+        """Let go of the files. All ranks do, when they have ``loaded`` them or have failed; once more does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        writer = self._writer
+        if self._offers.has_far:
+            agreement(writer.place.world_size).gather("read")  # what others read is not to be removed
+        remove_view(writer.link)
+        if writer.link.pins:
+            writer.link.release()
+        self._offers.close()
+        if loaded:
+            seconds = time.perf_counter() - self._since
+            writer.go_on_from(self._resumed)
+            writer.link.tell_loaded(self._resumed.id, self.tier, seconds)
+            writer.beats.resume(self.step)
+            if writer.place.rank == 0:
+                logger.info("resumed step %d from %s in %.2f s", self.step, self.tier, seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(loaded=kind is None)
+
+
+class FolderCheckpointer(WithWriter):
+    """Saves what a framework calls its files, and finds the newest checkpoint that all ranks can load.
+
+    Every rank constructs one, and calls each method with the same steps.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        needs: Which files make a checkpoint one of this framework, and whole for this rank.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        weights_only: Whether files of torch.save must load with ``weights_only=True``.
+        verify: As for `DdpCheckpointer`, likewise ``overlap``, ``remote`` and ``remote_deletion_strategy``.
+
+    Raises:
+        ConfigError, PlaceInUse: As for `DdpCheckpointer`.
+    """
+
+    @public
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        needs: Needs,
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        weights_only: bool = False,
+        verify: str = "resume",
+        overlap: Optimizer | Iterable[Optimizer] | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        self._writer = Writer(
+            checkpoint_dir,
+            deletion_strategy,
+            weights_only=weights_only,
+            verify=verify,
+            overlap=overlap,
+            **options,
+        )
+        self._needs = needs
+        self._folder: Folder | None = None
+        self._checked: frozenset[str] = frozenset()
+
+    @property
+    def writes_common(self) -> bool:
+        """Whether this rank saves what is common: the first rank of each node does."""
+        return self._writer.place.local_rank == 0
+
+    @public
+    def save_checkpoint(
+        self,
+        step: int,
+        files: Mapping[str, Any],
+        storage_type: StorageType | None = None,
+        *,
+        common: Collection[str] = (),
+        named: Named = BY_STEP,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveResult:
+        """Save this rank's files of a step. Once it returns, what they hold may be changed.
+
+        Args:
+            step: The step, not below the last one saved.
+            files: By their relative paths: states, which become files of torch.save; `Tensors`, files of safetensors;
+                `Raw`, files of bytes.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With
+                ``metrics`` it becomes durable, as with DISK.
+            common: Names of those files that the first rank of each node saves, with equal contents.
+            named: How the checkpoint is called.
+            metrics: As for `DdpCheckpointer.save_checkpoint`.
+
+        Raises:
+            ConfigError: No checkpoint can have a file, or a directory, of such a name.
+            StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+        """
+        writer = self._writer
+        arguments.saving(step, files, None, metrics)
+        self.let_go()
+        named.check(step)
+        if files.keys() != self._checked:
+            check_names(files)
+            self._checked = frozenset(files)
+        if named.anew:
+            self.begin_anew()
+        details = {FOLDER: named.folder, LATEST: named.tracker, OF_EACH_NODE: sorted(common)}
+        path = f"{named.folder}/" if named.folder else ""
+        if path and "://" not in writer.directory:
+            path = f"{writer.directory}/{path}"
+        return writer.save(step, files, storage_type, path, metrics, {k: v for k, v in details.items() if v})
+
+    def begin_anew(self) -> None:
+        """Let the next save be newer than all before, even if it is of the same step. All ranks call it."""
+        writer = self._writer
+        writer.be_ready()
+        writer.go_on(writer.link.history)
+        writer.link.next_history()
+        writer.link.history = max(agreement(writer.place.world_size).gather(writer.link.history))
+
+    def count_steps(self, clock: Callable[[], int]) -> None:
+        """Have the steps of training be counted by ``clock``, where several steps of optimizers make one."""
+        self._writer.beats.clock = clock
+
+    def scratch(self) -> Path:
+        """A directory in memory for what a framework writes beside its files and nobody needs; of this rank alone."""
+        return make_view(self._writer.link, "scratch", {})
+
+    @public
+    def find(self, resume_path: str | os.PathLike[str] = "", *, foreign: bool = False) -> Folder | None:
+        """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
+
+        All ranks call it. A new history begins: what is saved from now on is newer than all before.
+
+        Args:
+            resume_path: A directory to load from instead of the newest checkpoint. One in the checkpoint directory is
+                found by its name, be it in memory or on storage. Workers that are restarted in the same launch may
+                give the same again: at their first load they go on from the newest save since then.
+            foreign: Whether that directory is one that something else wrote: it is taken as it is.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
+            ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
+        """
+        self.let_go()
+        writer = self._writer
+        writer.be_ready()
+        ranks, asked = agreement(writer.place.world_size), arguments.path("resume_path", resume_path)
+        asked = asked.rstrip("/") or asked
+        since = writer.open_history(ranks, asked)
+        offers = Offers(writer.link, writer.directory, self._needs, digests=writer.verify != "never")
+        resume = Resume(writer.link, offers, self._answers_for, writer.threads, writer.pairing)
+        parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
+        name = name if parent == writer.directory else ""
+        foreign = bool(asked) and ranks.gather(foreign)[0]
+        with writer.beats.work("resume"):
+            if asked and (foreign or not name):
+                found = resume.run_path(asked, (lambda files: files) if foreign else self._kept, ranks, since)
+            else:
+                if writer.place.group_world_size > 1 and writer.settings.flush and not asked:
+                    join_on_storage(offers, writer.link, ranks)
+                found = resume.run(
+                    self._kept, ranks, lambda each, offer: not name or name in _names(each, offer), since
+                )
+                if asked and found.state is None and any(ranks.gather(Path(asked, MANIFEST).is_file())):
+                    found = resume.run_path(asked, self._kept, ranks, since)  # one that was copied or renamed
+        if found.state is None and asked:
+            raise BadCheckpoint(f"{writer.directory} holds no checkpoint {name}")
+        if found.state is None:
+            offers.close()
+            writer.go_on_from(found)
+            writer.link.tell_loaded(None, "", 0.0)
+            return None
+        self._folder = Folder(writer, offers, found, asked, name)
+        return self._folder
+
+    def let_go(self) -> None:
+        """Close what was found last, if it is still open."""
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
+
+    def close(self) -> None:
+        """As `WithWriter.close`."""
+        self.let_go()
+        super().close()
+
+    def _kept(self, files: Files) -> Files:
+        if not files[self._needs.main].is_file():
+            raise BadCheckpoint(f"{files[self._needs.main]} is not there")
+        return files
+
+    def _answers_for(self, files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
+        """Of a checkpoint that several ranks read, each checks a part, and what only it needs."""
+        own = [self._needs.own] if self._needs.own in files else []
+        return own + sorted(files.keys() - {*own})[ranks.index(rank) :: len(ranks)]
+
+
+def _names(candidate: Candidate, offer: Offer) -> frozenset[str]:
+    return offer.names | {called(offer.details, candidate.step)}

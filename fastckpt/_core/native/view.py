@@ -1,0 +1,58 @@
+"""A directory in which a framework finds the files of a checkpoint, wherever they are, as long as it is open."""
+
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from fastckpt._core.client.connection import Link
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.raw import Raw
+from fastckpt._core.memory import slots
+from fastckpt._core.resume.candidates import Files
+from fastckpt.errors import BadCheckpoint
+
+
+def hold(link: Link, paths: Iterable[Path], save: SaveId | None) -> None:
+    """Keep the slots in which these files are as they are, until the link releases them.
+
+    Raises BadCheckpoint if one of them does not hold that save any more.
+    """
+    inside = [path.relative_to(link.arena) for path in paths if path.is_relative_to(link.arena)]
+    held = {link.arena / path.parts[0] for path in inside}
+    if held:
+        link.pin()
+    if any(slots.read(slot).committed != save for slot in held):
+        raise BadCheckpoint(f"{save} in memory has made way for a newer one; load again")
+
+
+def make_view(link: Link, name: str, files: Files) -> Path:
+    """A directory of this rank alone with links to the files; in memory, beside the slots, and of that name."""
+    place = _place(link)
+    remove_view(link)
+    link.arena.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it: its owner takes it as it is, if private
+    place.mkdir(mode=0o700)
+    (place / name).mkdir(mode=0o700)
+    for file, path in files.items():
+        entry = place / name / file
+        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        entry.symlink_to(path)
+    return place / name
+
+
+def remove_view(link: Link) -> None:
+    """Remove what `make_view` made last, be it for a worker that died."""
+    shutil.rmtree(_place(link), ignore_errors=True)
+
+
+def written(folder: Path, but: Collection[str] = ()) -> dict[str, Raw]:
+    """The files in a directory that have bytes, by their relative names."""
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        name: Raw(path.read_bytes(), may_end_with_spaces=path.suffix == ".json")
+        for name, path in found.items()
+        if name not in but and path.stat().st_size
+    }
+
+
+def _place(link: Link) -> Path:
+    return link.arena / f"view-{link.place.local_rank}"

@@ -1,0 +1,271 @@
+"""Intervals that follow what checkpoints are measured to cost, in both directions, alike on all ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from fastckpt._core.policy.frequency.estimate import Estimate
+from fastckpt._core.policy.frequency.failures import daly
+from fastckpt._core.policy.frequency.intervals import (
+    Costs,
+    Fixed,
+    Intervals,
+    Profile,
+    checked_overhead,
+    choose,
+    fit,
+    multiple,
+    whole_steps,
+)
+from fastckpt._core.policy.frequency.overhead import (
+    RECENT,
+    Measurement,
+    completed,
+    costs,
+    error,
+    joined,
+    paid,
+    pooled,
+)
+from fastckpt._core.policy.frequency.requested import AUTO, Every
+from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, more_often
+
+TARGET = 0.85
+"""Part of the overhead that is aimed at: below the bound, so that noise does not break it."""
+AGREE = 3
+"""Windows in a row that must say the same."""
+LATELY = 16
+"""Windows that are taken together to see through noise."""
+DOUBT = {1: 4.0, RECENT: 1.2}
+"""Standard errors by which so many windows must be above the bound. One accident is one standard error above it."""
+CROWDED = 0.9
+"""Part of the iterations of a window beside which a persist may be under way: with fewer left nothing is measured."""
+ACCIDENT = 1
+"""Persists that were due before the one before had ended, in recent windows: more are no accident."""
+PROOF = 16
+"""Times the patience are the windows after which saving more often has proved right."""
+MOST_PATIENCE = 48
+"""Windows that must agree to save more often, at most, where that had to be taken back again and again."""
+ASKED = "a time, or failures, ask for it"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What tuning has to keep to; the same on all ranks.
+
+    Attributes:
+        overhead: Part of training time that snapshots and persists may cost together.
+        every: What the user wants.
+        mtbf: Mean seconds between failures as observed; None for no opinion.
+        notice: Steps from the end of a window until a decision takes effect, in which ranks tell each other what they
+            measured.
+    """
+
+    overhead: float
+    every: Every = AUTO
+    mtbf: float | None = None
+    notice: int = 0
+
+    def __post_init__(self) -> None:
+        checked_overhead(self.overhead)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where tuning stands; equal on all ranks that were given the same.
+
+    Attributes:
+        terms: What it keeps to.
+        intervals: Those in force.
+        ends: The step that ends the window to be measured next.
+        before: What was known before these intervals.
+        windows: What was measured lately, under these intervals or others.
+        agreed: Windows in a row that want a change to the same side.
+        side: -1 if they want checkpoints more often, 1 if less often.
+        patience: Windows that must agree to save more often.
+        tried: Windows since checkpoints were made more often; None if they were not, or it has proved right.
+    """
+
+    terms: Terms
+    intervals: Intervals
+    ends: int
+    before: Measurement
+    windows: tuple[Measurement, ...] = ()
+    agreed: int = 0
+    side: int = 0
+    patience: int = AGREE
+    tried: int | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a window led to.
+
+    Attributes:
+        step: The step after which the intervals count.
+        intervals: When to checkpoint from then on.
+        overhead: What checkpoints cost, as a part of training time, as measured.
+        changed: Whether the intervals are others than before.
+        why: For the event log.
+    """
+
+    step: int
+    intervals: Intervals
+    overhead: float
+    changed: bool
+    why: str
+
+
+def window(intervals: Intervals) -> int:
+    """Iterations to measure before the next decision: two persists, unless snapshots tell enough much earlier."""
+    return max(50, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
+
+
+def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | None = None) -> tuple[State, Decision]:
+    """The first intervals, from a profile.
+
+    Args:
+        profile: What was measured of the job.
+        terms: What to keep to.
+        step: The step after which they count; the next checkpoints are counted from it.
+        known: Those to which an earlier run was tuned: they go before what the profile says, if they are as wanted.
+    """
+    choice = choose(profile, terms.overhead)
+    persist = profile.slowdown * whole_steps(choice.duration / profile.iteration)
+    first = Costs(profile.iteration, choice.stall + profile.copy_slowdown, persist, choice.duration)
+    fixed = _fixed(terms, first, profile.iteration)
+    wanted = fit(first, terms.overhead * TARGET, fixed)
+    why = (
+        f"a snapshot in {choice.mode} memory stalls {choice.stall:.3g} s, and is durable after {choice.duration:.3g} s"
+    )
+    if known and fixed.memory in (None, known.memory) and fixed.storage in (None, known.storage):
+        wanted, why = known, "an earlier run was tuned to them"
+    intervals = replace(wanted, anchor=step)
+    before = Measurement(
+        0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(choice.duration,)
+    )
+    state = State(terms, intervals, step + window(intervals), before)
+    return state, Decision(step, intervals, first.overhead(intervals), True, why)
+
+
+def tuned(state: State, measurements: Sequence[Measurement]) -> tuple[State, Decision]:
+    """What the window that ended at ``state.ends`` leads to.
+
+    Checkpoints are made less often at once, if they seem to cost more than the bound, or persists do not end in time.
+    To make them more often, or if a time or failures ask for another interval, several windows must agree. A change is
+    by a factor of two at most. To save more often takes more windows each time that it had to be taken back.
+
+    Args:
+        state: As the last call returned it.
+        measurements: One of each rank, in any order; raises ConfigError if there is none.
+    """
+    state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
+    state = _counted(_trusting(state))
+    for span, sigmas in DOUBT.items():
+        seen = _seen(state, span)
+        above = paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead
+        if above and len(state.windows) >= span:
+            wide = less_often(state.intervals, _wanted(state, seen, 0.0), state.terms.every)
+            return _decided(state, seen, wide, "the bound is broken")
+    seen, last = _seen(state, RECENT), state.windows[-1]
+    if last.persisting > CROWDED * last.iterations:
+        return _decided(state, seen, _apart(state, seen), "persists leave no iterations to compare with")
+    if seen.overruns > ACCIDENT:
+        return _decided(state, seen, _apart(state, seen), f"{seen.overruns} persists were due while one was under way")
+    if state.agreed >= (state.patience if state.side < 0 else AGREE):
+        return _decided(state, seen, _nearer(state), "there is room" if state.side < 0 else ASKED)
+    return _decided(state, seen, state.intervals, "")
+
+
+def _seen(state: State, span: int) -> Measurement:
+    """What the last windows say together."""
+    return completed(pooled(state.windows[-span:]), state.before)
+
+
+def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
+    """What users and failures ask for, in steps."""
+    least = daly(cost.snapshot + cost.persist, terms.mtbf) if terms.mtbf else 0.0
+    return terms.every.fixed(pace, whole_steps(least / pace))
+
+
+def _wanted(state: State, seen: Measurement, errors: float) -> Intervals:
+    """The intervals for what was seen, so many standard errors above the mean."""
+    above = costs(seen, errors)
+    return fit(above, TARGET * state.terms.overhead, _fixed(state.terms, above, seen.pace))
+
+
+def _trusting(state: State) -> State:
+    """Forget after a while that it was tried to save more often."""
+    if state.tried is None or state.tried < PROOF * state.patience:
+        return replace(state, tried=None if state.tried is None else state.tried + 1)
+    return replace(state, tried=None, patience=max(AGREE, state.patience // 2))
+
+
+def _counted(state: State) -> State:
+    """Count windows in a row that want a change to the same side."""
+    sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
+    side = next((each for each in sides if each), 0)
+    agreed = state.agreed + 1 if side == state.side else 1
+    return replace(state, side=side, agreed=agreed if side else 0)
+
+
+def _side(state: State, seen: Measurement) -> int:
+    """-1 if checkpoints should be more often even if they cost a standard error more, 1 if less often, else 0."""
+    above, now = costs(seen, 1.0), state.intervals
+    if not (isfinite(above.snapshot) and isfinite(above.persist)):
+        return 0
+    if grows(now, _fixed(state.terms, above, seen.pace)):
+        return 1
+    wanted = _wanted(state, seen, 1.0)
+    return -1 if wanted.memory <= GAIN * now.memory or wanted.storage <= GAIN * now.storage else 0
+
+
+def _apart(state: State, seen: Measurement) -> Intervals:
+    """Persists further apart, so that they end in time."""
+    now, wanted = state.intervals, _wanted(state, seen, 0.0)
+    longer = max(wanted.storage, whole_steps(now.storage / GAIN))
+    return less_often(now, replace(wanted, storage=multiple(longer, wanted.memory)), state.terms.every)
+
+
+def _nearer(state: State) -> Intervals:
+    """Intervals towards those that are wanted; those in force if these would not keep within the bound."""
+    now, every = state.intervals, state.terms.every
+    for span in (RECENT, LATELY):
+        seen = _seen(state, span)
+        if _side(state, seen) != state.side:
+            continue
+        wanted = _wanted(state, seen, 1.0)
+        if state.side > 0:
+            return less_often(now, wanted, every)
+        nearer = more_often(now, wanted, every)
+        if costs(seen, 1.0).overhead(nearer) <= state.terms.overhead:
+            return nearer
+    return now
+
+
+def _decided(state: State, seen: Measurement, intervals: Intervals, why: str) -> tuple[State, Decision]:
+    """The state after a window, and what it led to."""
+    was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
+    if (intervals.memory, intervals.storage) == (was.memory, was.storage):
+        said = f"as before: {_numbers(state, seen)}"
+        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, said)
+    changed = was.changed(intervals.memory, intervals.storage, step)
+    patience, tried = state.patience, state.tried
+    if intervals.memory < was.memory or intervals.storage < was.storage:
+        tried = 0
+    elif tried is not None:
+        patience, tried = min(2 * patience, MOST_PATIENCE), None
+    before = _seen(state, RECENT)
+    windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
+    following = State(state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried)
+    said = f"{why}; {_numbers(state, seen)}"
+    return following, Decision(step, changed, cost, True, said)
+
+
+def _numbers(state: State, seen: Measurement) -> str:
+    each, bound = costs(seen), state.terms.overhead
+    return (
+        f"they cost {paid(seen, state.intervals):.2%} of training, of {bound:.2%} at most (a snapshot "
+        f"{each.snapshot:.3g} s, a persist {each.persist:.3g} s, durable after {each.duration:.3g} s, an iteration "
+        f"{each.iteration:.3g} s)"
+    )

@@ -1,0 +1,16 @@
+"""How much of a checkpoint is compared with what was saved."""
+
+from fastckpt._core.arguments import choice
+
+LEVELS = ("never", "resume", "always")
+"""From the least to the most: sizes alone, digests before a resume, and what was persisted is read back as well."""
+
+
+def level(value: object) -> str:
+    """A level as the user gave it; raises ConfigError if it is none."""
+    return choice("verify", value, LEVELS)
+
+
+def strictest(*levels: str) -> str:
+    """The one that compares the most."""
+    return max(levels, key=LEVELS.index)

@@ -1,0 +1,67 @@
+"""Sees, before anything is saved, whether the places that a job was given are what they should be."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+from fastckpt._core.config import Place, Settings
+from fastckpt._core.huge_pages import is_in_memory
+from fastckpt._core.storage.io.modes import make_directory
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+
+def make_ready(directory: str, place: Place) -> None:
+    """Make a checkpoint directory; warns if it cannot be written to, as it may be later, and memory can be.
+
+    That storage fails is no reason for restarted workers not to go on from memory.
+
+    Raises:
+        ConfigError: It is a file, or cannot be made, when the job starts.
+    """
+    path = Path(directory)
+    try:
+        make_directory(path, parents=True)
+    except OSError as error:
+        if place.restart_count:
+            return
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            file = next(each for each in (path, *path.parents) if each.exists())
+            raise ConfigError(f"checkpoint_dir is {directory}, but {file} is a file; give a directory") from None
+        raise ConfigError(
+            f"checkpoint_dir is {directory}, which cannot be made: {error.strerror}; give a directory that this user "
+            "can make, on a file system that is mounted for writing"
+        ) from error
+    if place.local_rank == 0 and not os.access(directory, os.W_OK | os.X_OK):
+        why = os.strerror(errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES)
+        logger.warning(
+            "checkpoint_dir is %s, which cannot be written to: %s. Nothing becomes durable until it can be; memory "
+            "holds what is saved. Remount it for writing, grant this user the right, or choose another directory",
+            directory,
+            why,
+        )
+
+
+def warn_of_disk(settings: Settings) -> None:
+    """Warn if what is to be shared memory lies on a disk, and nobody has said that it may."""
+    try:
+        is_memory = _is_in_memory(Path(settings.arenas))
+    except OSError:
+        return  # whoever is about to write there says why that cannot be
+    if settings.memory and not is_memory:
+        logger.warning(
+            "shm_dir is %s, which is on a disk: each save is written there, and waits for it. Give a directory on a "
+            "tmpfs, such as /dev/shm, or say that a disk is meant: --fast-no-memory (FASTCKPT_MEMORY=off)",
+            settings.shm_dir,
+        )
+
+
+def _is_in_memory(path: Path) -> bool:
+    """Whether what is made at a path, of which the last parts may be missing, is on a tmpfs."""
+    descriptor = os.open(next(each for each in (path, *path.parents) if each.exists()), os.O_RDONLY)
+    try:
+        return is_in_memory(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Runs in: both. Reading event logs: launches, failures, and where the time of a job went."""

@@ -1,0 +1,217 @@
+"""Where the time of a launch went: each nanosecond of it, from its first event to its last, has one cause.
+
+docs/events.md defines the causes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from fastckpt._core.report.launches import Launch, Round, Sample
+
+USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
+DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
+SETUP, RESUME, END, DOWN, UNEXPLAINED = "setup", "resume", "end", "down", "unexplained"
+CAUSES = (
+    USEFUL, STALL, REPEATED, INTERRUPTED, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN,
+    UNEXPLAINED,
+)  # fmt: skip
+TRAINING = frozenset({USEFUL, STALL, REPEATED})
+
+
+@dataclass(frozen=True)
+class Span:
+    """A time of a launch (nanoseconds of its clock), and how much of it each cause has; that is all of it."""
+
+    begin: int
+    end: int
+    shares: Mapping[str, int]
+
+
+@dataclass
+class Steps:
+    """How far a training is, over all its launches, counted in steps of optimizers or of the script: in the smaller.
+
+    Attributes:
+        per_step: How many of the optimizers' make one of those that the script counts.
+        furthest: How many lie before the furthest point that was reached.
+        new: Done for the first time.
+        repeated: Done once more.
+    """
+
+    per_step: Fraction = Fraction(1)
+    furthest: int = 0
+    new: int = 0
+    repeated: int = 0
+
+    def at(self, step: int, since: int = 0) -> int:
+        """How many lie before a step of the script; ``since`` are those that optimizers have done after it."""
+        return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
+
+
+@dataclass
+class Spent:
+    """The time of one launch.
+
+    Attributes:
+        spans: Without gaps, from its begin to its end.
+        repeats: For each round, how many steps it had to do once more before it came to anything new.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    repeats: list[int] = field(default_factory=list)
+
+    def by_cause(self) -> dict[str, int]:
+        """Nanoseconds of each cause."""
+        return total(span.shares for span in self.spans)
+
+
+def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of shares, with all causes."""
+    found = dict.fromkeys(CAUSES, 0)
+    for share in shares:
+        for cause, spent in share.items():
+            found[cause] += spent
+    return found
+
+
+def steps_per_step(launches: Iterable[Launch]) -> Fraction:
+    """How many steps of optimizers make one of the steps that the script counts, which may be epochs, or smaller ones.
+
+    So much of a training as one process did without a load tells it best.
+    """
+    counted = (pair for launch in launches for one in launch.rounds for pair in _counted(one.samples))
+    script, optimizers = max(counted, default=(0, 0))
+    return Fraction(optimizers, script) if script > 0 < optimizers else Fraction(1)
+
+
+def _counted(samples: Iterable[Sample]) -> Iterator[tuple[int, int]]:
+    """Steps of the script, and of optimizers, in the same time."""
+    firsts = dict[int, Sample]()
+    for sample in samples:
+        first = firsts.setdefault(sample.loaded, sample)
+        if 0 <= first.step < sample.step:
+            yield sample.step - first.step, sample.named - first.named
+        else:
+            yield sample.step - max(0, sample.loaded), sample.named
+
+
+def spend(launch: Launch, steps: Steps) -> Spent:
+    """Divide the time of a launch; ``steps`` is how far earlier ones came, and is brought up to date."""
+    tape = _Tape(launch.begin, launch.end)
+    spent = Spent(tape.spans)
+    uses_us = any(one.joined for one in launch.rounds)
+    for i, one in enumerate(launch.rounds):
+        following = launch.rounds[i + 1].begin if i + 1 < len(launch.rounds) else launch.end
+        halt = min(_halt(one, following), following)
+        spent.repeats.append(_repeats(one, steps))
+        if _arrive(tape, one, halt, uses_us=uses_us):
+            _train(tape, one, halt, steps)
+        tape.until(halt, _tail(one))
+        if one.stopped is not None:
+            tape.until(one.stopped, STOP)
+    tape.until(launch.end, END if launch.outcome else UNEXPLAINED)
+    return spent
+
+
+class _Tape:
+    """Spans one after the other; an instant that is past already, or beyond the end, takes nothing from them."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.now, self.spans = begin, list[Span]()
+        self._end = end
+
+    def until(self, instant: int, cause: str) -> None:
+        """All the time until then has one cause."""
+        instant = min(instant, self._end)
+        if instant > self.now:
+            self.spans.append(Span(self.now, instant, {cause: instant - self.now}))
+            self.now = instant
+
+    def train(self, instant: int, stalled: int, repeated: int, of: int) -> None:
+        """Until then ``of`` steps were done, some of them repeated, and saves stalled them for a while."""
+        instant = min(instant, self._end)
+        if instant > self.now:
+            length = instant - self.now
+            stall = max(0, min(stalled, length))
+            again = (length - stall) * repeated // of
+            shares = {USEFUL: length - stall - again, STALL: stall, REPEATED: again}
+            self.spans.append(Span(self.now, instant, shares))
+            self.now = instant
+
+
+def _halt(one: Round, following: int) -> int:
+    """When its training was over: its first failure, or its end."""
+    ends = (one.failure.at if one.failure else None, one.stopped, one.finished)
+    return min((at for at in ends if at is not None), default=following)
+
+
+def _last(instants: Mapping[int, int], one: Round) -> int | None:
+    """When the last worker came to something; None if not all did."""
+    return max(instants.values()) if instants and len(instants) >= len(one.pids) else None
+
+
+def trains_from(one: Round) -> int | None:
+    """When the last worker had its state, or, in a script that loads none, its checkpointer; None: not all had it."""
+    loaded = _last({rank: load.at for rank, load in one.loads.items()}, one)
+    return loaded if one.loads or not any(sample.steps for sample in one.samples) else _last(one.joined, one)
+
+
+def _arrive(tape: _Tape, one: Round, halt: int, *, uses_us: bool) -> bool:
+    """The time until all workers train; whether they come to it before ``halt``."""
+    ready = trains_from(one)
+    loading = max((load.at - load.seconds for load in one.loads.values()), default=ready)
+    phases = [
+        (one.met, RENDEZVOUS),
+        (one.started, START),
+        (_last(one.imported, one), IMPORTS if uses_us else UNEXPLAINED),
+        (_last(one.joined, one), SETUP),
+        (loading, SETUP),
+        (ready, RESUME if one.loads else SETUP),
+    ]
+    for instant, cause in phases:
+        if instant is None or instant > halt:
+            tape.until(halt, cause)
+            return False
+        tape.until(instant, cause)
+    return True
+
+
+def _base(one: Round) -> int:
+    """The step from which its workers went on; 0 if they began afresh."""
+    return max((load.step for load in one.loads.values() if load.step > 0), default=0)
+
+
+def _repeats(one: Round, steps: Steps) -> int:
+    return 0 if trains_from(one) is None else max(0, steps.furthest - steps.at(_base(one)))
+
+
+def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
+    """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
+    ready, named = tape.now, _base(one)
+    position, stalled = steps.at(named), 0
+    loaded = one.samples[0].loaded if one.samples else -1
+    for sample in one.samples:
+        if sample.at <= ready:
+            continue  # its workers did not have their states yet
+        reached = steps.at(sample.step, sample.steps - sample.named)
+        if sample.step < named and (reached < position or sample.loaded != loaded):
+            position = reached  # back at an earlier checkpoint; else another rank was the furthest before
+        named, loaded = sample.step, sample.loaded
+        if reached <= position:
+            continue
+        again = max(0, min(steps.furthest, reached) - position)
+        tape.train(min(sample.beat, halt), sample.stalled - stalled, again, reached - position)
+        steps.new += reached - position - again
+        steps.repeated += again
+        steps.furthest = max(steps.furthest, reached)
+        position, stalled = reached, sample.stalled
+
+
+def _tail(one: Round) -> str:
+    """What the time from the last step on was lost by."""
+    if one.finished is not None and one.failure is None:
+        return END
+    if one.stopped is None and one.failure is None:
+        return UNEXPLAINED
+    return INTERRUPTED if one.failure is not None and one.failure.kind == "died" else DETECTION

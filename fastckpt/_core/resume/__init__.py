@@ -1,0 +1,1 @@
+"""Runs in: worker. A resume: candidates, verification, the vote of all ranks, the load."""

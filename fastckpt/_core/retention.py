@@ -1,0 +1,263 @@
+"""The deletion strategies that users of Flash Checkpoint know, over the pure retention policies."""
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import TypeGuard
+
+from fastckpt._core.arguments import count, directory, public, shown
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.lineage import heads, kept, lines, past
+from fastckpt._core.policy.retention import (
+    Entry,
+    KeepAny,
+    KeepBest,
+    KeepEvery,
+    KeepEveryMinutes,
+    KeepLast,
+    KeepMeasured,
+    KeepNamed,
+    Policy,
+    measured,
+)
+from fastckpt._core.storage.store import Kept, Store, normalised, open_store
+from fastckpt.errors import ArgumentError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+DeleteFunction = Callable[[str], None]
+
+EPOCH = "epoch"
+"""The metric that a checkpoint at the end of an epoch carries."""
+
+
+class CheckpointDeletionStrategy(ABC):
+    """Decides which checkpoints to delete; users may write their own, which run in the first local rank."""
+
+    @abstractmethod
+    def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
+        """Delete what need not be kept, now that the checkpoint of ``step`` is on storage.
+
+        Args:
+            step: The step of the checkpoint that was just completed.
+            delete_func: Deletes the checkpoint at a path; see `Deletion` for what it refuses. That of ``step`` itself
+                is deleted as soon as a newer one is on storage: so strategies that were written for Flash Checkpoint,
+                which calls them one checkpoint later, delete what they did there.
+        """
+
+
+class _PolicyStrategy(CheckpointDeletionStrategy):
+    """Applies a policy to what lies on storage, so that a restart forgets nothing."""
+
+    def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
+        self.policy = policy
+        self.location = normalised(directory(checkpoint_dir))
+
+    def clean_up(self, step: int, delete_func: DeleteFunction) -> None:
+        """Delete every checkpoint on storage that the policy does not keep."""
+        with closing(open_store(self.location)) as store:
+            found = {stored.id: stored for stored in store.checkpoints()}
+        for id in obsolete(self.policy, found.values()):
+            delete_func(str(found[id].path))
+
+
+class KeepLatestStepStrategy(_PolicyStrategy):
+    """Keeps the newest ``max_to_keep`` checkpoints."""
+
+    @public
+    def __init__(self, max_to_keep: int, checkpoint_dir: str | Path) -> None:
+        count("max_to_keep", max_to_keep, "KeepLatestStepStrategy(max_to_keep, checkpoint_dir)")
+        super().__init__(KeepLast(max_to_keep), checkpoint_dir)
+
+
+class KeepStepIntervalStrategy(_PolicyStrategy):
+    """Keeps the checkpoints whose step is a multiple of ``keep_interval``, and the newest."""
+
+    @public
+    def __init__(self, keep_interval: int, checkpoint_dir: str | Path) -> None:
+        count("keep_interval", keep_interval, "KeepStepIntervalStrategy(keep_interval, checkpoint_dir)")
+        super().__init__(KeepEvery(keep_interval), checkpoint_dir)
+
+
+class KeepTimeIntervalStrategy(_PolicyStrategy):
+    """Keeps the first checkpoint of every ``minutes`` of the clock (with 60: of each hour), and the newest."""
+
+    @public
+    def __init__(self, minutes: float, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepEveryMinutes(minutes), checkpoint_dir)
+
+
+class KeepBestStrategy(_PolicyStrategy):
+    """Keeps the best checkpoints by what was measured of them, and the newest.
+
+    Args:
+        max_to_keep: How many of the best.
+        metric: The name under which ``save_checkpoint(..., metrics={...})`` was given the value.
+        checkpoint_dir: The checkpoint directory.
+        mode: "min" if a small value is good, "max" if a large one is.
+    """
+
+    @public
+    def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path, mode: str = "min") -> None:
+        super().__init__(KeepBest(max_to_keep, metric, mode), checkpoint_dir)
+
+
+class KeepEpochStrategy(_PolicyStrategy):
+    """Keeps the checkpoints saved with ``metrics={"epoch": ...}``, as scripts do at the end of one, and the newest."""
+
+    @public
+    def __init__(self, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepMeasured(EPOCH), checkpoint_dir)
+
+
+class KeepNamedStrategy(_PolicyStrategy):
+    """Keeps ``max_to_keep``: the newest, the one whose step that has as ``metric``, and of the others the newest."""
+
+    def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path) -> None:
+        super().__init__(KeepNamed(max_to_keep, metric), checkpoint_dir)
+
+
+class KeepAnyStrategy(_PolicyStrategy):
+    """Keeps what at least one of several strategies keeps, each of them one of those above."""
+
+    @public
+    def __init__(self, *strategies: CheckpointDeletionStrategy) -> None:
+        parts = [strategy for strategy in strategies if _is_ours(strategy)]
+        for strategy in strategies:
+            if strategy not in parts:
+                raise ConfigError(
+                    f"{type(strategy).__name__} cannot be part of a KeepAnyStrategy: what it would keep is not known "
+                    f"before it deletes. Combine strategies of ours, or write one CheckpointDeletionStrategy for all."
+                )
+        policy = KeepAny(tuple(part.policy for part in parts))
+        directories = sorted({part.location for part in parts})
+        if len(directories) > 1:
+            raise ConfigError(f"strategies for {directories} cannot be combined; give all the same directory")
+        super().__init__(policy, directories[0])
+
+
+_OURS = (
+    KeepLatestStepStrategy,
+    KeepStepIntervalStrategy,
+    KeepTimeIntervalStrategy,
+    KeepBestStrategy,
+    KeepEpochStrategy,
+    KeepNamedStrategy,
+    KeepAnyStrategy,
+)
+
+
+def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[_PolicyStrategy]:
+    """Whether it does what its policy says: a user's subclass may not."""
+    return type(strategy) in _OURS
+
+
+def checked(name: str, strategy: object) -> None:
+    """Raise ArgumentError for what is no strategy; whoever has its method is one, whatever it derives from."""
+    if strategy is not None and (isinstance(strategy, type) or not callable(getattr(strategy, "clean_up", None))):
+        given = (
+            f"{strategy.__name__}(...)" if isinstance(strategy, type) else "KeepLatestStepStrategy(3, checkpoint_dir)"
+        )
+        raise ArgumentError(f"{name} is {shown(strategy)}; give a strategy or None, which keeps all: {given}")
+
+
+def warn_of_another_directory(strategy: CheckpointDeletionStrategy | None, location: str) -> None:
+    """Warn if a strategy of ours was given another directory than that of which it decides what to delete."""
+    if _is_ours(strategy) and strategy.location != location:
+        logging.getLogger("fastckpt").warning(
+            "deletion_strategy is for %s, and checkpoint_dir is %s, whose checkpoints it deletes: give it that one",
+            strategy.location,
+            location,
+        )
+
+
+def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
+    """The policy that the agent can apply in place of a strategy; None for a user's own, or none."""
+    return strategy.policy if _is_ours(strategy) else None
+
+
+def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
+    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say.
+
+    Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
+    """
+    known = {entry.id: entry for entry in _entries(found)}
+    return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
+
+
+def _entries(found: Iterable[Kept]) -> list[Entry]:
+    manifests = {stored.id: stored.manifest for stored in found}
+    return [
+        Entry(id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent)) for id, m in manifests.items()
+    ]
+
+
+def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) -> None:
+    """Delete what a policy does not keep, but for one checkpoint that may be in use; raises PersistError."""
+    for id in sorted({*obsolete(policy, store.known())} - {in_use()}):
+        store.delete(id)
+
+
+class Deletion:
+    """What users' own strategies delete with: called with a path or URL.
+
+    The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
+    Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
+
+    The newest whole checkpoint is deleted by `catch_up`, when it is not that any more. The newest of a history that
+    the newest checkpoint did not resume from is left alone, with a warning.
+
+    A call raises ConfigError for a path that is not inside the directory, PersistError if storage refuses.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._root = normalised(str(store.path))
+        self._put_off: set[SaveId] = set()
+
+    def __call__(self, path: str | os.PathLike[str]) -> None:
+        """Delete the checkpoint at a path."""
+        real = normalised(path)
+        if not real.startswith(self._root.rstrip("/") + "/"):
+            raise ConfigError(
+                f"cannot delete {path}: it is {real}, but only checkpoints inside {self._root} can be deleted. "
+                "Give the path of one of them, or remove it by other means."
+            )
+        places = self._store.scan().places
+        ids = {stored.id for stored in places if _is_named(stored, real, self._root)}
+        if not ids:
+            logger.warning("%s is no checkpoint of ours; it was not deleted", path)
+        newest, others = {*heads(_entries(places))[:1]}, {*heads(_entries(places))[1:]}
+        for id in sorted(ids & others):
+            logger.warning(
+                "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
+                "fastckpt prune %s --drop-history %d",
+                path, id, self._store.path, id.history,
+            )  # fmt: skip
+        self._put_off |= ids & newest
+        for id in sorted(ids - newest - others):
+            self._store.delete(id)
+
+    def before(self, save: SaveId) -> SaveId | None:
+        """The newest checkpoint on storage that this one has come after, in its line of training; None for none."""
+        found = (line for line in lines(_entries(self._store.checkpoints())) if any(each.id == save for each in line))
+        return max((SaveId(*each.id) for line in found for each in line if each.id < save), default=None)
+
+    def catch_up(self) -> None:
+        """Delete what was the newest when it was to be deleted, and is not any more; raises PersistError."""
+        if not self._put_off:
+            return
+        entries = _entries(self._store.scan().places)
+        found, newest = {SaveId(*entry.id) for entry in entries}, heads(entries)
+        for id in sorted(self._put_off.difference(newest)):
+            self._put_off.discard(id)
+            if id in found:
+                self._store.delete(id)
+
+
+def _is_named(stored: Kept, real: str, root: str) -> bool:
+    own, step = normalised(str(stored.path)), f"checkpoint-{stored.id.step}"
+    return real in (own, f"{root}/{stored.id.step}") or (real == f"{root}/{step}" and own.startswith(f"{real}/"))

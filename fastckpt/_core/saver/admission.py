@@ -1,0 +1,86 @@
+"""The wait for the memory of a checkpoint directory while another job on this host owns it."""
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+from fastckpt._core.memory.arena import Arena
+from fastckpt._core.memory.ownership import Owner
+from fastckpt._core.saver.persistence.tenure import PATIENCE, Job, Tenure
+from fastckpt.errors import PersistError, PlaceInUse
+
+logger = logging.getLogger("fastckpt")
+
+GIVE_WAY = 20.0
+"""Seconds that an agent from which a directory is taken has to stop its workers; then it is killed."""
+PAUSE = 0.1
+"""Seconds between two looks."""
+
+
+def admit(path: Path, job: Job, tenure: Tenure, ending: threading.Event) -> Arena:
+    """The arena of a job's directory, as soon as no other job owns it, whether that one ended or was killed.
+
+    Args:
+        path: Where the arena is.
+        job: Whose it becomes. If it is to take over, the owner finds itself superseded, and keeps its memory for it.
+        tenure: The job's part in the directory.
+        ending: Set when the job waits for nobody any more.
+
+    Raises:
+        PlaceInUse: The other job goes on.
+        PersistError: The job ended, or it was to take over, and the directory does not answer.
+        ArenaInUse, ArenaTooSmall: As `Arena.open`.
+    """
+    try:
+        return Arena.open(path, job.location, job.launch, _Wait(job, tenure, ending))
+    except BaseException:
+        tenure.close()
+        raise
+
+
+class _Wait:
+    """Called again and again while the arena has another owner."""
+
+    def __init__(self, job: Job, tenure: Tenure, ending: threading.Event) -> None:
+        self._job = job
+        self._tenure = tenure
+        self._ending = ending
+        self._begun = 0.0
+        self._owner: Owner | None = None
+        self._victim: Owner | None = None
+
+    def __call__(self, owner: Owner) -> None:
+        now = time.monotonic()
+        self._begun = self._begun or now
+        left = PATIENCE - (now - self._begun)
+        if left <= 0:
+            raise PlaceInUse(
+                f"{self._job.location} is in use by another job, which lives: {owner}. End that job, or give this one "
+                "another place; to take this one away from it, start with --fast-take-over."
+            )
+        if owner != self._owner:
+            self._meet(owner, left)
+        if owner == self._victim and now - self._begun > GIVE_WAY:
+            self._end(owner)
+        if self._ending.wait(PAUSE):
+            raise PersistError(f"the job ended while it waited for {owner}")
+
+    def _meet(self, owner: Owner, left: float) -> None:
+        """Say whom it waits for; of those that take over, one has succeeded when there is another owner."""
+        if self._job.take_over and self._owner is None:
+            logger.warning("taking over %s from %s", self._job.location, owner)
+            self._victim = owner
+            self._tenure.take_from(owner.launch)
+        what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
+        logger.warning("waiting, for up to %.0f s, for %s: %s %s", left, owner, what, self._job.location)
+        self._owner = owner
+
+    def _end(self, owner: Owner) -> None:
+        """Kill an agent that does not run, or waits for what does not answer: its memory outlives it."""
+        self._victim = None
+        if owner.process is not None and owner.process.kill():
+            logger.warning(
+                "killed %s: %s was taken from it, and it has not let go of its memory in %.0f s",
+                owner, self._job.location, GIVE_WAY,
+            )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Where a launch has its arenas, and what launches that had theirs in another place left there."""
+
+import errno
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from fastckpt._core.config import Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.census import Entry, State, census
+from fastckpt._core.memory.headroom import lies_in_memory
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+
+def place(settings: Settings) -> Path:
+    """The directory under which arenas are made; raises ConfigError if it is not there, or not what was asked."""
+    directory = Path(settings.arenas)
+    try:
+        in_memory = lies_in_memory(directory)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it cannot be written to")
+    except OSError as error:
+        raise ConfigError(
+            f"no checkpoints can be held under {directory}: {error.strerror}. Name another with --fast-shm-dir"
+        ) from error
+    if in_memory and not settings.memory:
+        raise ConfigError(
+            f"--fast-no-memory was given, but {directory} is a tmpfs, which is memory. Name a directory on a disk "
+            f"with --fast-shm-dir, or with TMPDIR"
+        )
+    return directory
+
+
+def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: SaveId | None) -> list[str]:
+    """Checkpoints newer than ``newest`` that a launch has left where it had its arena, and this one has not.
+
+    Args:
+        settings: Those of this launch.
+        arena: Where it holds its own.
+        directory: The checkpoint directory.
+        newest: The newest that it knows of.
+    """
+    places = [place for place in settings.elsewhere if (Path(place) / arena.name).is_dir()]
+    ours = [entry for entry in _census(arena.parent) if entry.path == arena] if places else []
+    found = [
+        f"{entry.newest} in {entry.path} (left by another launch, and not resumed by this one: launch once with "
+        f"--fast-memory --fast-shm-dir {other} to resume it, or remove it)"
+        for other in places
+        for entry in _census(Path(other))
+        if entry.path.name == arena.name and entry.directory == directory and entry.state is State.LEFT_BEHIND
+        if ours
+        and entry.claim.is_of(ours[0].claim.seen, ours[0].claim.inode)
+        and entry.newest
+        and (newest is None or entry.newest > newest)
+    ]
+    for text in found:
+        logger.warning("%s", text)
+    return found
+
+
+def _census(directory: Path) -> list[Entry]:
+    with suppress(OSError):
+        return census(directory)
+    return []

@@ -1,0 +1,407 @@
+"""Keeps the checkpoints of one directory in memory: which slot a save takes, what is committed, what is pinned."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import partial
+from threading import Event
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Bad, BeginSave, Committed, Goodbye, Granted, Hello, Skipped, Status
+from fastckpt._core.memory import loans, slots
+from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.memory.presence import forget_the_dead
+from fastckpt._core.policy.slots import Skip, choose_slot
+from fastckpt._core.saver.admission import admit
+from fastckpt._core.saver.arena_location import left_elsewhere, place
+from fastckpt._core.saver.memory_digests import Digester
+from fastckpt._core.saver.persistence.directory_mark import Marking
+from fastckpt._core.saver.persistence.durable_tiers import Levels
+from fastckpt._core.saver.persistence.pending_persist import urgency_of
+from fastckpt._core.saver.persistence.persister import PIN
+from fastckpt._core.saver.persistence.tenure import Job, Opening
+from fastckpt._core.saver.readers import Readers
+from fastckpt._core.saver.reservation import Room
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.worker_progress import Progress
+from fastckpt._core.saver.writers import CLOSED, Loan, Writers
+from fastckpt._core.storage.download_dir import staging_path
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt.errors import ArenaInUse, FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+ORPHANS_DEADLINE = 10.0
+"""Seconds that killed writers of a dead owner have to be gone before its memory counts as lost."""
+DECISIONS = 64
+"""How many decisions on saves are remembered, for writers that are behind."""
+
+
+class Keeper:
+    """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
+
+    def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event) -> None:
+        """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
+        self._settings, self._directory = settings, hello.directory
+        job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
+        self.levels = Levels(hello, self.newest, copier, job)
+        self.persister = self.levels.persister
+        path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
+        self.arena = admit(path, job, self.persister.tenure, ending)
+        self.slots: list[Slot] = []
+        self.progress = Progress(path, hello.local_world_size)
+        self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
+        self._marking = Marking(self.arena, self.persister.storage, hello.directory, hello.group_rank)
+        self._room = Room(self.arena, self.slots, self.newest)
+        self.digester = Digester(self.newest)
+        self.writers = Writers(hello.local_world_size)
+        self._decisions: dict[SaveId, Slot | Skip] = {}
+        self._skipping = False
+        self._warned_of_unlike = False
+        self._skipped_for: Counter[str] = Counter()
+        self._lost = SaveId(0, 0)
+        self._borrowed_from: set[int] = set()
+        self._ended = False
+
+    async def open(self) -> None:
+        """Read what memory and storage hold."""
+        loop = asyncio.get_running_loop()
+        with metrics.phase("arena.adopt"):
+            alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
+        if not alone:
+            logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
+        await self._marking.settle(alone=alone)
+        loans.forget(self.arena.path)
+        self.arena.make_slots(self._settings.slots)
+        self.slots += [Slot(path) for path in self.arena.slots]
+        for slot in self.slots:
+            slot.recover()
+        await loop.run_in_executor(None, self._forget_others)
+        in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
+        self.writers.newest_history = await self.levels.open(in_memory)
+        self.digester.look()
+        known = max((save for save in (in_memory, self.levels.newest) if save), default=None)
+        where = self.arena.path, self._directory
+        self.readers.elsewhere = await loop.run_in_executor(None, left_elsewhere, self._settings, *where, known)
+
+    def _forget_others(self) -> None:
+        """Give up what is in memory of a history that another job has opened: it is of another line."""
+        for slot in self.slots:
+            opening = Opening.of_slot(slot.path)
+            record = self.persister.storage.histories.read(opening.id.history) if opening else None
+            if opening and record and "" not in (opening.token, record.token) and record.token != opening.token:
+                logger.warning("%s in %s is given up: another job has opened its history", opening.id, slot.path)
+                slot.clear()
+
+    def newest(self) -> Slot | None:
+        """The slot with the newest whole checkpoint; None if memory holds none."""
+        return max((slot for slot in self.slots if slot.committed), key=lambda slot: slot.id or (), default=None)
+
+    def join(self, hello: Hello, pid: int) -> int:
+        """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
+        if self.writers.is_new:
+            self._skipped_for.clear()  # others have come in place of those that were gone
+            self._borrowed_from.clear()
+        history = self.writers.join(hello.local_rank, pid, hello.rank)
+        try:
+            self.levels.join(hello)
+        except FastckptError:
+            self.writers.lose(hello.local_rank, pid)
+            raise
+        self.digester.enabled = hello.verify != "never"
+        return history
+
+    def lost(self, local_rank: int, pid: int) -> None:
+        """A writer hung up or died: it reads no more, and what waits for it will not be whole."""
+        self.readers.release(pid)
+        if self.writers.lose(local_rank, pid):
+            self._settle(local_rank)
+
+    def leave(self, local_rank: int, message: Goodbye) -> None:
+        """A writer takes leave: what waits for it takes what it lends, or will not be whole."""
+        self._hear_of_other_nodes(message.closed)
+        loan = Loan(message.lends, message.details) if message.lends else None
+        self.writers.leave(local_rank, message.history, loan)
+        self._settle(local_rank)
+
+    def _settle(self, gone: int) -> None:
+        """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
+        for slot in sorted(self.slots, key=lambda slot: slot.id or ()) if self.arena.is_there() else ():
+            if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
+                continue
+            slot.read_part(gone)  # it may have finished a part that it could not report any more
+            try:
+                if gone not in slot.done:
+                    self._lend(slot, slot.id, gone)
+            except OSError as error:
+                logger.warning("%s cannot take what rank %d lends: %s", slot.id, gone, error)
+            self._take(slot, partial(slot.read_part, gone))
+
+    def _lend(self, slot: Slot, save: SaveId, to_lend: int | None = None) -> None:
+        """Have writers that are gone, or one of them, take part in a save with what they lend."""
+        for rank, loan in self.writers.lenders(save):
+            if to_lend in (None, rank):
+                self._room.note(slot, dict(loan.files), rank)
+                try:
+                    loans.borrow(self.arena.path, slot.path, loan.files)
+                except OSError:
+                    self.writers.withdraw(rank)
+                    raise
+                slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
+                slot.read_part(rank)
+                self._tell_of_loan(save, rank)
+
+    def _tell_of_loan(self, save: SaveId, rank: int) -> None:
+        """Log, once for each rank, from which save on others take what it has lent."""
+        if rank not in self._borrowed_from:
+            self._borrowed_from.add(rank)
+            text = "from step %d on checkpoints have the part of %s as it was when that closed"
+            logger.warning(text, save.step, self.writers.name(rank))
+
+    def _lose(self, save: SaveId, why: str) -> None:
+        """A save can never be whole, since a rank is gone."""
+        newest = self.newest()
+        if save <= max(self._lost, newest.id if newest and newest.id else self._lost):
+            return  # it is counted, or of a rank that is late
+        self._lost = save
+        if not self._skipped_for[why]:
+            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+        self._skipped_for[why] += 1
+
+    def _hear_of_other_nodes(self, closed: list[int]) -> None:
+        if len(closed) == 3 and self.writers.elsewhere is None:
+            self.writers.elsewhere = closed[0], SaveId(*closed[1:])
+            self.persister.give_up_after(SaveId(*closed[1:]), f"rank {closed[0]} has closed")
+
+    def is_copying(self, dead: Collection[int]) -> bool:
+        """Whether a save will be whole once ranks that are here have copied their parts; ``dead`` ones are not here."""
+        return any(
+            slot.id is not None
+            and not slot.committed
+            and all(rank not in dead and self.writers.is_inside(rank, slot.id) for rank in slot.writers - slot.done)
+            for slot in self.slots
+        )
+
+    def look(self) -> None:
+        """Read all records: a writer may have died before it told of its last save, or its message be on its way."""
+        self._read(*self.slots)
+
+    def awaits(self, writers: Collection[int]) -> bool:
+        """Whether a save lacks the parts of some of these writers alone, and they have not gone on without it."""
+        latest = self.writers.latest
+        lacking = [(slot.id, slot.writers - slot.done) for slot in self.slots if slot.id and not slot.committed]
+        return any(
+            all(writer in writers and latest.get(writer, save) <= save for writer in missing)
+            for save, missing in lacking
+        )
+
+    def restart(self) -> None:
+        """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
+        self._read(*self.slots)
+        for slot in self.slots if self.arena.is_there() else ():
+            pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
+            slot.recover()
+            slot.pins.update(pins)
+        if (found := self.levels.start_over()) is not None:
+            for slot in self.slots:
+                if slot.id is not None:
+                    logger.warning("%s in %s is given up for %s", slot.id, slot.path, found)
+                    slot.clear()
+        self.progress.tell()
+        forget_the_dead(self.arena.path)
+        loans.forget(self.arena.path)
+        self.writers.restart()
+        self._decisions.clear()
+        self._room.look_again()
+        self.flush()
+        self.digester.look()
+
+    def flush(self) -> None:
+        """Persist the newest checkpoint in memory if storage has none as new, and the settings let us."""
+        if self._settings.flush and (newest := self.newest()) is not None:
+            self.persister.flush(newest)
+
+    async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
+        """Choose a slot for a save, once for all writers, and anew for one that asks again; raises ArenaTooSmall."""
+        save = SaveId(message.history, message.step)
+        self._hear_of_other_nodes(message.closed)
+        again = self.writers.begin(writer, save)
+        known = self._decisions.get(save)
+        decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
+        persisted, trouble = self.news(writer), self.levels.trouble
+        if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
+            self._warn_of(unlike)
+            return Skipped(unlike, persisted, trouble)
+        if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
+            return Skipped("memory holds it already", persisted, trouble)
+        if isinstance(decision, Slot) and decision.id == save:
+            await self._room.reserve(decision, message.files, writer)
+            self._room.reserve_ahead(message.files, writer)
+            return Granted(str(decision.path), persisted, trouble)
+        reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
+        return Skipped(reason, persisted, trouble)
+
+    def _decide(self, save: SaveId) -> Slot | Skip:
+        obstacle = self.levels.lost or self.writers.obstacle(save)
+        decision = Skip(obstacle) if obstacle else self._choose(save)
+        if isinstance(decision, Skip):
+            metrics.event("skipped", step=save.step, reason=decision.reason)
+            self.persister.tally.skip(decision.reason)
+            if obstacle:
+                self._lose(save, obstacle)
+            elif not self._skipping:
+                logger.warning("saves are skipped from step %d on: %s", save.step, decision.reason)
+        self._skipping = isinstance(decision, Skip)
+        self._decisions[save] = decision
+        while len(self._decisions) > DECISIONS:
+            del self._decisions[min(self._decisions)]
+        return decision
+
+    def _choose(self, save: SaveId) -> Slot | Skip:
+        self.digester.make_way()
+        self._room.look_again()
+        choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+        if isinstance(choice, Skip):  # what other ranks have told of the save before may not have been read yet
+            self._read(*(slot for slot in self.slots if slot.id is not None and not slot.committed))
+            choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
+        return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
+
+    def _warn_of(self, unlike: str) -> None:
+        if not self._warned_of_unlike:
+            self._warned_of_unlike = True
+            logger.warning("not every rank saves the same steps: %s", unlike)
+
+    def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
+        lacking = slot.writers - slot.done
+        if slot.id is not None and lacking and (over := self.writers.passed_over(slot.id, lacking)):
+            self._warn_of(f"{over}, which can never be resumed")
+        try:
+            if not self.arena.is_there():
+                self._restore()
+            self._room.clear_away(slot, slot.begin(save, self.writers.all))
+            self._lend(slot, save)
+        except (OSError, ArenaInUse) as error:
+            self._read(slot)
+            return Skip(f"{self.arena.path} cannot be written to: {error}")
+        return slot
+
+    def _restore(self) -> None:
+        if self._ended:
+            raise ArenaInUse("the job ends, and its memory is given back")
+        for slot in self.slots:
+            slot.forget()
+        self.arena.restore()
+        for slot in self.slots:
+            slot.clear()
+        logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
+
+    def _read(self, *slots: Slot) -> None:
+        for slot in slots:
+            self._take(slot, slot.read)
+
+    def _take(self, slot: Slot, read: Callable[[], None]) -> None:
+        # What lies in an arena that was removed since may be another job's.
+        read() if self.arena.is_there() else slot.forget()
+        for target, urgency in slot.take_wanted().items():
+            self.persister.submit(slot, target, urgency)
+        if slot.committed:
+            self.levels.claim(slot)
+        if slot.id is not None and (why := self._obstacle(slot)):
+            if slot.wanted or why.endswith(CLOSED):  # else its rank died in the middle, and the launcher says so
+                self._lose(slot.id, why)
+            slot.wanted.clear()
+
+    def _obstacle(self, slot: Slot) -> str:
+        """Why the save in a slot can never be whole; empty if it is, or may be."""
+        return self.writers.obstacle(slot.id, slot.writers - slot.done) if slot.id and not slot.committed else ""
+
+    def committed(self, writer: int, message: Committed) -> None:
+        """A writer has finished its part: read whether the save is whole now, and persist it if that was asked."""
+        save = SaveId(message.history, message.step)
+        slot = next((slot for slot in self.slots if slot.id == save), None)
+        if slot is None:
+            return
+        if message.persist:
+            slot.want(message.path, urgency_of(message))
+        self._take(slot, partial(slot.read_part, writer))
+        if slot.committed:
+            self.digester.look()
+            self.persister.tally.save(save, slot.size)
+            self.persister.owed.look()
+
+    async def prepare(self, writer: int, files: dict[str, int]) -> None:
+        """Make room in all empty slots for a writer's images of these sizes in bytes, soon; raises ArenaTooSmall."""
+        await self._room.prepare(files, writer)
+
+    def give_up(self, message: Bad) -> None:
+        """The ranks have found checkpoints bad: persist what is good, and newer than what is left."""
+        self.readers.give_up(message.memory)
+        self.levels.look_again(self.flush) if message.storage else self.flush()
+
+    def news(self, writer: int) -> list[list[int]]:
+        """The ids made durable since the last news; they are for the first local rank, which a strategy runs in."""
+        if writer != 0:
+            return []
+        news, self.persister.news = self.persister.news, []
+        return [list(save) for save in news]
+
+    def status(self, writer: int) -> Status:
+        """How far persistence is."""
+        way = self.persister
+        # What lacks the part of the one who asks cannot become whole while it waits.
+        others = [slot for slot in self.slots if writer not in slot.writers - slot.done]
+        waiting = way.waiting + (way.owed.save is not None) + sum(len(slot.wanted) for slot in others)
+        filling = sum(slot.id is not None and not slot.committed and not self._obstacle(slot) for slot in others)
+        news, durable = self.news(writer), list(way.durable or ())
+        return Status(waiting, durable, news, way.trouble, way.tally.since, way.waiting, filling)
+
+    async def close(self) -> bool:
+        """Flush, then give the memory back; it is kept if its newest checkpoint could not be made durable.
+
+        Returns whether all persists have come to an end.
+        """
+        self.look()
+        self.flush()
+        drained = await self.levels.finish(self._settings.flush_timeout)
+        drained = await self._marking.finish() and drained
+        for text in await self.levels.gone() if drained else ():
+            logger.error("%s", text)
+        await self.levels.leave()
+        await self._end(wait=drained)
+        self._ended = True
+        newest = self.newest()
+        ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
+        kept = max(ids, default=None)
+        for why, count in self._skipped_for.items() if kept is None or kept < self._lost else ():
+            saves = "1 save was" if count == 1 else f"{count} saves were"
+            logger.error(
+                "%s skipped, as %s: the newest checkpoint is %s in %s", saves, why, kept or "none", self._directory
+            )
+        lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
+        if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
+            self.arena.release()
+            why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
+            logger.error(
+                "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
+                "resumes from it, or copy it with: cp -r %s DESTINATION",
+                newest.id, why, newest.path,
+            )  # fmt: skip
+        else:
+            await asyncio.to_thread(self.arena.remove)
+        return drained
+
+    async def abandon(self) -> None:
+        """Leave the memory as it was found: `open` has failed."""
+        await self._end(wait=True)
+        await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
+
+    async def _end(self, *, wait: bool) -> None:
+        self._marking.close()
+        await asyncio.to_thread(self.readers.close)
+        self.digester.close()
+        self.levels.close(wait=wait)
+        self._room.close()
+        self.progress.close()

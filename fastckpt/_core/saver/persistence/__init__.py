@@ -1,0 +1,1 @@
+"""Runs in: agent. Persists and uploads in the background, and the right to publish."""

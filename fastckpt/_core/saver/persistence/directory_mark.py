@@ -1,0 +1,80 @@
+"""Marks the checkpoint directory, so that a later launch knows whose memory it finds."""
+
+import asyncio
+import contextlib
+import logging
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import Arena
+from fastckpt._core.storage.store import Store, is_url
+from fastckpt.errors import FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+"""Seconds until a directory that could not be marked is tried again: twice as long each time."""
+LAST = 5.0
+"""Seconds that the end of a job waits for an attempt that is under way."""
+
+
+class Marking:
+    """The claim of an arena on its checkpoint directory: written there as soon as that works, and never twice."""
+
+    def __init__(self, arena: Arena, storage: Store, location: str, group_rank: int) -> None:
+        self._arena = arena
+        self._storage = storage
+        self._location = location
+        self._writes = group_rank == 0 or not is_url(location)  # at a URL the last would win: there, one alone writes
+        self._task: asyncio.Task[None] | None = None
+        self._work: asyncio.Future[str] | None = None
+
+    async def settle(self, *, alone: bool) -> None:
+        """Keep what memory holds if it is of this directory, and nobody else may write to it; else give it up.
+
+        Raises PersistError if the directory's mark cannot be read, or a store cannot be written to.
+        """
+        identity = await asyncio.get_running_loop().run_in_executor(None, self._storage.identity)
+        if not alone:
+            await self._give_up("processes of an earlier job still write to it")
+        elif not self._arena.claim.is_of(*identity):
+            await self._give_up("it is of another directory that had this name, or that was emptied since")
+        self._arena.claim_for(*identity)
+        await self._mark()
+        if self._arena.claim.due:
+            self._task = asyncio.create_task(self._keep_trying())
+
+    async def _give_up(self, why: str) -> None:
+        held = [id for slot in self._arena.slots if (id := slots.read(slot).committed)]
+        await asyncio.to_thread(self._arena.renew)
+        if held:
+            newest: SaveId = max(held)
+            logger.warning("%s of %s in %s is given up: %s", newest, self._location, self._arena.path, why)
+
+    async def _mark(self) -> None:
+        if not self._arena.claim.due:
+            return
+        ask = self._storage.mark if self._writes else lambda _: self._storage.identity().mark
+        self._work = asyncio.get_running_loop().run_in_executor(None, ask, self._arena.claim.wanted)
+        await asyncio.wait([self._work])
+        if mark := self._work.result():
+            self._arena.saw(mark)
+
+    async def _keep_trying(self) -> None:
+        logger.info("%s has no mark yet; %s holds what belongs to it all the same", self._location, self._arena.path)
+        pause = FIRST_PAUSE
+        while self._arena.claim.due:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+            with contextlib.suppress(FastckptError, OSError):
+                await self._mark()
+
+    def close(self) -> None:
+        """Try no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def finish(self) -> bool:
+        """Try no more; False if storage does not let go of the last attempt."""
+        self.close()
+        return self._work is None or bool((await asyncio.wait([self._work], timeout=LAST))[0])

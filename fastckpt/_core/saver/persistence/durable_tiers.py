@@ -1,0 +1,178 @@
+"""The durable levels of a checkpoint directory: the directory itself, and perhaps a remote store behind it."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Hello
+from fastckpt._core.policy.retention import from_json
+from fastckpt._core.policy.verify import level
+from fastckpt._core.saver.persistence.persister import Persister
+from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.saver.persistence.uploader import Upload
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.store import Store
+from fastckpt.errors import FastckptError, PersistError
+
+logger = logging.getLogger("fastckpt")
+
+FIRST_WORDS = (4.0, 26.0)
+"""Seconds of the end of a job after which it says what it waits for, and from then until it says so again."""
+FURTHER_WORDS = 60.0
+
+
+class Levels:
+    """Memory is persisted to the first level; what is durable there is uploaded to the second."""
+
+    def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
+        alone, first = hello.local_world_size == hello.world_size, hello.group_rank == 0
+        self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier, alone=alone)
+        remote = hello.remote if first else ""  # the nodes of a job share the first level
+        self.upload = Upload(self.persister.storage, remote, copier)
+        self.persister.tenure = Tenure(self.persister.storage, job, enabled=first)
+        self.upload.tenure = Tenure(self.upload.remote, job) if self.upload.remote else None
+        self._tenures = [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
+        self._claimed = 0
+        self._claiming: asyncio.Task[None] | None = None
+        self.persister.tally.remote = self.upload.copies if remote else None
+        self.persister.after = self.upload.look
+        self.persister.in_use = lambda: self.upload.busy
+
+    async def open(self, in_memory: SaveId | None) -> int:
+        """Find out what is durable; the newest history there may be. Raises PersistError if that is unknown.
+
+        Waits until other jobs have left these places; raises PlaceInUse if they do not.
+        """
+        histories = [await self._enter(tenure) for tenure in self._tenures]
+        durable = await self.persister.open()
+        known = max((save for save in (in_memory, durable) if save is not None), default=None)
+        histories += [self.persister.newest_history, known.history if known else 0, await self.upload.open(known)]
+        return max(histories)
+
+    async def _enter(self, tenure: Tenure) -> int:
+        try:
+            return await asyncio.to_thread(tenure.enter)
+        except PersistError:
+            if tenure is self.persister.tenure:
+                raise
+            return 0  # it counts as one that may hold many: see `Upload.open`
+
+    def claim(self, slot: Slot) -> None:
+        """Open the history of what is whole in a slot in all levels, in the background, unless that was done."""
+        if slot.id is None or slot.id.history <= self._claimed or (self._claiming and not self._claiming.done()):
+            return
+        self._claiming = asyncio.create_task(self._claim(slot, slot.id.history))
+
+    async def _claim(self, slot: Slot, history: int) -> None:
+        """In one order, so that of two jobs one gets all; what fails is tried again with the next save."""
+        loop = asyncio.get_running_loop()
+        opening = await loop.run_in_executor(None, Opening.of_slot, slot.path)
+        if opening is None or opening.id.history != history:
+            return
+        try:
+            await loop.run_in_executor(self.persister.pool, self.persister.tenure.hold, opening)
+            if self.upload.tenure:
+                await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
+        except (FastckptError, OSError) as error:
+            logger.debug("%s is not opened yet: %s", opening.id, error)
+        else:
+            self._claimed = history
+
+    @property
+    def lost(self) -> str:
+        """Why this job may save no more: another one has come in its place. Empty while it may."""
+        return next((tenure.lost for tenure in self._tenures if tenure.lost), "")
+
+    def start_over(self) -> SaveId | None:
+        """What the workers have to resume, if they start over for that."""
+        found = max((save for tenure in self._tenures if (save := tenure.start_over())), default=None)
+        if found is not None:
+            self.persister.tally.durable = max(found, self.persister.durable or found)
+            self.upload.copies.newest = max(found, self.upload.copies.newest or found)
+        return found
+
+    @property
+    def may_start_over(self) -> bool:
+        """Whether what is lost is got again by `start_over`."""
+        return all(tenure.found for tenure in self._tenures if tenure.lost)
+
+    async def gone(self) -> list[str]:
+        """What this job made durable, or found, as the newest and is not there any more, in words."""
+        newest = [(self.persister.storage, self.persister.durable), (self.upload.remote, self.upload.copies.newest)]
+        looks = [asyncio.to_thread(_gone, store, save) for store, save in newest if store and save]
+        return [text for text in await asyncio.gather(*looks) if text]
+
+    def join(self, hello: Hello) -> None:
+        """Heed what a writer wishes."""
+        if hello.local_rank == 0 and hello.policy:
+            self.persister.policy = from_json(hello.policy)
+        if hello.local_rank == 0 and hello.remote_policy:
+            self.upload.policy = from_json(hello.remote_policy)
+        if level(hello.verify) == "always":
+            self.persister.storage.read_back = True
+            self.upload.read_back()
+
+    @property
+    def trouble(self) -> str:
+        """Why persists or uploads fail at the moment; empty while they do not."""
+        return self.lost or self.persister.trouble or self.upload.trouble
+
+    @property
+    def newest(self) -> SaveId | None:
+        """The newest durable checkpoint of all levels; None if there is none."""
+        return max((save for save in (self.persister.durable, self.upload.copies.newest) if save), default=None)
+
+    def look_again(self, then: Callable[[], None]) -> None:
+        """Find out anew what is durable, since some of it was found bad; then call ``then``."""
+        self.persister.look_again(then)
+        self.upload.forget()
+
+    async def finish(self, seconds: float) -> bool:
+        """Wait until all persists and uploads have come to an end; False if that takes longer."""
+        end = time.monotonic() + seconds
+        telling = asyncio.create_task(self._tell_what_is_awaited(end))
+        try:
+            drained = await self.persister.drain(seconds)
+            return await self.upload.finish(max(0.0, end - time.monotonic())) and drained
+        finally:
+            telling.cancel()
+
+    async def _tell_what_is_awaited(self, end: float) -> None:
+        for pause in itertools.chain(FIRST_WORDS, itertools.repeat(FURTHER_WORDS)):
+            await asyncio.sleep(pause)
+            left = max(0.0, end - time.monotonic())
+            what = self.persister.awaited or self.upload.awaited
+            logger.warning("the end of the job waits: %s. %.0f s are left (--fast-flush-timeout)", what, left)
+
+    def close(self, *, wait: bool) -> None:
+        """End the threads; with ``wait``, after what they do now. Others may save here from now on."""
+        if self._claiming is not None:
+            self._claiming.cancel()
+        self.stop()
+        self.upload.close(wait=wait)
+        self.persister.close(wait=wait)
+
+    def stop(self) -> None:
+        """Wait for other jobs no more."""
+        for tenure in self._tenures:
+            tenure.stop()
+
+    async def step_down(self) -> None:
+        """Let the agent of another node hold the histories to come: the node of this one has another number now."""
+        await asyncio.gather(*(asyncio.to_thread(tenure.step_down) for tenure in self._tenures))
+
+    async def leave(self) -> None:
+        """Say in each level that this job has ended, so that others need not wait for it."""
+        await asyncio.gather(*(asyncio.to_thread(tenure.close) for tenure in self._tenures))
+
+
+def _gone(store: Store, save: SaveId) -> str:
+    try:
+        ids = {stored.id for stored in store.checkpoints()}
+    except FastckptError:
+        return ""  # that is another trouble, and told
+    return "" if save in ids else f"{save}, the newest that was durable in {store.path}, is not there any more"

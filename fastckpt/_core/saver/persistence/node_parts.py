@@ -1,0 +1,126 @@
+"""Waits until the other nodes have written their parts of a checkpoint, and sees that it is published."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import Manifest
+from fastckpt._core.storage.store import Pending
+
+logger = logging.getLogger("fastckpt")
+
+DEADLINE = 600.0
+"""Seconds after which a checkpoint is not waited for any more: the last of its nodes may publish it still."""
+LAST_DEADLINE = 60.0
+"""The same at the end of a job: what this node has is on storage by then."""
+PAUSE = 0.1
+"""Seconds between two looks at first; each further pause is longer by half."""
+LONGEST_PAUSE = 2.0
+
+Key = tuple[SaveId, str]
+
+
+class Peers:
+    """This node's parts that are on storage, and of checkpoints that do not count yet for want of the others'.
+
+    No slot is pinned for them. A checkpoint that a newer one has overtaken is given up in silence: some node may have
+    skipped its save.
+
+    Args:
+        overtaken: Whether a newer checkpoint is durable.
+        complain: Takes what is wrong, and the step.
+    """
+
+    def __init__(self, overtaken: Callable[[SaveId], bool], complain: Callable[[str, int], None]) -> None:
+        self._overtaken = overtaken
+        self._complain = complain
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._asked: set[Key] = set()
+        self._last: tuple[SaveId, str] | None = None
+        self._pool = ThreadPoolExecutor(1, "fastckpt-peers")
+
+    def wait_for(
+        self, pending: Pending, target: str, then: Callable[[Manifest], Awaitable[None]], *, asked: bool
+    ) -> None:
+        """Wait in the background, then tell; ``asked`` if somebody asked for this checkpoint, and may wait, too."""
+        key = (pending.id, target)
+        self._tasks[key] = asyncio.create_task(self._wait(key, pending, then))
+        if asked:
+            self._asked.add(key)
+
+    def give_up_after(self, last: SaveId, why: str) -> None:
+        """Wait for no checkpoint that is newer than this one: the other nodes have none."""
+        self._last = last, why
+
+    @property
+    def all(self) -> Iterable[Key]:
+        """The ids and targets of what this node has written and waits for."""
+        return self._tasks.keys()
+
+    @property
+    def waiting(self) -> int:
+        """How many checkpoints somebody may wait for."""
+        return len(self._asked)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait for the other nodes, for the last time; what they have not written by then is told."""
+        current = {id: task for (id, _), task in self._tasks.items() if not self._is_in_vain(id)}
+        if current:
+            await asyncio.wait(current.values(), timeout=min(seconds, LAST_DEADLINE))
+        for id in [id for id, task in current.items() if not task.done() and not self._is_in_vain(id)]:
+            self._complain(f"{id} lacks the parts of other nodes, which may still come", id.step)
+        for task in self._tasks.values():
+            task.cancel()
+
+    def close(self) -> None:
+        """Wait no more."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait(self, key: Key, pending: Pending, then: Callable[[Manifest], Awaitable[None]]) -> None:
+        end, pause, trouble = time.monotonic() + DEADLINE, PAUSE, ""
+        try:
+            while not self._is_in_vain(pending.id):
+                await asyncio.sleep(pause)
+                pause = min(1.5 * pause, LONGEST_PAUSE)
+                manifest, trouble = await self._try(pending.complete, trouble)
+                if manifest is not None:
+                    await then(manifest)
+                    return
+                if time.monotonic() > end:
+                    missing, why = await self._try(pending.missing, trouble)
+                    text = f"{pending.id} lacks the parts of nodes {missing} after {DEADLINE:.0f} s. {why}"
+                    self._complain(text, pending.id.step)
+                    return
+            if self._last is not None and self._is_later(pending.id):
+                self._complain(f"{pending.id} will not be whole: {self._last[1]}", pending.id.step)
+                return
+            metrics.event("persist_overtaken", step=pending.id.step)
+            logger.info("%s is overtaken: the parts of other nodes did not come", pending.id)
+        finally:
+            del self._tasks[key]
+            self._asked.discard(key)
+
+    def _is_in_vain(self, id: SaveId) -> bool:
+        return self._overtaken(id) or self._is_later(id)
+
+    def _is_later(self, id: SaveId) -> bool:
+        """Whether other nodes have ended before it; another history is one of other workers."""
+        return self._last is not None and id > (last := self._last[0]) and id.history == last.history
+
+    async def _try(self, work: Callable[[], Any], before: str) -> tuple[Any, str]:
+        """What it gave, or None and why; it is said once."""
+        result = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        await asyncio.wait([result])
+        error = result.exception()
+        if error is None:
+            return result.result(), ""
+        if str(error) != before:
+            logger.warning("%s", error)
+        return None, str(error)

@@ -1,0 +1,91 @@
+"""The save that is to be persisted next, unless a newer one overtakes it: no slot is pinned while it waits."""
+
+import asyncio
+import enum
+from collections.abc import Callable
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Committed
+from fastckpt._core.saver.stats import Tally
+
+
+class Urgency(enum.IntEnum):
+    """What becomes of a save for storage while another is persisted: a newer one overtakes it, or it keeps its slot."""
+
+    OVERTAKABLE = 0
+    AGREED = 1
+    """As that; if no other is persisted, all nodes persist this one at once."""
+    LASTING = 2
+
+
+def urgency_of(message: Committed) -> Urgency:
+    """What a writer asks for that wants a save to be persisted."""
+    if not message.overtakable:
+        return Urgency.LASTING
+    return Urgency.AGREED if message.agreed else Urgency.OVERTAKABLE
+
+
+QUIET = 1.0
+"""Seconds without a save after which each of several nodes persists its newest: they hold the same one by then."""
+
+
+class Owed:
+    """At most one save waits: the newest of those whose storage type was left out.
+
+    A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
+    would choose unlike ones, of which none ever became whole: each persists at once only what all have agreed on
+    (`_core/schedule/persist_turns.py`), and otherwise waits until nothing was saved for a while.
+
+    Args:
+        pay: Persists the newest checkpoint in memory, if it is as new as what is owed; none is owed then.
+        is_busy: Whether a persist is under way.
+    """
+
+    def __init__(self, tally: Tally, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
+        self.save: SaveId | None = None
+        self._tally, self._pay, self._is_busy, self._alone = tally, pay, is_busy, alone
+        self._timer: asyncio.TimerHandle | None = None
+
+    def want(self, save: SaveId, *, agreed: bool) -> None:
+        """A save is to be persisted unless a newer one is; ``agreed`` if all nodes persist it."""
+        if self.save is not None and self.save < save:
+            self._tally.overtaken += 1
+        self.save = max(save, self.save or save)
+        if agreed and not self._is_busy():
+            self._pay()
+        self.look()
+
+    def look(self) -> None:
+        """Something was saved, or a persist has ended: persist what is owed, now or once nothing more is saved."""
+        self._stop()
+        if self.save is None or self._is_busy():
+            return
+        if self._alone:
+            self._pay()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(QUIET, self._settle)
+
+    def _settle(self) -> None:
+        if not self._is_busy():  # else its end is the time to look again: a slot that is pinned may not wait
+            self._pay()
+
+    def hurry(self) -> None:
+        """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
+        self._alone = True
+        self.look()
+
+    def paid(self, save: SaveId) -> None:
+        """A save is being persisted: what is owed is no newer, or stays owed."""
+        if self.save is not None and self.save <= save:
+            self._tally.overtaken += self.save < save
+            self.forget()
+
+    def forget(self) -> None:
+        """Owe nothing."""
+        self.save = None
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,353 @@
+"""Persists slots in the background: one at a time, again after a failure, then retires old checkpoints."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import Manifest
+from fastckpt._core.policy.retention import KeepAll, Policy
+from fastckpt._core.retention import retire
+from fastckpt._core.saver.persistence.node_parts import Peers
+from fastckpt._core.saver.persistence.pending_persist import Owed, Urgency
+from fastckpt._core.saver.persistence.publish_slot import hand_over
+from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.stats import Tally
+from fastckpt._core.storage.image_source import BadSource
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.store import Pending, Store, open_store
+from fastckpt.errors import FastckptError, PersistError, Superseded
+
+logger = logging.getLogger("fastckpt")
+
+ATTEMPTS = 6
+PIN = "persist"
+"""How the pins of this part begin."""
+REMEMBERED = 64
+"""How many persists are remembered, for ranks that ask for the same one later."""
+FIRST_PAUSE = 0.5
+"""Seconds before the first retry; each further one waits twice as long."""
+
+
+@dataclass(eq=False)
+class _Job:
+    slot: Slot
+    id: SaveId
+    target: str
+    flush: bool
+    lasting: bool = True
+    attempts: int = 0
+
+    def pin(self) -> None:
+        """Keep the slot as it is."""
+        self.slot.pins[f"{PIN} {self.target}"] = f"step {self.id.step} is being persisted"
+
+    def unpin(self) -> None:
+        """Need the slot no more."""
+        self.slot.pins.pop(f"{PIN} {self.target}", None)
+
+
+class Persister:
+    """The way from memory to the storage of one checkpoint directory.
+
+    A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
+    what cannot have a slot meanwhile is skipped, and its caller told so. What newer ones may overtake is pinned as it
+    begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
+    checkpoint is tried again.
+
+    Attributes:
+        owed: What is to be persisted next, unless a newer one is.
+        after: Called when a checkpoint has become durable.
+        in_use: A durable checkpoint that must not be retired now.
+        newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
+        tenure: The right to publish in the storage.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        group_rank: int,
+        newest_slot: Callable[[], Slot | None],
+        copier: Copier,
+        *,
+        alone: bool = True,
+    ) -> None:
+        self._first = group_rank == 0
+        self.storage = open_store(location, copier)
+        self.tenure: Tenure
+        self.policy: Policy = KeepAll()
+        self.tally = Tally(location)
+        self.news: list[SaveId] = []
+        self.trouble = ""
+        self.after: Callable[[], None] = lambda: None
+        self.in_use: Callable[[], SaveId | None] = lambda: None
+        self.newest_history = 0
+        self.owed = Owed(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
+        self._newest_slot = newest_slot
+        self._jobs: list[_Job] = []
+        self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
+        self._peers = Peers(lambda id: self.durable is not None and self.durable > id, self._complain)
+        self._task: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
+
+    async def open(self) -> SaveId | None:
+        """Clear away what dead persists left; returns the newest durable id, if there is one."""
+        look = partial(_look, self.storage, sweep=not self._first)
+        self.tally.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
+        self.tenure.saw(self.durable)
+        return self.durable
+
+    def look_again(self, then: Callable[[], None]) -> None:
+        """Find out anew what is durable, since some of it was found bad; then call ``then``."""
+        self._looking = asyncio.create_task(self._look_again(then))
+
+    async def _look_again(self, then: Callable[[], None]) -> None:
+        look = asyncio.get_running_loop().run_in_executor(self.pool, self.storage.checkpoints)
+        await asyncio.wait([look])
+        if error := look.exception():
+            logger.warning("what is durable could not be looked up: %s", error)
+            return
+        durable = {stored.id for stored in look.result()}
+        self.tally.durable = max(durable, default=None)
+        self._done = deque([entry for entry in self._done if entry[0] in durable], maxlen=REMEMBERED)
+        then()
+
+    @property
+    def durable(self) -> SaveId | None:
+        """The newest checkpoint that is durable."""
+        return self.tally.durable
+
+    @property
+    def waiting(self) -> int:
+        """How many persists wait, run, or need the other nodes."""
+        return len(self._jobs) + self._peers.waiting
+
+    def submit(self, slot: Slot, target: str = "", urgency: Urgency = Urgency.LASTING) -> None:
+        """Persist the checkpoint in ``slot`` with its model at ``target``, unless it is or will be there already.
+
+        An empty target is what the first rank gave when it saved, or the default.
+        """
+        if slot.id is None:
+            return
+        self.tally.want(slot.id)
+        if urgency is Urgency.LASTING:
+            self._submit(slot, target)
+        elif all(slot.id > id for id in self._on_their_way):
+            if self._jobs and self._jobs[0].attempts:
+                self._jobs[0].attempts = 1
+            self.owed.want(slot.id, agreed=urgency is Urgency.AGREED)
+
+    def _pay(self) -> None:
+        """Persist the newest checkpoint in memory, if it is as new as what is owed."""
+        newest = self._newest_slot()
+        if newest is not None and newest.id is not None and newest.id >= (self.owed.save or newest.id):
+            self._submit(newest, "", lasting=False)
+        self.owed.forget()
+
+    @property
+    def _on_their_way(self) -> list[SaveId]:
+        """What is durable, is being persisted, or waits for other nodes."""
+        durable = [self.durable] if self.durable else []
+        return durable + [job.id for job in self._jobs] + [id for id, _ in self._peers.all]
+
+    def flush(self, slot: Slot) -> None:
+        """Persist the checkpoint in ``slot`` if it is newer than all that is durable or on its way."""
+        if slot.id is None:
+            return
+        self.tally.want(slot.id)
+        if all(slot.id > id for id in self._on_their_way):
+            metrics.event("flush_started", step=slot.id.step)
+            self._submit(slot, "", flush=True)
+
+    def _submit(self, slot: Slot, target: str, *, flush: bool = False, lasting: bool = True) -> None:
+        assert slot.id is not None
+        job = _Job(slot, slot.id, target or slot.target, flush, lasting)
+        self.owed.paid(job.id)
+        known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
+        if (job.id, job.target) in known:
+            return
+        if lasting:
+            self.tally.asked.add((job.id, job.target))
+        if self._jobs and self._jobs[0].attempts:
+            self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
+            self._jobs[0].flush |= flush
+            return
+        job.pin()
+        self._jobs.append(job)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def give_up_after(self, last: SaveId, why: str) -> None:
+        """Wait for the parts of no checkpoint that is newer than this one: other nodes will not write them."""
+        self._peers.give_up_after(last, why)
+
+    @property
+    def awaited(self) -> str:
+        """What `drain` waits for, in words; empty for nothing."""
+        if self._jobs:
+            return f"{self._jobs[0].id} is being persisted in {self.storage.path}"
+        return f"other nodes have yet to persist their parts in {self.storage.path}" if self._peers.waiting else ""
+
+    async def drain(self, seconds: float) -> bool:
+        """Wait until nothing waits to be persisted; False if that takes longer than ``seconds``."""
+        end = time.monotonic() + seconds
+        if self._looking is not None:  # it may find that what memory holds must be persisted again
+            await asyncio.wait([self._looking], timeout=seconds)
+        self.owed.hurry()
+        done = self._task is None or (await asyncio.wait([self._task], timeout=seconds))[0]
+        await self._peers.drain(end - time.monotonic())
+        return bool(done)
+
+    def close(self, *, wait: bool) -> None:
+        """End the thread; what still waits is dropped, and with ``wait`` what it writes now is written first."""
+        if self._task is not None:
+            self._task.cancel()
+        self.owed.forget()
+        self._peers.close()
+        self.pool.shutdown(wait=wait, cancel_futures=True)
+        if wait:
+            self.storage.close()
+
+    async def _run(self) -> None:
+        while self._jobs:
+            job = self._jobs[0]
+            error = await self._persist(job)
+            if isinstance(error, BadSource):
+                self._give_up(job, error)
+            elif isinstance(error, Superseded):
+                self._end_for(error)
+            elif error:
+                await self._failed(job, error)
+            else:
+                self._finish(job)
+                for slot in filter(None, (job.slot, self._newest_slot())):
+                    for target in self.tally.targets(slot.id):  # it was asked for while storage was in trouble
+                        self._submit(slot, target)
+            self.owed.look()
+
+    async def _persist(self, job: _Job) -> BaseException | None:
+        """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
+        start = time.perf_counter()
+        work = asyncio.get_running_loop().run_in_executor(self.pool, self._hand_over, job.slot.path, job.id, job.target)
+        await asyncio.wait([work])
+        if error := work.exception():
+            return error
+        self.owed.paid(job.id)  # a retry has taken the newest
+        if isinstance(result := work.result(), Manifest):
+            await self._persisted(job, start, result)
+        else:
+            self._peers.wait_for(result, job.target, partial(self._persisted, job, start), asked=not job.flush)
+        return None
+
+    def _hand_over(self, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
+        """Publish what is in a slot, if no other job has come in the place of this one, then or meanwhile."""
+        if (opening := Opening.of_slot(slot)) is not None:  # else it is told what is wrong with it
+            self.tenure.hold(opening)
+        try:
+            result = hand_over(self.storage, slot, id, target)
+        except Superseded:
+            self.tenure.check()  # it knows whose the newer one is
+            raise
+        if isinstance(result, Manifest):
+            self.tenure.check()
+        return result
+
+    async def _persisted(self, job: _Job, start: float, manifest: Manifest) -> None:
+        seconds = time.perf_counter() - start
+        self._done.append((job.id, job.target))
+        self.tally.asked.discard((job.id, job.target))
+        self.news.append(job.id)
+        digests = {entry.name: entry.digest for entry in manifest.files}
+        job.slot.attest(job.id, digests, start, of_first=self._first)
+        self.trouble = ""
+        self.after()
+        self.tally.made_durable(job.id, size := manifest.size, seconds)
+        metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
+        logger.info("persisted %s: %s in %.2f s", job.id, decimal(size), seconds)
+        if self._first and self.policy != KeepAll():
+            await self._retire()
+
+    def _complain(self, trouble: str, step: int, **more: Any) -> None:
+        self.trouble = trouble
+        metrics.counts["persist_failures"] += 1
+        metrics.event("persist_failed", step=step, error=trouble, **more)
+        self.tally.fail(trouble)
+        logger.warning("%s", trouble)
+
+    async def _failed(self, job: _Job, error: BaseException) -> None:
+        job.attempts += 1
+        attempt = job.attempts
+        self._complain(f"{job.id} could not be persisted (attempt {attempt}): {error}", job.id.step, attempt=attempt)
+        while self._jobs:
+            self._finish(self._jobs[0])
+        if job.attempts < ATTEMPTS:
+            self._jobs.append(job)
+            await asyncio.sleep(FIRST_PAUSE * 2 ** (job.attempts - 1))
+            self._retarget(job)
+        else:
+            self.owed.forget()
+
+    def _end_for(self, error: Superseded) -> None:
+        """Publish nothing more: another job saves here now. Memory stays as it is."""
+        self.trouble = str(error)
+        self.tally.fail(self.trouble)
+        self.owed.forget()
+        while self._jobs:
+            self._finish(self._jobs[0])
+
+    def _give_up(self, job: _Job, error: BadSource) -> None:
+        """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
+        self._finish(job)
+        self.trouble = f"{job.id} in memory is bad, and given up: {error}"
+        self.tally.fail(self.trouble)
+        if job.slot.id == job.id:
+            job.slot.give_up(str(error))
+        newest = self._newest_slot()
+        if job.flush and newest is not None:
+            self.flush(newest)
+
+    def _retarget(self, job: _Job) -> None:
+        """Let a retry persist the newest checkpoint: until storage is well again, older ones cannot be had as well."""
+        newest = self._newest_slot()
+        if newest is None or newest.id is None:
+            self._jobs.remove(job)
+            return
+        if job.id != newest.id:
+            logger.warning("%s is given up for %s", job.id, newest.id)
+            job.target = newest.target
+            self.tally.overtaken += not job.lasting
+        job.slot, job.id = newest, newest.id
+        job.pin()
+
+    def _finish(self, job: _Job) -> None:
+        job.unpin()
+        self._jobs.remove(job)
+
+    async def _retire(self) -> None:
+        work = partial(retire, self.storage, self.policy, self.in_use)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        except (FastckptError, OSError) as error:
+            logger.warning("old checkpoints could not be deleted: %s", error)
+
+
+def _look(storage: Store, *, sweep: bool) -> tuple[SaveId | None, int]:
+    """The newest durable id, and the newest history that was opened, or of which nodes have written a part."""
+    try:
+        if sweep:
+            storage.sweep()
+    except PersistError as error:
+        logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
+    durable = max((stored.id for stored in storage.checkpoints()), default=None)
+    return durable, max([id.history for id in storage.gathered()] + [storage.histories.newest()])

@@ -1,0 +1,368 @@
+"""The right of this job to publish in one place: it holds the record of the newest history there.
+
+Whoever wants to save waits until the job before has closed its record, or is dead, opens the next history with the
+first save, and renews its record as long as it lives. Whoever finds that another job has opened a newer one publishes
+no more.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import MEMBERS, ROUND
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.store import Store
+from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
+
+logger = logging.getLogger("fastckpt")
+
+RENEWAL = 5.0
+"""Seconds after which a record is renewed."""
+STALE = 20.0
+"""Seconds without a renewal, by the clock of who looks, after which its holder counts as dead."""
+PATIENCE = 60.0
+"""Seconds for which a job waits for another one that lives."""
+PAUSE = 1.0
+"""Seconds between two looks."""
+LONGEST_LOOK = 5.0
+"""Seconds from one answer to the next beyond which the place was silent: then nobody could renew a record either."""
+LAST = 5.0
+"""Seconds that the end of a job waits for what is under way."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for all places to which a job saves.
+
+    Attributes:
+        launch: What no other launch is called.
+        location: Its checkpoint directory.
+        take_over: Whether it waits for nobody.
+        exclusive: Whether a place that cannot tell two jobs apart is refused.
+    """
+
+    launch: str
+    location: str
+    take_over: bool = False
+    exclusive: bool = True
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a save tells of its history; the arguments are as in `Record`."""
+
+    id: SaveId
+    token: str
+    members: tuple[str, ...] = ()
+    parent: SaveId | None = None
+
+    @classmethod
+    def of(cls, id: SaveId, details: Any) -> "Opening":
+        """By the details of a save; what earlier versions saved has no token."""
+        parent = details.get("parent")
+        members = tuple(map(str, details.get(MEMBERS, ())))
+        return cls(id, str(details.get(ROUND, "")), members, SaveId(*parent) if parent else None)
+
+    @classmethod
+    def of_slot(cls, slot: Path) -> "Opening | None":
+        """By what is whole in a slot; None for nothing."""
+        records = slots.read(slot)
+        return cls.of(records.committed, records.details) if records.committed else None
+
+
+class Tenure:
+    """This job's part in one place. Methods block, and may be called by several threads.
+
+    Attributes:
+        lost: Why this job may publish nothing more here; empty while it may.
+        found: What became durable here between the look of this job and its first save: it has to start over from that.
+    """
+
+    def __init__(self, store: Store, job: Job, *, enabled: bool = True) -> None:
+        self.lost = ""
+        self.found: SaveId | None = None
+        self._store = store
+        self._histories = store.histories
+        self._job = job
+        self._enabled = enabled
+        self._held: Record | None = None
+        self._is_new = False
+        self._looked = 0.0
+        self._passed: int | None = None
+        self._seen: SaveId | None = None
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> int:
+        """Wait until a history may be opened after those that are there; the number of the newest, 0 for none.
+
+        Raises:
+            PlaceInUse: Another job saves there, and goes on to.
+            PersistError: The place does not answer.
+            ConfigError: It cannot tell two jobs apart.
+        """
+        if not self._enabled:
+            return 0
+        if not self._histories.excludes:
+            self._accept()
+            return 0
+        self._passed = self._wait()
+        self._watch()
+        return self._passed
+
+    def take_from(self, launch: str) -> None:
+        """Open a history in which nothing is saved, so that the job of that launch finds itself superseded.
+
+        Nothing happens if a third one has done so; raises as `hold`.
+        """
+        if not self._enabled or not self._histories.excludes:
+            return
+        with self._lock:
+            number = self._histories.newest()
+            newest = self._histories.read(number) if number else None
+            if newest and not newest.closed and newest.launch != launch and not _has_died(newest):
+                return
+            record = self._record(number + 1)
+            if self._make(record):
+                self._held, self._passed = record, record.history
+                self._watch()
+
+    def saw(self, newest: SaveId | None) -> None:
+        """What was the newest that is durable there, before the workers chose what to resume."""
+        self._seen = newest or SaveId(-1, -1)
+
+    def _accept(self) -> None:
+        """Go on without records; raises ConfigError if that was not asked for."""
+        if self._job.exclusive:
+            raise ConfigError(
+                f"{self._store.path} offers no way to make something that one job alone can make, so two jobs that "
+                "save there cannot be told apart. Use a directory, s3://, gs:// or abfs:// with a current s3fs, gcsfs "
+                "or adlfs, or accept it with --fast-no-exclusive: then see to it that one job at a time saves there."
+            )
+        logger.warning("%s cannot tell two jobs apart: see that one at a time saves there", self._store.path)
+        self._enabled = False
+
+    def _wait(self) -> int:
+        start = since = answered = time.monotonic()
+        last: Record | None = None
+        while True:
+            number, asked = self._histories.newest(fresh=last is None), time.monotonic()
+            newest = self._histories.read(number) if number else None
+            now = time.monotonic()
+            if newest is None or self._may_follow(newest):
+                return number
+            if last is None:
+                logger.warning(
+                    "waiting, for up to %.0f s, for %s: it saves to %s, or has died",
+                    PATIENCE,
+                    _who(newest),
+                    self._store.path,
+                )
+            if newest != last or max(now - asked, asked - answered) > LONGEST_LOOK:
+                last, since = newest, asked
+            answered = now
+            if asked - since >= STALE:
+                logger.warning("going on after %s: it has not renewed its record for %.0f s", _who(newest), now - since)
+                return number
+            if now - start > PATIENCE:
+                raise PlaceInUse(
+                    f"{self._store.path} is in use by another job, which lives: {_who(newest)}. End that job, or give "
+                    "this one another place; to take this one away from it, start with --fast-take-over."
+                )
+            if self._end.wait(PAUSE):
+                raise PersistError(f"the job ended while it waited for {_who(newest)}")
+
+    def _may_follow(self, record: Record) -> bool:
+        """Whether the history after this one may be opened at once."""
+        if record.closed or self._is_ours(record):
+            return True
+        if _has_died(record):
+            return True
+        if self._job.take_over:
+            logger.warning("taking over %s from %s", self._store.path, _who(record))
+        return self._job.take_over
+
+    def _is_ours(self, record: Record) -> bool:
+        same = self._job.launch == record.launch or self._job.launch in record.members
+        return same and record.location == self._job.location
+
+    def hold(self, opening: Opening) -> None:
+        """Hold the record of the history of a save that is to be published, or one that came later.
+
+        Raises:
+            Superseded: This job may publish nothing more here.
+            PersistError: The place does not answer.
+        """
+        with self._lock:
+            self._demand()
+            if self._enabled and (self._held is None or self._held.history < opening.id.history):
+                self._open(opening)
+            elif self._enabled and time.monotonic() - self._looked > RENEWAL:
+                self._look()  # this process may not have been let run
+        if self._is_new:
+            self._look_behind(opening)
+            self._is_new = False
+            try:
+                self._store.sweep()
+            except PersistError as error:
+                logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
+
+    def _open(self, opening: Opening) -> None:
+        if self._passed is None:  # the place did not answer when the job began
+            try:
+                self.enter()
+            except PlaceInUse as error:
+                self._lose(str(error))
+        history, newest = opening.id.history, self._look()
+        if not self._enabled or newest >= history:
+            return  # what was saved in a history that is over needs no record of its own
+        record = self._record(history, token=opening.token, members=opening.members, parent=opening.parent)
+        if not self._make(record):
+            there = self._histories.read(history) or Record(history)
+            if not self._is_ours(there):
+                self._lose_to(there)
+            record = there
+        self._passed = history
+        if record.launch != self._job.launch:
+            return  # the agent of another node was first
+        self._held, self._is_new = record, True
+        self._watch()
+        self._look()  # one that stood still for long may have made a record anew that was removed since
+
+    def _record(self, history: int, **opening: Any) -> Record:
+        """The record by which this process opens a history."""
+        job, holder = self._job, Process.current().to_record()
+        return Record(history, launch=job.launch, location=job.location, holder=holder, **opening)
+
+    def _watch(self) -> None:
+        """From now on, see whether another job has come in the place of this one, and renew what is held."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="fastckpt-history", daemon=True)
+            self._thread.start()
+
+    def _make(self, record: Record) -> bool:
+        try:
+            return self._histories.create(record)
+        except ConfigError as error:
+            if not self._job.exclusive:
+                return True
+            self._lose(str(error))
+
+    def _look_behind(self, opening: Opening) -> None:
+        """Start over if something became durable since this job chose what to resume: its line must not end there."""
+        if self._seen is None:
+            return
+        known, history = max(self._seen, opening.parent or self._seen), opening.id.history
+        newer = {stored.id for stored in self._store.checkpoints() if known < stored.id and stored.id.history < history}
+        for id in sorted(newer, reverse=True):
+            whose = self._histories.read(id.history)
+            if whose is None or not self._is_ours(whose):
+                self.found = id
+                self._lose(f"{id} became durable in {self._store.path} while this job began: it has to resume that one")
+
+    def check(self) -> None:
+        """See, after something was published, that no other job has opened a newer history; raises as `hold`."""
+        with self._lock:
+            self._demand()
+            if self._enabled and self._passed is not None:
+                self._look()
+
+    def _look(self, *, fresh: bool = True) -> int:
+        """The newest history, if no other job has opened one since; raises Superseded."""
+        newest = self._histories.newest(fresh=fresh)
+        self._looked = time.monotonic()
+        if newest > (self._passed or 0):
+            record = self._histories.read(newest)
+            if record is None or not self._is_ours(record):
+                self._lose_to(record or Record(newest))
+            self._held, self._passed = None, newest  # an agent of this job has it, and renews it
+        return newest
+
+    def _demand(self) -> None:
+        if self.lost:
+            raise Superseded(self.lost)
+
+    def _lose_to(self, record: Record) -> NoReturn:
+        metrics.event("superseded", place=str(self._store.path), history=record.history, holder=_who(record))
+        self._lose(
+            f"{self._store.path} has been taken by another job, which opened history {record.history}: {_who(record)}. "
+            "This job publishes nothing more there; what it holds in memory stays"
+        )
+
+    def _lose(self, why: str) -> NoReturn:
+        self.lost = why
+        logger.error("%s", why)
+        raise Superseded(why)
+
+    def start_over(self) -> SaveId | None:
+        """The workers start over: what they have to resume, if that is why; None else."""
+        with self._lock:
+            found, self.found = self.found, None
+            if found is not None:
+                self.lost, self._seen = "", found
+            return found
+
+    def _keep(self) -> None:
+        while not self._end.wait(RENEWAL):
+            with self._lock, contextlib.suppress(FastckptError):  # a persist will tell
+                self._renew()
+
+    def _renew(self) -> None:
+        if self._passed is None or (self.lost and not self.found):
+            return
+        self._look(fresh=False)
+        if self._held is not None:
+            self._held = self._held.renewed()
+            try:
+                self._histories.write(self._held)
+            except PersistError:
+                if self._histories.read(self._held.history) is None:
+                    self._held = None  # somebody has removed it: the next persist makes it anew
+                raise
+
+    def stop(self) -> None:
+        """Wait for nobody any more."""
+        self._end.set()
+
+    def close(self) -> None:
+        """Let others go on at once: this job has come to an orderly end."""
+        self.stop()
+        self.step_down()
+        if self._thread is not None:
+            self._thread.join(LAST)
+
+    def step_down(self) -> None:
+        """Close the record that is held; saves that are still to come open further histories."""
+        if not self._lock.acquire(timeout=LAST):
+            return
+        try:
+            if self._held is not None and not self.lost:
+                self._histories.write(replace(self._held.renewed(), closed=True))
+        except FastckptError as error:
+            logger.warning("other jobs will wait for this one: %s", error)
+        finally:
+            self._held = None
+            self._lock.release()
+
+
+def _has_died(record: Record) -> bool:
+    """Whether its holder was a process of this host, and is no more."""
+    holder = Process.from_record(dict(record.holder))
+    return holder is not None and holder.is_here() and not holder.is_alive()
+
+
+def _who(record: Record) -> str:
+    """The holder of a record in words."""
+    process = Process.from_record(dict(record.holder)) or "a process that did not sign"
+    return f"{process} (launch {record.launch or 'unknown'}, checkpoint directory {record.location or 'unknown'}, " + (
+        f"history {record.history} since {record.since})"
+    )

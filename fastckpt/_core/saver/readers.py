@@ -1,0 +1,77 @@
+"""The workers that read checkpoints in memory: what they read stays, what they find bad goes."""
+
+import logging
+from pathlib import Path
+
+from fastckpt._core.ipc.messages import Resumed
+from fastckpt._core.saver.persistence.persister import PIN, Persister
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.storage.download_dir import remove_staging
+
+logger = logging.getLogger("fastckpt")
+
+
+class Readers:
+    """Who reads the slots of a node, and what they downloaded to read it.
+
+    Attributes:
+        elsewhere: Checkpoints that an earlier launch left in a place in which this one does not look, in words.
+    """
+
+    def __init__(self, slots: list[Slot], staging: Path, persister: Persister, *, flush: bool) -> None:
+        """Remove what the readers of a dead job left in ``staging``."""
+        self._persister, self._flush = persister, flush
+        self._slots = slots
+        self._staging = staging
+        self.elsewhere: list[str] = []
+        remove_staging(staging)
+
+    def pin(self, pid: int) -> list[str]:
+        """Keep every whole checkpoint as it is while the process reads; their paths, newest first."""
+        whole = sorted((slot for slot in self._slots if slot.committed), key=lambda s: s.id or (), reverse=True)
+        for slot in whole:
+            slot.pins[f"reader {pid}"] = f"step {slot.id.step if slot.id else 0} is being loaded by process {pid}"
+        return [str(slot.path) for slot in whole]
+
+    def verified(self) -> list[str]:
+        """Slots that were read and compared with their digests since their writers died."""
+        return [str(slot.path) for slot in self._slots if slot.committed and slot.verified]
+
+    def release(self, pid: int) -> None:
+        """The process reads no more."""
+        for slot in self._slots:
+            slot.pins.pop(f"reader {pid}", None)
+
+    def give_up(self, bad: list[list[int]]) -> None:
+        """Never offer these checkpoints (history and step) again, nor persist them: they are not what was saved."""
+        for slot in self._slots:
+            if _is_in(bad, slot):
+                slot.lose("the ranks could not verify it")
+                slot.clear()
+
+    def resumed(self, message: Resumed) -> None:
+        """They have found what to resume: of several nodes, the newest that all have.
+
+        What is newer here is given up, unless it is being persisted; in its place the newest that is left is flushed.
+        """
+        self._persister.tally.resume(message.tier, message.bad)
+        for slot in self._slots:
+            if _is_in(message.abandoned, slot) and not any(pin.startswith(PIN) for pin in slot.pins):
+                logger.info("%s is given up: not all nodes have saved it", slot.id)
+                slot.clear()
+        left = [slot for slot in self._slots if slot.committed and not _is_in(message.abandoned, slot)]
+        newest = max(left, key=lambda slot: slot.id or (), default=None)
+        if message.abandoned and newest and self._flush and (newest.id or ()) > (self._persister.durable or ()):
+            self._persister.submit(newest)
+
+    def lost(self) -> list[str]:
+        """What was found bad in memory where nothing has been saved since, and why; what is where nobody looks."""
+        return [slot.lost for slot in self._slots if slot.lost] + self.elsewhere
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        remove_staging(self._staging)
+
+
+def _is_in(ids: list[list[int]], slot: Slot) -> bool:
+    return slot.id is not None and list(slot.id) in ids

@@ -1,0 +1,188 @@
+"""Makes room for images: checks that memory can hold them, reserves it, and ahead of time where it can."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.memory.arena import Arena, too_small
+from fastckpt._core.memory.headroom import ENOUGH, LEAST, Headroom, Limit, headroom
+from fastckpt._core.memory.slots import discard, image_size, images_in
+from fastckpt._core.saver.slot import Slot
+from fastckpt.errors import ArenaTooSmall
+
+logger = logging.getLogger("fastckpt")
+
+Sizes = dict[str, int]
+"""Names of images, and their sizes in bytes."""
+
+
+class Room:
+    """The memory of an arena's slots. All methods run in the saver's event loop; the work is a thread's."""
+
+    def __init__(self, arena: Arena, slots: list[Slot], newest: Callable[[], Slot | None]) -> None:
+        self._arena = arena
+        self._newest = newest
+        self._slots = slots
+        self._sizes: Sizes = {}
+        self._present: dict[Slot, Sizes] = {}
+        self._stale: dict[Slot, set[str]] = {}
+        self._asked: dict[str, int] = {}
+        self._lock = asyncio.Lock()
+        self._checking = asyncio.Lock()
+        self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
+        self._ahead: set[asyncio.Task[None]] = set()
+        self._under_way: Slot | None = None
+        self._warned = False
+
+    def look_again(self) -> None:
+        """Count anew what is there when that is needed next: others may have removed some of it."""
+        self._present.clear()
+
+    def clear_away(self, slot: Slot, names: set[str]) -> None:
+        """Have images of a slot that was begun removed before any writer is given it."""
+        if names:
+            self._stale.setdefault(slot, set()).update(names)
+
+    async def check(self, sizes: Sizes) -> None:
+        """See that all slots, or at least two, can hold these images beside those of other writers.
+
+        Gives up a slot that is not needed if three leave others too little. Raises ArenaTooSmall.
+        """
+        async with self._checking:
+            await self._check(self._sizes | sizes)
+
+    async def _check(self, sizes: Sizes) -> None:
+        size, short = sum(sizes.values()), ""
+        while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
+            if spare is None:
+                raise ArenaTooSmall(too_small(size, len(self._slots), lacking))
+            short = f"{lacking.medium} holds two slots only ({lacking}, less what is left to others)"
+            self._slots.remove(spare)  # first: no save may take it
+            self._present.pop(spare, None)
+            self._stale.pop(spare, None)
+            await asyncio.get_running_loop().run_in_executor(self._pool, self._arena.drop, spare.path)
+        if short:
+            logger.warning("%s", short)
+        self._warn_if_crowded(size)
+        self._sizes = sizes
+
+    def _spare(self) -> Slot | None:
+        """A slot that is not needed; None unless there are more than two."""
+        spares = (slot for slot in reversed(self._slots) if self._is_spare(slot))
+        return next(spares, None) if len(self._slots) > 2 else None
+
+    def _warn_if_crowded(self, size: int) -> None:
+        """Warn, once, if data loaders may find a tmpfs full: their workers die of that."""
+        found = None if self._warned else self._lacking(size, ENOUGH)
+        if found is not None and found.kind is Limit.TMPFS:
+            self._warned, taken = True, len(self._slots) * size
+            what = f"checkpoints take {binary(taken)} of {binary(found.total)} in {found.limit}"
+            remedies = found.remedies(taken - found.free)
+            logger.warning("%s: data loaders with workers, which need some of it, may fail. %s.", what, remedies)
+
+    def _lacking(self, size: int, share: int) -> Headroom | None:
+        """The limit that does not let every slot have ``size`` bytes; None if they can."""
+        found = headroom(self._arena.path.parent, share)
+        present = sum(size for slot in self._slots for size in self._images_in(slot).values())
+        found = replace(found, free=found.free + present)
+        return found if len(self._slots) * size > found.free else None
+
+    def _images_in(self, slot: Slot) -> Sizes:
+        """The images of a slot: what was there when it was looked through, and what was made or removed here since."""
+        if slot not in self._present:
+            self._present[slot] = images_in(slot.path)
+        return self._present[slot]
+
+    def _is_spare(self, slot: Slot) -> bool:
+        return slot.id is None or (slot.committed and slot is not self._newest() and not slot.pins)
+
+    async def reserve(self, slot: Slot, sizes: Sizes, writer: int = 0) -> None:
+        """Have the images of a writer in ``slot``; raises ArenaTooSmall.
+
+        Where some of them are called as none before, those that it does not ask for any more make room.
+        """
+        if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
+            return
+        async with self._lock:
+            await self._reserve(slot, sizes, writer)
+
+    async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+        self._under_way = slot
+        try:
+            await self._make_way(slot, sizes, writer)
+            self._asked |= dict.fromkeys(sizes, writer)
+            await self.check(sizes)
+            if slot in self._slots:  # else there is no room for as many
+                await self._make(slot, sizes)
+        finally:
+            self._under_way = None
+
+    def note(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+        """Take note of images that a slot gets of a writer that never asked for them: it has lent them."""
+        self._asked |= dict.fromkeys(sizes, writer)
+        self._present.get(slot, {}).update(sizes)
+
+    async def _make(self, slot: Slot, sizes: Sizes) -> None:
+        loop = asyncio.get_running_loop()
+        for name, size in sizes.items():
+            self._images_in(slot).pop(name, None)  # as long as it is not there for certain
+            with metrics.phase("arena.reserve", image=name):
+                await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
+            self._images_in(slot)[name] = size
+
+    async def _make_way(self, slot: Slot, sizes: Sizes, writer: int) -> None:
+        here, stale = self._images_in(slot), self._stale.pop(slot, set())
+        is_new = not sizes.keys() <= here.keys()
+        if is_new:
+            stale |= {name for name in here if self._made_way(name, sizes, writer)}
+        if stale:
+            await asyncio.get_running_loop().run_in_executor(self._pool, discard, slot.path, stale)
+            self._present[slot] = {name: size for name, size in here.items() if name not in stale}
+        if is_new:
+            self._forget(sizes, writer)
+
+    async def prepare(self, sizes: Sizes, writer: int) -> None:
+        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall as soon as known."""
+        self._asked |= dict.fromkeys(sizes, writer)
+        await self.check(sizes)
+        self.reserve_ahead(sizes, writer)
+
+    def _made_way(self, name: str, sizes: Sizes, writer: int) -> bool:
+        """Whether an image is a writer's that has others now. What nobody has asked for is of a job that has ended."""
+        return name not in sizes and self._asked.get(name, writer) == writer
+
+    def _forget(self, sizes: Sizes, writer: int) -> None:
+        self._sizes = {n: size for n, size in self._sizes.items() if not self._made_way(n, sizes, writer)}
+        left = {name for slot in self._slots for name in self._images_in(slot)}
+        self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
+
+    def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
+        """Have the images in all slots that are empty, in a while."""
+        if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
+            task = asyncio.create_task(self._reserve_empty(sizes, writer))
+            self._ahead.add(task)
+            task.add_done_callback(self._ahead.discard)
+
+    async def _reserve_empty(self, sizes: Sizes, writer: int) -> None:
+        try:
+            for slot in list(self._slots):
+                async with self._lock:
+                    # No save has it meanwhile, and it was not given up.
+                    if slot in self._slots and slot.id is None and not _has(slot, sizes):
+                        await self._reserve(slot, sizes, writer)
+        except (ArenaTooSmall, OSError) as error:
+            logger.warning("a slot could not be made ready ahead of its save: %s", error)
+
+    def close(self) -> None:
+        """End the thread, after what it is reserving now."""
+        for task in self._ahead:
+            task.cancel()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _has(slot: Slot, sizes: Sizes) -> bool:
+    return all(image_size(slot.path, name) == size for name, size in sizes.items())

@@ -1,0 +1,154 @@
+"""A slot as its owner sees it: the records in it, and who reads from it now."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from fastckpt._core import metrics
+from fastckpt._core.format.completeness import lacks, missing_files
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.policy.slots import SlotView
+from fastckpt._core.saver.persistence.pending_persist import Urgency
+
+logger = logging.getLogger("fastckpt")
+
+
+@dataclass(eq=False)
+class Slot:
+    """What the saver knows of one slot; `read` takes it from the directory, which has the last word.
+
+    Attributes:
+        size: Bytes of the checkpoint, once it is whole.
+        target: Where its writers want its model's file, once it is whole; empty for the default.
+        wanted: Where its model's file is to lie on storage, once it is whole, and how; as in Persister.submit.
+        pins: Who needs it to stay as it is, and why.
+        verified: Whether its images were read since its writers died, and are what their digests say.
+        lost: What it held that was found bad, and why; until the next save.
+    """
+
+    path: Path
+    id: SaveId | None = None
+    writers: frozenset[int] = frozenset()
+    done: set[int] = field(default_factory=set)
+    committed: bool = False
+    size: int = 0
+    target: str = ""
+    wanted: dict[str, Urgency] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)
+    verified: bool = False
+    lost: str = ""
+    _parts: dict[int, slots.Done] = field(default_factory=dict)
+    _recovered: float = 0.0
+
+    def read(self, known: Mapping[int, slots.Done] = MappingProxyType({})) -> None:
+        """Take the state from the records, of which those that are ``known`` have just been read."""
+        records = slots.read(self.path, known)
+        self.committed = records.committed is not None
+        self.size = sum(records.files.values()) if self.committed else 0
+        self.target = records.details.get("path", "") if self.committed else ""
+        self.id = records.begin.id if records.begin else None
+        self.writers = records.begin.writers if records.begin else frozenset()
+        self.done = {writer for writer, done in records.done.items() if done.id == self.id}
+
+    def read_part(self, writer: int) -> None:
+        """Take one writer's part of the state from its record; with the last one, see that all are there.
+
+        Each writer reports its record: to read all of them each time would cost the square of the writers.
+        """
+        part = slots.read_done(self.path, writer)
+        is_done = part is not None and part.id == self.id
+        if is_done is (writer in self.done):
+            return
+        self.done ^= {writer}
+        if is_done and part is not None:
+            self._parts[writer] = part
+        if self.committed or self.writers <= self.done:
+            self.read(self._parts)
+            self._parts.clear()
+
+    def recover(self) -> None:
+        """Take the state that dead writers left: a whole checkpoint, or nothing."""
+        self.read()
+        self.pins.clear()
+        self.wanted.clear()
+        self.verified, self._recovered = False, time.perf_counter()
+        damage = self._damage() if self.committed else ""
+        if damage:
+            self.lose(damage)
+        if damage or not self.committed:
+            self.clear()
+
+    def _damage(self) -> str:
+        """Why what is committed cannot be resumed, as far as sizes and names tell; empty for nothing."""
+        records = slots.read(self.path)
+        details, world_size = records.details, records.details.get("world_size", 1)
+        # Earlier versions left out ranks that had gone; of several nodes, others have the rest.
+        is_unsure = "rank" not in details and details.get("nodes", 1) == 1
+        missing = missing_files(records.files, world_size, details) if is_unsure else []
+        return lacks(missing, world_size) if missing else slots.damage(self.path, records.files)
+
+    def attest(self, save: SaveId, digests: dict[str, str], since: float, *, of_first: bool = True) -> None:
+        """Write digests of images beside them, if they are those of the save that is whole here.
+
+        They were read from the instant ``since`` on (time.perf_counter). If not ``of_first``, they are those of a
+        checkpoint in which the first node's stand for what each node has of its own.
+        """
+        records = slots.read(self.path)
+        if self.id == save == records.committed:
+            own = records.files.keys() - (() if of_first else records.common)
+            ours = {name: digest for name, digest in digests.items() if name in own}
+            try:
+                slots.write_digests(self.path, save, records.digests | ours)
+                self.verified = ours.keys() == records.files.keys() and since >= self._recovered
+            except OSError as error:
+                logger.warning("%s in memory has no digests: %s", save, error)
+
+    def begin(self, save: SaveId, writers: frozenset[int]) -> set[str]:
+        """Start a new save in this slot; returns images that nobody needs any more."""
+        left = slots.begin(self.path, slots.Begin(save, writers))
+        self.id, self.writers, self.done, self.committed = save, writers, set(), False
+        self.verified, self.lost = False, ""
+        self.wanted.clear()
+        self._parts.clear()
+        return left
+
+    def give_up(self, why: str) -> None:
+        """Its images are not what was saved: nobody may have them."""
+        assert self.id is not None
+        metrics.counts["bad_checkpoints"] += 1
+        metrics.event("bad_checkpoint", **self.id._asdict(), tier="memory", reason=why)
+        self.lose(why)
+        self.clear()
+
+    def lose(self, why: str) -> None:
+        """Remember that what it holds is bad: that it existed is no reason to start afresh without a word."""
+        self.lost = f"{self.id} in memory is bad, and given up: {why}"
+        logger.warning("%s", self.lost)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        slots.clear(self.path)
+        self.forget()
+
+    def forget(self) -> None:
+        """Be known to hold nothing, whatever lies there."""
+        self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
+        self.wanted.clear()
+
+    def want(self, path: str, urgency: Urgency) -> None:
+        """Have it persisted once it is whole; of what its writers ask for, the most counts."""
+        self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
+
+    def take_wanted(self) -> dict[str, Urgency]:
+        """Where its model is to lie on storage, and how, which is told once; nowhere yet, if it is not whole."""
+        wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
+        return wanted
+
+    def view(self) -> SlotView:
+        """What the choice of a slot depends on."""
+        pinned = next(iter(self.pins.values()), "")
+        return SlotView(self.id, self.committed, pinned, self.writers, frozenset(self.done))

@@ -1,0 +1,119 @@
+"""What became of the checkpoints of one directory, counted by the saver for the end of the job."""
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from fastckpt._core.format.ids import SaveId
+
+KINDS = 20
+"""How many unlike reasons are told apart."""
+OTHER = "other reasons"
+
+
+@dataclass
+class Copies:
+    """Counts of what was copied to a remote store.
+
+    Attributes:
+        location: The URL, or path.
+        uploaded: Checkpoints that arrived, of ``size`` bytes together.
+        failures: Uploads that failed, each attempt counted; ``last_failure`` is the last one's message.
+        newest: The newest checkpoint that it holds, as far as is known.
+    """
+
+    location: str
+    uploaded: int = 0
+    size: int = 0
+    failures: int = 0
+    last_failure: str = ""
+    newest: SaveId | None = None
+
+    def arrived(self, save: SaveId, size: int) -> None:
+        """A checkpoint of ``size`` bytes did."""
+        self.newest = save
+        self.uploaded += 1
+        self.size += size
+
+
+@dataclass
+class Tally:
+    """Counts of one node.
+
+    Attributes:
+        directory: The checkpoint directory: a path, or the URL of a store.
+        saves: Checkpoints that came to be whole in memory, of ``saved_size`` bytes together; ``saved`` is the last.
+        persisted: Checkpoints made durable, of ``size`` bytes together, in ``seconds``.
+        failures: Persists that failed, each attempt counted; ``last_failure`` is the last one's message.
+        asked: Checkpoints that were to be made durable and are not (yet), each with the path that its user gave.
+        overtaken: Saves for storage that were not persisted, since newer ones came while they waited.
+        skips: How many saves were skipped, by reason.
+        resumes: How many times a job was resumed, by tier.
+        bad: Checkpoints that a resume met and could not use, and why; the first of them.
+        wanted: The newest checkpoint that was to be made durable: saved with DISK, or flushed.
+        durable: The newest one that is; since ``since``, in seconds of the monotonic clock.
+        remote: What became of the copies in a remote store, if there is one.
+    """
+
+    directory: str
+    saves: int = 0
+    saved_size: int = 0
+    saved: SaveId | None = None
+    persisted: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    last_failure: str = ""
+    asked: set[tuple[SaveId, str]] = field(default_factory=set)
+    overtaken: int = 0
+    skips: Counter[str] = field(default_factory=Counter)
+    resumes: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+    wanted: SaveId | None = None
+    durable: SaveId | None = None
+    since: float = 0.0
+    remote: Copies | None = None
+
+    @property
+    def lacking(self) -> SaveId | None:
+        """The newest checkpoint that was to be made durable, if neither it nor a newer one is."""
+        return self.wanted if self.wanted and (self.durable is None or self.durable < self.wanted) else None
+
+    def want(self, save: SaveId) -> None:
+        """A checkpoint is to be made durable."""
+        self.wanted = max(self.wanted or save, save)
+
+    def targets(self, save: SaveId | None) -> list[str]:
+        """The paths at which a checkpoint is to be made durable, and is not (yet)."""
+        return [target for asked, target in self.asked if asked == save]
+
+    def save(self, save: SaveId, size: int) -> None:
+        """A checkpoint of ``size`` bytes is whole in memory; it may be said more than once."""
+        if save != self.saved:
+            self.saved = save
+            self.saves += 1
+            self.saved_size += size
+
+    def made_durable(self, save: SaveId, size: int, seconds: float) -> None:
+        """A checkpoint of ``size`` bytes is."""
+        if self.durable is None or self.durable < save:
+            self.durable, self.since = save, time.monotonic()
+        self.persisted += 1
+        self.size += size
+        self.seconds += seconds
+
+    def fail(self, error: str) -> None:
+        """An attempt to make one durable failed."""
+        self.failures += 1
+        self.last_failure = error
+
+    def resume(self, tier: str, bad: list[str]) -> None:
+        """A job looked for a checkpoint, found one in a tier (empty: none), and met bad ones."""
+        self.resumes.update([tier] if tier else [])
+        self.bad += [text for text in bad if text not in self.bad and len(self.bad) < KINDS]
+
+    def skip(self, reason: str) -> None:
+        """A save was skipped."""
+        kind = re.sub(r"\b(step|process) \d+", r"a \1", reason)
+        self.skips[kind if kind in self.skips or len(self.skips) < KINDS else OTHER] += 1

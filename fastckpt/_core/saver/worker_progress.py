@@ -1,0 +1,53 @@
+"""How far the workers of a node are, as they say it in the telemetry block, for when they cannot say it any more."""
+
+import logging
+import threading
+from pathlib import Path
+
+from fastckpt._core.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt.errors import FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+
+class Progress:
+    """The owner's side of the block that belongs to an arena. Without memory for it, nothing is said.
+
+    Attributes:
+        name: Under which workers find the block; empty if there is none.
+    """
+
+    def __init__(self, arena: Path, ranks: int) -> None:
+        self.name = telemetry_name(arena)
+        self._ranks = ranks
+        self._block: TelemetryBlock | None = None
+        self._last = [Telemetry()] * ranks
+        self._lock = threading.Lock()
+        try:
+            self._block = TelemetryBlock(self.name, ranks)
+        except FastckptError as error:
+            unlink(self.name)
+            self.name = ""
+            logger.warning("workers cannot tell how far they are: %s", error)
+
+    def read(self) -> list[Telemetry]:
+        """What each worker said last; after `close`, what they had said by then. May be called in any thread."""
+        with self._lock:
+            if self._block is not None:
+                self._last = [self._block.read(rank) for rank in range(self._ranks)]
+            return self._last
+
+    def tell(self) -> None:
+        """Log how far each worker had come."""
+        for rank, last in enumerate(self.read()):
+            if last.beat:
+                logger.info("local rank %d had come to step %d %s", rank, last.step, last.phase)
+
+    def close(self) -> None:
+        """Remove the block."""
+        self.read()
+        with self._lock:
+            block, self._block = self._block, None
+        if block is not None:
+            unlink(self.name)
+            block.close()

@@ -1,0 +1,244 @@
+"""The writers of a checkpoint directory on this node: who is here, how far each is, which history each writes."""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt.errors import FastckptError
+
+NEVER = SaveId(LARGEST, LARGEST)
+"""What a writer that has left begins next."""
+REMEMBERED = 16
+"""Saves of which it is known who began them."""
+CLOSED = "has closed"
+"""How a writer has left that took leave."""
+
+
+@dataclass(frozen=True)
+class Loan:
+    """What a writer that has closed lends to later saves: its files and their sizes (bytes), and its details."""
+
+    files: Mapping[str, int]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A writer that is here no more.
+
+    Attributes:
+        how: In words.
+        last: The newest save that it has begun; None for none.
+        history: The one that it wrote.
+        loan: What it lends to all of this history from that one on; None for nothing.
+    """
+
+    how: str
+    last: SaveId | None
+    history: int = 0
+    loan: Loan | None = None
+
+    def lends_to(self, save: SaveId) -> bool:
+        """Whether a save may take its part from what it lends."""
+        return self.loan is not None and save.history == self.history and (self.last is None or save >= self.last)
+
+
+class Pace:
+    """Counts the saves of each rank in a history, to see that ranks that save a step are at the same place.
+
+    One is refused as long as none was at the same place for two ranks: later, a rank that has left out a save, say
+    because it failed, is behind by one from then on.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, deque[SaveId]] = {}
+        self._first: dict[SaveId, tuple[int, int]] = {}
+        self._matched = 0
+
+    def begin(self, rank: int, save: SaveId) -> None:
+        """A rank begins a save that it has not begun before."""
+        history, count = self._counts.get(rank, (save.history, 0))
+        self._counts[rank] = save.history, count + 1 if history == save.history else 1
+        self._begun.setdefault(rank, deque(maxlen=REMEMBERED)).append(save)
+        self._first.setdefault(save, (rank, self._counts[rank][1]))
+        while len(self._first) > REMEMBERED:
+            del self._first[min(self._first)]
+
+    def differs(self, rank: int, save: SaveId) -> tuple[int, int, int] | None:
+        """Who began this save first, as which of its own, and as which this one; None if that is alike."""
+        first, theirs = self._first.get(save, (rank, 0))
+        ours = self._counts.get(rank, (0, 0))[1]
+        if rank == first:
+            return None
+        if theirs == ours:
+            self._matched = save.history
+        return None if theirs == ours or self._matched == save.history else (first, theirs, ours)
+
+    def left_out(self, rank: int, save: SaveId) -> bool:
+        """Whether a rank has begun saves before and after this one, and not this."""
+        begun = self._begun.get(rank, ())
+        return save not in begun and any(each < save for each in begun)
+
+    def forget(self, rank: int) -> None:
+        """Another process has the rank's number."""
+        self._counts.pop(rank, None)
+        self._begun.pop(rank, None)
+
+
+class Writers:
+    """One generation after the other of ``count`` local ranks. All of them take part in each save, or none does.
+
+    Attributes:
+        newest_history: The newest history that was opened, found at the start, or saved in.
+        elsewhere: A rank of another node that has closed and lends nothing, and its last save; None for none.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.newest_history = 0
+        self.elsewhere: tuple[int, SaveId] | None = None
+        self._count = count
+        self._ranks: dict[int, int] = {}
+        self._latest: dict[int, SaveId] = {}
+        self._pace = Pace()
+        self._present: dict[int, int] = {}
+        self._gone: dict[int, Departure] = {}
+        self._former: dict[int, Departure] = {}
+        self._histories: list[int] = []
+        self._rounds: dict[int, int] = {}
+
+    def join(self, rank: int, pid: int, of_job: int) -> int:
+        """A rank is here, ``of_job`` among all nodes; the history that it writes.
+
+        Raises FastckptError while it has another checkpointer open.
+        """
+        if self._present.get(rank) == pid:
+            raise FastckptError(
+                f"process {pid} has a checkpointer for this directory open already, and may have one at a time: close "
+                "that one first, or use it"
+            )
+        self._present[rank] = pid
+        self._ranks[rank] = of_job
+        self._latest.pop(rank, None)
+        self._pace.forget(rank)
+        if rank in self._gone:  # it has another checkpointer now, and writes another history
+            self._former[rank] = self._gone.pop(rank)
+        return self.next_history(rank)
+
+    def leave(self, rank: int, history: int, loan: Loan | None = None) -> None:
+        """A rank that wrote a history takes leave."""
+        self._present.pop(rank, None)
+        self._gone[rank] = Departure(CLOSED, self._latest.get(rank), history, loan)
+
+    def withdraw(self, rank: int) -> None:
+        """What a rank lent is not there any more, or there is no memory for it."""
+        for gone in (self._gone, self._former):
+            if rank in gone:
+                gone[rank] = replace(gone[rank], loan=None)
+
+    def lose(self, rank: int, pid: int) -> bool:
+        """A rank hung up or died without taking leave; False if it was gone before."""
+        if self._present.get(rank) != pid:
+            return False
+        del self._present[rank]
+        self._gone[rank] = Departure("has ended without closing its checkpointer", self._latest.get(rank))
+        return True
+
+    def next_history(self, rank: int) -> int:
+        """Open a history for a rank: when it joins, and when it resumes again; the n-th is the same for all ranks."""
+        number = self._rounds[rank] = self._rounds.get(rank, 0) + 1
+        if number > len(self._histories):
+            self.newest_history += 1
+            self._histories.append(self.newest_history)
+        return self._histories[number - 1]
+
+    def begin(self, rank: int, save: SaveId) -> bool:
+        """A rank begins a save; whether it has begun that one before."""
+        self._gone.pop(rank, None)  # another process of that rank was lost, not this one
+        again = self._latest.get(rank) == save
+        self._latest[rank] = max(save, self._latest.get(rank, save))
+        if not again:
+            self._pace.begin(rank, save)
+        self.newest_history = max(self.newest_history, save.history)  # the ranks of all nodes take the newest of all
+        return again
+
+    def out_of_step(self, rank: int, save: SaveId) -> str:
+        """Why a save of a rank is not the one that another rank began under this id; empty if it may be."""
+        if (other := self._pace.differs(rank, save)) is None:
+            return ""
+        first, theirs, ours = other
+        return (
+            f"step {save.step} is save number {ours} of {self.name(rank)}, and number {theirs} of {self.name(first)}: "
+            "they count steps unlike, and their parts would be of unlike times. Have every rank save the same steps"
+        )
+
+    def passed_over(self, save: SaveId, lacking: Collection[int]) -> str:
+        """Which of the ranks that a save lacks have gone on without it; empty for none."""
+        for rank in sorted(lacking):
+            if rank in self._present and self._latest.get(rank, save) > save and self._pace.left_out(rank, save):
+                return f"{self.name(rank)} went on to step {self._latest[rank].step} without saving step {save.step}"
+        return ""
+
+    @property
+    def latest(self) -> Mapping[int, SaveId]:
+        """The newest id that each rank has begun; `NEVER` for one that is gone."""
+        return self._latest | dict.fromkeys(self._gone, NEVER)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody of this generation has come yet."""
+        return not self._histories
+
+    @property
+    def all(self) -> frozenset[int]:
+        """The ranks that must write their part of each save, or lend it."""
+        return frozenset(range(self._count))
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all have taken leave."""
+        return self._gone.keys() >= self.all and not self._present
+
+    def lenders(self, save: SaveId) -> Iterator[tuple[int, Loan]]:
+        """Who is gone, and lends its part to a save."""
+        for rank, departure in self._gone_from(save):
+            if departure.loan is not None and departure.lends_to(save):
+                yield rank, departure.loan
+
+    def obstacle(self, save: SaveId, lacking: Collection[int] | None = None) -> str:
+        """Why a save can never be whole, since a rank is gone that lends it nothing; empty if it may be.
+
+        ``lacking`` are those of whom it lacks the parts; None for a save that is yet to begin.
+        """
+        for rank, departure in self._gone_from(save):
+            if (lacking is None or rank in lacking) and not departure.lends_to(save):
+                return f"{self.name(rank)} {departure.how}"
+        if self.elsewhere is not None and save.history == self.elsewhere[1].history and save > self.elsewhere[1]:
+            return f"rank {self.elsewhere[0]} {CLOSED}"
+        return ""
+
+    def _gone_from(self, save: SaveId) -> list[tuple[int, Departure]]:
+        """Who takes no part in a save any more: gone, or on to a later history with another checkpointer."""
+        former = {rank: each for rank, each in self._former.items() if save.history <= each.history}
+        return sorted((self._gone | former).items())
+
+    def name(self, rank: int) -> str:
+        """A local rank in words, by its number among the ranks of all nodes."""
+        return f"rank {self._ranks.get(rank, rank)}"
+
+    def is_inside(self, rank: int, save: SaveId) -> bool:
+        """Whether a rank is here, and may be copying its part of a save."""
+        return rank in self._present and self._latest.get(rank) == save
+
+    def restart(self) -> None:
+        """All of them are dead; others come."""
+        self._latest.clear()
+        self._pace = Pace()
+        self._present.clear()
+        self._gone.clear()
+        self._former.clear()
+        self._histories.clear()
+        self._rounds.clear()
+        self.elsewhere = None

@@ -1,0 +1,48 @@
+"""What rank 0 tells its agent of how often to save: each decision alike on all ranks once, and why."""
+
+import time
+from math import isfinite
+
+from fastckpt._core.client.connection import Link
+from fastckpt._core.ipc.messages import Decided
+from fastckpt._core.policy.frequency.tuning import Decision
+
+PAUSE, RARELY = 1.0, 0.01
+"""Seconds, and part of its age, that a job says nothing of intervals that stay as they are: a log stays small."""
+
+
+class Decisions:
+    """Tells them; never waits for an answer, and raises nothing if nobody is there to be told.
+
+    Args:
+        link: The saver is told by rank 0 alone, so that the logs of several nodes together have each decision once.
+        bound: The part of training time that checkpoints may cost; None if the intervals do not depend on it.
+    """
+
+    def __init__(self, link: Link, bound: float | None) -> None:
+        self._link = link if link.place.rank == 0 else None
+        self._bound = bound
+        self._last: Decision | None = None
+        self._begun = self._told = time.monotonic()
+
+    def profiling(self, step: int, why: str) -> None:
+        """It is measured first what checkpoints cost, from this step on: no intervals are in force."""
+        if self._link is not None:
+            self._link.tell_decided(Decided(step, None, None, None, self._bound, False, why))
+
+    def tell(self, decision: Decision | None) -> None:
+        """Tell the last decision, unless it was told; of those that change nothing some are left out."""
+        if self._link is None or decision is None or decision is self._last:
+            return
+        first, self._last, now = self._last is None, decision, time.monotonic()
+        if not decision.changed and now - self._told < max(PAUSE, RARELY * (now - self._begun)):
+            return
+        self._told = now
+        intervals = decision.intervals
+        overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
+        self._link.tell_decided(
+            Decided(
+                max(0, int(decision.step)), intervals.memory, intervals.storage, overhead, self._bound,
+                decision.changed, decision.why,
+            )
+        )  # fmt: skip

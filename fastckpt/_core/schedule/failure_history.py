@@ -1,0 +1,34 @@
+"""How long a training was observed, through all its resumes, and how often it failed."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastckpt._core.policy.frequency.failures import mean_time_between
+
+
+class Lifetime:
+    """Of this process, and of those before it that are told of by the checkpoint from which it goes on.
+
+    Restarts that follow each other without a save in between count, too: the launcher counts them.
+
+    Args:
+        launch: What restarted workers have in common with those before them, and with no other launch.
+        restarts: Of this launch, so far.
+        before: What `state` gave; empty if there is nothing to go on from.
+    """
+
+    def __init__(self, launch: str, restarts: int, before: Sequence[Any] = ()) -> None:
+        seconds, failures, last_launch, last_restarts = before or (0.0, 0, "", 0)
+        self.failures: int = failures + max(0, restarts - (last_restarts if last_launch == launch else 0))
+        self._launch, self._restarts, self._before = launch, restarts, float(seconds)
+        self._since = time.monotonic()
+
+    @property
+    def mean_time_between_failures(self) -> float | None:
+        """Seconds, as told by the checkpoint, and so alike on all ranks; None if nothing has failed."""
+        return mean_time_between(self.failures, self._before)
+
+    def state(self) -> list[Any]:
+        """To keep in a checkpoint."""
+        return [self._before + time.monotonic() - self._since, self.failures, self._launch, self._restarts]

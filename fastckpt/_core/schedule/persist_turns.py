@@ -1,0 +1,76 @@
+"""Which saves several nodes persist, of those that newer ones may overtake: all nodes must choose the same."""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from fastckpt._core.client.job_store import job_store_if_met
+from fastckpt._core.config import Place
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Status
+from fastckpt.errors import FastckptError
+
+MOST_AHEAD = 64
+"""Saves between the word of the first rank and the one that is persisted, at most; at first there are none."""
+PATIENCE = 60.0
+"""Seconds until a checkpoint of which nodes have not written their parts is not waited for any more, at first."""
+
+_WORD = "next"
+
+
+class Turns:
+    """Says which of the saves whose storage type was left out are persisted, alike on all nodes.
+
+    When nothing is on its way to storage, the first rank says in the store of the process group from which step on the
+    next save is to be persisted: that after its own. The collectives of a step lie between two saves, so no rank comes
+    to that one before it was said. The first rank of each node asks the store in each save. Where nodes run apart, and
+    some have missed the word, the next one is said more saves ahead.
+
+    Args:
+        directory: The checkpoint directory.
+        place: Who this rank is.
+        status: Asks this node's saver how far persistence is.
+    """
+
+    def __init__(self, directory: str, place: Place, status: Callable[[], Status]) -> None:
+        self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
+        self._place, self._status = place, status
+        self._ahead, self._patience, self._since = 0, PATIENCE, 0.0
+        self._begin(0)
+
+    def _begin(self, history: int) -> None:
+        self._history, self._last, self._next, self._said = history, -1, -1, False
+
+    def comes(self, save: SaveId) -> bool:
+        """Whether all nodes persist this save; to be called for each whose storage type was left out."""
+        if self._place.group_world_size == 1 or self._place.local_rank:
+            return False
+        if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:
+            return False
+        if save.history != self._history:
+            self._begin(save.history)
+        before, self._last = self._last, save.step
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
+            if self._place.rank:
+                self._hear(store)
+            elif before >= self._next:
+                self._say(store, save.step, max(1, save.step - before))
+        return before < self._next <= save.step
+
+    def _hear(self, store: "dist.distributed_c10d.Store") -> None:
+        self._said = self._said or store.check([_WORD])
+        if self._said:
+            self._next = int(store.get(_WORD))
+
+    def _say(self, store: "dist.distributed_c10d.Store", step: int, stride: int) -> None:
+        """Unless a persist is under way, name the step from which on the next one is persisted."""
+        with contextlib.suppress(FastckptError):  # the saver is gone, or in trouble
+            if self._status().persists:
+                if time.monotonic() < self._since + self._patience:
+                    return
+                self._ahead, self._patience = min(2 * self._ahead + 1, MOST_AHEAD), 2 * self._patience
+            self._next, self._since = step + self._ahead * stride + 1, time.monotonic()
+            store.set(_WORD, str(self._next))

@@ -1,0 +1,50 @@
+"""The circumstances of a training: what was profiled counts under the very same."""
+
+from collections.abc import Iterable
+
+import torch
+
+from fastckpt._core.policy.frequency.profile_cache import Circumstances
+from fastckpt._core.storage.store import is_url
+from fastckpt._core.version import VERSION
+
+
+def circumstances(
+    model: torch.nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer],
+    directory: str,
+    *,
+    size: int,
+    world_size: int,
+    overlaps: bool = True,
+) -> Circumstances:
+    """Those of a training that saves to a directory.
+
+    Args:
+        model: The module.
+        optimizers: What trains it.
+        directory: A path, or a URL.
+        size: Bytes of the model, alike on all ranks.
+        world_size: Their number.
+        overlaps: Whether what optimizers change is copied in the background.
+    """
+    device = device_of(model)
+    names = ", ".join(type(each).__name__ for each in optimizers)
+    return Circumstances(
+        size,
+        world_size,
+        directory.partition("://")[0] if is_url(directory) else "directory",
+        torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        {"fastckpt": VERSION, "torch": torch.__version__},
+        names if overlaps or not names else f"{names}, without overlap",
+    )
+
+
+def size_of(model: torch.nn.Module) -> int:
+    """Bytes of its parameters and buffers, as they say: of FSDP1 those of this rank, of DTensors all."""
+    return sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers()))
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model is; the processor, if it has no tensors."""
+    return next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))

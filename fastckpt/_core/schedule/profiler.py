@@ -1,0 +1,191 @@
+"""Measures what iterations and saves of a job take while it trains and saves, alike on all ranks."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.policy.frequency import profiling
+from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile, choose
+from fastckpt._core.policy.frequency.overhead import FEW, Iteration
+from fastckpt._core.policy.frequency.profiling import COPIES, Progress
+from fastckpt._core.policy.frequency.provisional_intervals import MEMORY, Pace, provisional, steps_within
+from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.schedule.stopwatch import Stopwatch
+
+NOTICE = 2
+"""Steps from when ranks send what they measured until they act on it: nobody waits for the slowest to send it."""
+LATEST = 200
+"""Iterations that are remembered."""
+
+Sizes = Callable[[], tuple[int, int, int]]
+
+
+class Due(NamedTuple):
+    """What a step is to end with."""
+
+    snapshot: bool
+    persist: bool
+
+
+class Profiler:
+    """Measures what iterations and checkpoints take, with and without saves by turns, while training is kept safe.
+
+    The first step is persisted. Ranks send each other what they measured after the second, then at turns that are
+    farther and farther apart, and save as `provisional` says. A persist that failed is repeated.
+
+    Args:
+        ranks: With whom to agree.
+        watch: Measures.
+        terms: What to keep to.
+        sizes: Gives the bytes of the state, and the peak and capacity of device memory.
+        turns: Those to profile, at most.
+        overlaps: Whether snapshots are copied behind training; if not, an iteration has no room for them.
+        before: What earlier runs have measured, alike on all ranks.
+
+    Attributes:
+        progress: What is known by now, alike on all ranks.
+        saved: The last turn that was to end with a save.
+    """
+
+    def __init__(
+        self,
+        ranks: Agreement,
+        watch: Stopwatch,
+        terms: Terms,
+        sizes: Sizes,
+        *,
+        turns: range,
+        overlaps: bool,
+        before: Progress | None = None,
+    ) -> None:
+        self._ranks, self._watch, self._terms, self._sizes = ranks, watch, terms, sizes
+        self._most, self._overlaps = len(turns), overlaps
+        self.progress = self._before = before
+        self._first = first = turns.start
+        self._check = self._asked = first + 1
+        self._each_until = first
+        self.saved, self._persisted = first - 1, first - 1
+        self._persists_from: int | None = first
+        self._intervals = provisional(None, terms.overhead)
+        self._seen: list[float] = []
+        self._plain: deque[float] = deque(maxlen=LATEST)
+        self._updates: deque[float] = deque(maxlen=LATEST)
+        self._slowed: deque[float] = deque(maxlen=LATEST)
+        self._copied: deque[float] = deque(maxlen=LATEST)
+        self._both: deque[float] = deque(maxlen=LATEST)
+        self._counted = 0
+        self._answers: tuple[int, Answers] | None = None
+
+    def due(self, turn: int) -> Due:
+        """What this turn is to end with."""
+        snapshot = turn - self.saved >= self._intervals.memory or turn < self._each_until
+        persist = snapshot and self._persists_from is not None and turn >= self._persists_from
+        if snapshot:
+            self.saved = turn
+        if persist:
+            self._persisted, self._persists_from = turn, None
+        return Due(snapshot, persist)
+
+    def turn(self, turn: int, seen: tuple[Iteration, float] | None) -> Profile | None:
+        """The profile of all ranks, once it is complete; the same in all of them at the same turn."""
+        if seen is not None:
+            self._add(*seen)
+        if self._answers is None and turn >= self._check:
+            # The first time they wait for each other: what the next saves cost must be known before they are made.
+            self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
+            self._answers = turn + notice, self._ranks.say(self._said())
+        if self._answers is not None and turn >= self._answers[0]:
+            said, self._answers = self._answers[1](), None
+            self._heard(turn, said)
+        complete = self.progress is not None and self.progress.complete(self._most)
+        return self.progress.profile if self.progress is not None and complete else None
+
+    def _heard(self, turn: int, said: list[dict[str, Any]]) -> None:
+        since = profiling.agreed([_progress(each["progress"]) for each in said])
+        self.progress = profiling.continued(self._before, since)
+        turns = [each["turn"] for each in said if each["turn"] is not None]
+        if turns:
+            pace = self._pace(max(SHORTEST, *turns))
+            self._intervals = provisional(pace, self._terms.overhead, self._terms.every.fixed(pace.turn))
+            self._check = turn + self._distance(turn, pace)
+            if self._left == 0 and self._lacking > 0:
+                self._each_until = self._check = turn + self._lacking
+        else:
+            self._check = turn + 1
+        self._plan_persist(turn, idle=all(each["idle"] for each in said))
+
+    def _distance(self, turn: int, pace: Pace) -> int:
+        """Turns until ranks send each other what they have measured next.
+
+        Farther and farther apart, for what all send to all costs more the more there are; but as long as iterations are
+        profiled, soon enough to see that they take longer than before.
+        """
+        growing = max(1, (turn - self._first) // 2)
+        return min(growing, self._left, steps_within(MEMORY, pace.turn)) if self._left else growing
+
+    @property
+    def _left(self) -> int:
+        """Iterations that are still to be profiled."""
+        return max(0, self.progress.needed(self._most) - self.progress.iterations) if self.progress else self._most
+
+    @property
+    def _lacking(self) -> int:
+        """Snapshots that are still to be profiled, in steps that follow each other where they were rare so far."""
+        return COPIES - (self.progress.snapshots if self.progress else 0)
+
+    def _plan_persist(self, turn: int, *, idle: bool) -> None:
+        """Say when the next persist may begin; what ranks said before the last one began says nothing of it."""
+        if idle and self._persisted < self._asked:
+            known = self.progress is not None and self.progress.persists > 0
+            self._persists_from = self._persisted + self._intervals.storage if known else turn
+
+    def _pace(self, turn: float) -> Pace:
+        if self.progress is None:
+            return Pace(turn)
+        stall = choose(self.progress.profile, self._terms.overhead).stall + self.progress.profile.copy_slowdown
+        return Pace(turn, stall, self.progress.profile.storage, self.progress.compared)
+
+    def _add(self, iteration: Iteration, update: float) -> None:
+        self._seen.append(iteration.seconds)
+        self._counted += not iteration.persisting
+        kinds = {(False, False): self._plain, (False, True): self._slowed, (True, False): self._copied}
+        kinds.get((iteration.snapshot, iteration.persisting), self._both).append(iteration.work)
+        self._updates.append(update if self._overlaps else iteration.seconds)
+
+    def _said(self) -> dict[str, Any]:
+        seen, self._seen = self._seen, []
+        progress = self._measured()
+        return {
+            "turn": fmean(seen) if seen else None,
+            "progress": asdict(progress) if progress else None,
+            "idle": self._watch.idle,
+        }
+
+    def _measured(self) -> Progress | None:
+        """What this run has measured; a persist of which that is not known takes no time.
+
+        Where no iteration is without a save or a persist, others stand for it.
+        """
+        watch = self._watch
+        plain = self._plain if len(self._plain) >= FEW else self._copied or self._plain or self._slowed or self._both
+        if not (plain and watch.copies):
+            return None
+        samples = profiling.Samples(
+            iterations=tuple(plain),
+            updates=tuple(self._updates),
+            host_copies=tuple(watch.copies),
+            persists=watch.durations or [0.0],
+            device_copies=tuple(watch.asides),
+            blocks=tuple(watch.blocks) if self._overlaps else (),
+            slowed=tuple(self._slowed),
+            copied=tuple(self._copied),
+        )
+        profile = profiling.profiled(samples, *self._sizes())
+        return Progress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
+
+
+def _progress(said: dict[str, Any] | None) -> Progress | None:
+    return Progress(**{**said, "profile": Profile(**said["profile"])}) if said else None

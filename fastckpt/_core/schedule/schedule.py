@@ -1,0 +1,175 @@
+"""The frequency policy at work in one rank, alike in all: profile, agree, choose, and follow what is measured."""
+
+from dataclasses import replace
+from math import nan
+from typing import Any, Protocol
+
+from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.frequency import overhead
+from fastckpt._core.policy.frequency.intervals import Intervals, Profile, choose
+from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
+from fastckpt._core.policy.frequency.profile_cache import Remembered
+from fastckpt._core.policy.frequency.profiling import Progress
+from fastckpt._core.policy.frequency.tuning import Decision, State, Terms, started, tuned
+from fastckpt._core.schedule.persist_gate import Single
+from fastckpt._core.schedule.profiler import NOTICE, Due, Profiler
+from fastckpt._core.schedule.stopwatch import Stopwatch
+
+GIVEN = "the user gave these intervals"
+
+
+class Tempo(Protocol):
+    """Says when a checkpoint is due; equal on all ranks that are given equal steps.
+
+    Attributes:
+        decision: The last one; None as long as it profiles.
+    """
+
+    decision: Decision | None
+
+    def turn(self, step: int) -> Due:
+        """This step has ended: what is due now."""
+        ...
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
+        ...
+
+    def close(self) -> None:
+        """Measure no more."""
+        ...
+
+
+class Steady:
+    """Checkpoints every so many steps, counted from step 0; training goes on from ``step``.
+
+    One that is due at a step that is left out is made at the next.
+    """
+
+    def __init__(self, memory: int, storage: int, step: int) -> None:
+        self._intervals, self._last = Intervals(memory, storage), step
+        self.decision: Decision | None = Decision(step, self._intervals, nan, True, GIVEN)
+
+    def turn(self, step: int) -> Due:
+        """What is due now."""
+        last, self._last = self._last, step
+        memory, storage = self._intervals.memory, self._intervals.storage
+        return Due(step // memory > last // memory, step // storage > last // storage)
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """Nothing is measured."""
+
+    def close(self) -> None:
+        """Nothing was measured."""
+
+
+class Adaptive:
+    """Checkpoints as often as the overhead allows.
+
+    It counts turns: steps that a training leaves out, or counts in others than ones, do not matter.
+
+    Args:
+        ranks: With whom to agree.
+        terms: What to keep to.
+        watch: Measures.
+        profiler: How to find out what checkpoints cost, unless that is known.
+        known: What an earlier run found out.
+        turns: How many there were before.
+
+    Attributes:
+        known: What is known by now.
+        decision: The last one; None as long as it profiles.
+    """
+
+    def __init__(
+        self,
+        ranks: Agreement,
+        terms: Terms,
+        watch: Stopwatch,
+        profiler: Profiler,
+        known: Remembered | None,
+        turns: int,
+    ) -> None:
+        self.known = known
+        self.decision: Decision | None = None
+        self._ranks, self._watch, self._turns, self._step = ranks, watch, turns, turns
+        self._terms = replace(terms, notice=NOTICE)
+        self._profiler = profiler
+        self._single = Single(ranks.beside("persists"), watch, NOTICE)
+        self._state: State | None = None
+        self._iterations: list[Iteration] = []
+        self._answers: tuple[int, Answers] | None = None
+
+    def turn(self, step: int) -> Due:
+        """What is due now."""
+        seen = self._watch.turn()
+        self._turns, self._step = self._turns + 1, step
+        turn = self._turns
+        if self.known is None:
+            profile = self._profiler.turn(turn, seen)
+            if profile is None:
+                return self._profiler.due(turn)
+            self._start(turn, profile, None, self._profiler.saved)
+        elif self._state is None:
+            self._start(turn - 1, self.known.profile, self.known.intervals, turn - 1)
+        else:
+            self._follow(turn, seen)
+        intervals = self._now.intervals
+        return Due(intervals.snapshots(turn), self._single.begins(turn, intervals))
+
+    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+        """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
+        self._watch.saved(save, persist=persist, pending=pending)
+
+    def close(self) -> None:
+        """Measure no more."""
+        self._watch.close()
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the profile is, alike on all ranks."""
+        return self._profiler.progress
+
+    @property
+    def _now(self) -> State:
+        assert self._state is not None
+        return self._state
+
+    def _start(self, turn: int, profile: Profile, intervals: Intervals | None, saved: int) -> None:
+        """Choose intervals, counted from the last turn that was saved."""
+        state, decision = started(profile, self._terms, turn, intervals)
+        self._state = replace(state, intervals=replace(state.intervals, anchor=saved))
+        self._decided(profile, decision)
+
+    def _follow(self, turn: int, seen: tuple[Iteration, float] | None) -> None:
+        if seen is not None:
+            self._iterations.append(seen[0])
+        if self._answers is not None and turn >= self._answers[0]:
+            said = [Measurement.from_json(each) for each in self._answers[1]() if each is not None]
+            self._answers = None
+            if said:
+                self._state, decision = tuned(self._now, said)
+                self._decided(self._profile, decision)
+            else:
+                self._state = replace(self._now, ends=turn + NOTICE)
+        elif self._answers is None and turn >= self._now.ends:
+            self._answers = turn + NOTICE, self._ranks.say(self._measured())
+
+    def _measured(self) -> dict[str, Any] | None:
+        """What this rank has seen since it was asked last; None if nothing."""
+        iterations, self._iterations = self._iterations, []
+        durations, self._watch.durations = self._watch.durations, []
+        overruns, self._watch.overruns = self._watch.overruns, 0
+        return overhead.measured(iterations, durations, overruns).to_json() if iterations else None
+
+    @property
+    def _profile(self) -> Profile:
+        assert self.known is not None
+        return self.known.profile
+
+    def _decided(self, profile: Profile, decision: Decision) -> None:
+        self.known = Remembered(profile, choose(profile, self._terms.overhead), decision.intervals)
+        if decision.changed:
+            self._iterations = []
+        self.decision = replace(decision, step=self._step)

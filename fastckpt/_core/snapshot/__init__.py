@@ -1,0 +1,1 @@
+"""Runs in: worker. A save to memory: plan, copy, commit, partly overlapped with training."""

@@ -1,0 +1,149 @@
+"""What is left of a snapshot once its save has returned: copied by one thread, while another trains."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch.autograd.graph import _engine_run_backward
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.snapshot.mutation_check import Digests, Still
+from fastckpt._core.snapshot.outcome import Outcome
+from fastckpt._core.transfer.device_copy import Transfer
+from fastckpt._core.transfer.host_copy import Backlog, Copy
+from fastckpt.errors import OverlapError
+
+logger = logging.getLogger("fastckpt")
+
+GLANCE = 0.001
+"""Seconds between two looks at whether training has gone on."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """Copies that can wait until a save has returned.
+
+    Attributes:
+        host: From memory of the processor, of what stands still until the next step of an optimizer.
+        device: The same from memory of devices.
+        moving: From memory of devices, of what may change at once: it is set aside there before the save returns.
+    """
+
+    host: Sequence[Copy] = ()
+    device: Sequence[Copy] = ()
+    moving: Sequence[Copy] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.host or self.device or self.moving)
+
+
+class Rest:
+    """What is left of a snapshot once its save has returned.
+
+    Attributes:
+        waited: Set once training waits for it.
+        torn: Where a tensor stands that was written to while it was copied, and so the snapshot was discarded; empty
+            as long as that is not known of any.
+    """
+
+    def __init__(self, save: SaveId, still: Still, later: Later, transfers: Sequence[Transfer], *, check: bool) -> None:
+        self.save = save
+        self.backlog = Backlog(later.host, still.compare)
+        self.waited = threading.Event()
+        self.torn = ""
+        self._transfers = transfers
+        self._copied = threading.Event()
+        self._still = still
+        self._verdict: str | None = None
+        self._judging = threading.Lock()
+        self._digests = Digests([*later.host, *later.device]) if check else None
+        self._trainer = threading.get_ident()
+
+    @property
+    def can_be_held(self) -> bool:
+        """Whether training need not wait for the end: what lies on devices is held there."""
+        return bool(self._transfers) and self._digests is None
+
+    def hold(self) -> str:
+        """Let training go on to write to what stood still: on devices, once it was read. Where it was before, if so."""
+        self.backlog.help()
+        self._copied.wait()
+        for transfer in self._transfers:
+            transfer.hold()
+        verdict = self._judge()
+        self.waited.set()
+        return verdict
+
+    def do(self, finish: Callable[[], Outcome]) -> Outcome:
+        """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if that was not to be seen."""
+        step = self.save.step
+        try:
+            with metrics.phase("overlap.copy", step=step):
+                self._copy()
+        except (RuntimeError, MemoryError) as error:
+            logger.warning("step %d was not saved: it could not be copied: %s", step, error)
+            return Outcome(f"it could not be copied: {error}", str(error))
+        with metrics.phase("overlap.compare", step=step):
+            self._wait_between_operations()
+            self.torn = self._judge() or self._still.miscopied()
+            if self.torn:
+                return Outcome(f"{self.torn} was written to while it was copied", "")
+            if self._digests is not None:
+                self._compare(self._digests)
+        outcome = finish()
+        if outcome.skipped:
+            logger.warning("step %d was not saved: %s", step, outcome.skipped)
+        return outcome
+
+    def _copy(self) -> None:
+        with ExitStack() as stack:
+            for transfer in self._transfers:
+                stack.callback(transfer.close)
+            stack.callback(self._copied.set)
+            self.backlog.finish()
+            self._copied.set()
+            for transfer in self._transfers:
+                transfer.begin(self.save.step)
+            for transfer in self._transfers:
+                transfer.finish(self.save.step)
+
+    def _judge(self) -> str:
+        """Where something was written to before the copy was held; what is written later does not count."""
+        with self._judging:
+            if self._verdict is None:
+                self._verdict = self._still.changed()
+            return self._verdict
+
+    def _wait_between_operations(self) -> None:
+        """Return when what the training thread was writing as this was called, it has written.
+
+        An operation raises the version of a tensor after it has written to it, without the GIL. It is over when the
+        thread has come to another place in the program. Autograd's engine writes to gradients alone.
+        """
+        if self._digests is not None:
+            self.waited.wait()
+        before = _position(self._trainer)
+        while before and _position(self._trainer) == before and not self.waited.wait(GLANCE):
+            pass
+
+    def _compare(self, digests: Digests) -> None:
+        differing = digests.differing()
+        if differing is not None:
+            raise OverlapError(
+                f"{self._still.path(differing)} changed between the save of step {self.save.step} and the wait for its "
+                "copy, and its version did not: it was written to by way of .data, numpy or another process. That step "
+                "was not saved. Write to it within torch.no_grad() instead, before the save or after the next step of "
+                "an optimizer, or save without overlap."
+            )
+
+
+def _position(thread: int) -> tuple[int, int] | None:
+    """Where in the program a thread is; None in autograd's engine, or once it has ended."""
+    frame = sys._current_frames().get(thread)
+    if frame is None or frame.f_code is _engine_run_backward.__code__:
+        return None
+    return id(frame), frame.f_lasti

@@ -1,0 +1,67 @@
+"""Plans the files of each save, and remembers their skeletons and sizes for the next."""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core.format.manifest import NAME as MANIFEST
+from fastckpt._core.format.plan import Plan, Planner
+from fastckpt._core.format.raw import Raw, RawPlanner
+from fastckpt._core.format.safetensors import SafetensorsPlanner, Tensors
+from fastckpt._core.memory.slots import LONGEST_NAME, is_image
+from fastckpt.errors import ConfigError
+
+REMEMBERED = 64
+"""Files that are not in the last save, of which skeletons and sizes are remembered."""
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise ConfigError if one checkpoint cannot have files of these relative names."""
+    for name in names:
+        around = {str(directory) for directory in Path(name).parents}
+        if not is_image(name) or name == MANIFEST or not around.isdisjoint(names):
+            raise ConfigError(
+                f"a checkpoint cannot have a file called {name!r}: give a relative path of at most {LONGEST_NAME} "
+                f"bytes that can be printed, none of whose parts begins with a dot, which is not {MANIFEST}, and lies "
+                "in no other file."
+            )
+
+
+class Plans:
+    """What a writer knows of its files, by their names.
+
+    Attributes:
+        sizes: Bytes that their images had last.
+    """
+
+    def __init__(self, *, weights_only: bool) -> None:
+        self.sizes: dict[str, int] = {}
+        self._weights_only = weights_only
+        self._planners: dict[tuple[str, type], Any] = {}
+
+    def plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
+        """Plan a save; a state is a `Plan` itself if it was planned elsewhere. Raises NotLoadable."""
+        return {
+            name: state if isinstance(state, Plan) else self._planner(name, state).plan(state)
+            for name, state in states.items()
+        }
+
+    def capacity(self, name: str, plan: Plan) -> int:
+        """The size of the image: that of the last save if it fits, so that mappings last."""
+        last = self.sizes.get(name)
+        return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
+
+    def forget_but(self, names: Collection[str]) -> None:
+        """Remember not for ever what other files were called, as by the number of a step."""
+        if len(self.sizes) > 2 * len(names) + REMEMBERED:
+            self.sizes = {name: size for name, size in self.sizes.items() if name in names}
+            self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
+
+    def _planner(self, name: str, state: Any) -> Any:
+        """Who plans the file of this name, as one of the kind that the state makes it."""
+        key = name, type(state) if isinstance(state, Tensors | Raw) else object
+        if key not in self._planners:
+            makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}
+            self._planners[key] = makers.get(key[1], partial(Planner, weights_only=self._weights_only))()
+        return self._planners[key]

@@ -1,0 +1,182 @@
+"""What of a state stands still until an optimizer's next step, and whether it did."""
+
+import ctypes
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch.optim import Optimizer
+
+from fastckpt._core.format.plan import Plan
+from fastckpt._core.snapshot.sampled_bytes import DeviceSamples, Samples
+from fastckpt._core.transfer.device_copy import Piece
+from fastckpt._core.transfer.host_copy import Copy, Span
+
+WORTH = 16 << 10
+"""Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
+
+
+class Still:
+    """The storages of a state that only steps of the given optimizers change, as they are now.
+
+    A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or lies in its
+    ``state``: param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change elsewhere. Of a
+    storage that has more than is saved, such as one with padding, the part that is saved counts as a storage.
+
+    Args:
+        beside: Tensors that change only behind such a step, such as what a framework makes of an optimizer's
+            parameters: all storages that they lie in stand still.
+    """
+
+    def __init__(
+        self,
+        plans: Iterable[Plan],
+        optimizers: Sequence[Optimizer],
+        beside: Iterable[torch.Tensor] = (),
+    ) -> None:
+        found = [
+            (plan.storages[index], tensor.untyped_storage(), tensor, path)
+            for plan in plans
+            for (tensor, index), path in zip(plan.tensors, plan.paths, strict=True)
+            if plan.skeleton.gaps[index].size and tensor.untyped_storage().nbytes() >= (WORTH if tensor.is_cpu else 1)
+        ]
+        owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
+        standing = {tensor.untyped_storage()._cdata for tensor in beside}
+        moving = {
+            whole._cdata
+            for _, whole, tensor, _ in found
+            if (_layout(tensor) not in owners and whole._cdata not in standing)
+            or _is_shared(whole)
+            or tensor.is_inference()
+        }
+        self._paths: dict[int, str] = {}
+        self._places: list[tuple[torch.Tensor, int, str]] = []
+        self._versions: list[tuple[torch.Tensor, int, str]] = []
+        self._tensors: dict[int, list[torch.Tensor]] = {}
+        self._samples = Samples((), self._tensors_of)
+        self._device_samples: list[DeviceSamples] = []
+        for storage, whole, tensor, path in found:
+            if whole._cdata not in moving:
+                self._tensors.setdefault(storage._cdata, []).append(tensor)
+                self._paths.setdefault(storage._cdata, path)
+                self._places.append((tensor, tensor.data_ptr(), path))
+                # those of the optimizers, too: what came into the state by way of .data counts on its own
+                watched = (tensor, *owners.get(_layout(tensor), ()))
+                self._versions += [(each, each._version, path) for each in watched]
+
+    def part(self, copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
+        """The copies to do at once, and those that can wait."""
+        now: list[Copy] = []
+        later: list[Copy] = []
+        for copy in copies:
+            (later if self.holds(copy[1]) else now).append(copy)
+        return now, later
+
+    def holds(self, storage: torch.UntypedStorage) -> bool:
+        """Whether a storage is one of them."""
+        return storage._cdata in self._paths
+
+    def in_memory(self) -> list[torch.UntypedStorage]:
+        """Those of them in the processor's memory, whole."""
+        return [tensor.untyped_storage() for tensor, _, _ in self._places if tensor.is_cpu]
+
+    def path(self, storage: torch.UntypedStorage) -> str:
+        """Where a tensor in one of the storages stands in the state."""
+        return self._paths[storage._cdata]
+
+    def sample(self, copies: Sequence[Copy]) -> None:
+        """Keep some of the bytes to copy from the processor's memory, as they are now."""
+        self._samples = Samples(copies, self._tensors_of)
+
+    def sample_device(self, copies: Sequence[Copy]) -> Sequence[Piece]:
+        """Have the current stream of their device keep some of the bytes to copy; what is to be sent to the host."""
+        if not any(size for _, _, size in copies):
+            return ()
+        self._device_samples.append(samples := DeviceSamples(copies, self._tensors_of))
+        return [samples.piece]
+
+    def compare(self, piece: Span, copied: bool) -> None:
+        """As `Samples.compare`."""
+        self._samples.compare(piece, copied)
+
+    def changed(self) -> str:
+        """Where a tensor stands that was written to or moved since; empty if that is not seen of any.
+
+        An operation raises the version of what it writes when it has written. Writes by way of ``.data``, numpy,
+        collectives or another process raise none: these are seen in the samples, if they change much.
+        """
+        moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
+        written = (path for tensor, version, path in self._versions if tensor._version != version)
+        return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
+
+    def miscopied(self) -> str:
+        """Where a tensor stands whose copy, which has been made, is not what it was as the samples were taken."""
+        on_devices = (self._path(each.differing_copy()) for each in self._device_samples)
+        return self._path(self._samples.differing_copy()) or next(filter(None, on_devices), "")
+
+    def _path(self, storage: torch.UntypedStorage | None) -> str:
+        return "" if storage is None else self.path(storage)
+
+    def _tensors_of(self, storage: torch.UntypedStorage) -> Sequence[torch.Tensor]:
+        return self._tensors[storage._cdata]
+
+
+class Digests:
+    """Of the storages to copy, as they are now: shows each change, seen or unseen."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._digests = [(copy, _digest_of(copy[1], copy[2])) for copy in copies]
+
+    def differing(self) -> torch.UntypedStorage | None:
+        """A storage that is no longer what it was, or of which the copy is not; None if all are."""
+        for (target, storage, size), before in self._digests:
+            if before != _digest_of(storage, size) or before != _digest(target, size):
+                return storage
+        return None
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    """With other processes; of storages on a device torch says so of each."""
+    return storage.device.type == "cpu" and storage.is_shared()
+
+
+def _digest_of(storage: torch.UntypedStorage, size: int) -> bytes:
+    if storage.device.type != "cpu":
+        torch.accelerator.synchronize(storage.device)
+        storage = storage.cpu()  # type: ignore[no-untyped-call]
+    return _digest(storage.data_ptr(), size)
+
+
+def _digest(address: int, size: int) -> bytes:
+    return xxhash.xxh3_128_digest((ctypes.c_char * size).from_address(address))
+
+
+Layout = tuple[int, torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _owners(optimizers: Iterable[Optimizer], places: set[int]) -> dict[Layout, list[torch.Tensor]]:
+    """The tensors of the optimizers that begin at one of these addresses, by their layout."""
+    found: dict[Layout, list[torch.Tensor]] = {}
+    for optimizer in optimizers:
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        for tensor in (*parameters, *_tensors(optimizer.state)):
+            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's shard
+            if local.layout is torch.strided and local.data_ptr() in places:
+                found.setdefault(_layout(local), []).append(local)
+    return found
+
+
+def _tensors(node: Any) -> Iterator[torch.Tensor]:
+    if isinstance(node, torch.Tensor):
+        yield node
+    elif isinstance(node, Mapping):
+        for child in node.values():
+            yield from _tensors(child)
+    elif isinstance(node, list | tuple):
+        for child in node:
+            yield from _tensors(child)

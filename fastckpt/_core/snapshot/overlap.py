@@ -1,0 +1,222 @@
+"""Finishes snapshots behind training, and waits for them before an optimizer changes what is copied."""
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from fastckpt._core import metrics
+from fastckpt._core.arguments import shown
+from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.plan import Plan
+from fastckpt._core.snapshot.background_copy import Later, Rest
+from fastckpt._core.snapshot.mutation_check import Still
+from fastckpt._core.snapshot.outcome import Outcome
+from fastckpt._core.snapshot.share_memory_guard import Barrier
+from fastckpt._core.transfer.device_copy import records_graph
+from fastckpt._core.transfer.device_streams import Lanes, by_place
+from fastckpt._core.transfer.host_copy import Copy
+from fastckpt.errors import ConfigError, OverlapError
+
+logger = logging.getLogger("fastckpt")
+
+
+class Overlap:
+    """Snapshots of which a part, that stands still until the next step of an optimizer, is copied by a thread.
+
+    After Mohan, Phanishayee, Chidambaram, "CheckFreq" (FAST'21), section 4.3.1, where the weight update waits for the
+    snapshot. Here a snapshot also counts only if nothing was written to what the thread has copied. The first one is
+    copied at once, and watched: a model that writes to its weights in each forward is known by then.
+
+    Args:
+        optimizers: Whose parameters and ``state`` stand still between steps; without any, nothing is deferred.
+        lanes: Copy from the memory of devices.
+        stall: Says that training waits, as `engine.beats.Beats.stall`.
+        check: Digest what is deferred before and after, and commit at the next wait only.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        lanes: Lanes,
+        stall: Callable[[str], AbstractContextManager[None]],
+        *,
+        check: bool,
+    ) -> None:
+        self._optimizers: Sequence[Optimizer] = ()
+        self._beside: Callable[[], Iterable[torch.Tensor]] = tuple
+        self._lanes = lanes
+        self._stall = stall
+        self._check = check
+        self._is_proven = check
+        self._pid = os.getpid()
+        self._waits = threading.RLock()
+        self._pending: tuple[Rest, Future[Outcome]] | None = None
+        self._watched: tuple[SaveId, Still] | None = None
+        self._barrier = Barrier((), self.wait)
+        self._endings: list[tuple[SaveId, Outcome]] = []
+        self._pool = ThreadPoolExecutor(1, "fastckpt-overlap")
+        self._hook: RemovableHandle | None = None
+        self.defer(optimizers)
+
+    def defer(self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        """From the next snapshot on, copy what these change behind training; they take the place of those before.
+
+        Args:
+            beside: Gives tensors that change only behind the beginning of such a step, as `Still` takes them.
+        """
+        self._optimizers, self._beside = optimizers, beside
+        if optimizers and self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._before_step)
+            # Not atexit: that comes when thread pools take no more work. Of these the last comes first: before the
+            # saver of this process ends.
+            threading._register_atexit(_wait_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
+
+    def part(self, plans: Collection[Plan], copies: Sequence[Copy]) -> tuple[Still | None, Sequence[Copy], Later]:
+        """What stands still, if that is of interest; the copies to do at once; and those that can wait."""
+        if not self._optimizers:
+            return None, copies, Later()
+        still = Still(plans, self._optimizers, self._beside())
+        now, later = still.part(copies)
+        on_host = not any(plan.device for plan in plans)
+        host, device = (later, []) if on_host else by_place(later)
+        if not self._check:
+            still.sample(host)
+        if not self._is_proven:
+            return still, copies, Later()
+        now, moving = (now, []) if on_host else by_place(now)
+        return still, now, Later(host, device, moving)
+
+    def watch(self, save: SaveId, still: Still) -> None:
+        """See by the next step whether what stands still did so."""
+        self._watched = save, still
+
+    def begin(self, save: SaveId, still: Still, later: Later, finish: Callable[[], Outcome]) -> None:
+        """Do the copies behind training's back; then ``finish``, if nothing was written to them meanwhile."""
+        sample = (lambda _: ()) if self._check else still.sample_device
+        transfers = self._lanes.begin(later.device, later.moving, sample)
+        rest = Rest(save, still, later, transfers, check=self._check)
+        self._barrier = Barrier(still.in_memory(), self.wait)
+        self._pending = rest, self._pool.submit(rest.do, finish)
+        self.watch(save, still)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is being copied."""
+        return self._pending is not None and not self._pending[1].done()
+
+    def wait(self) -> None:
+        """Return when nothing is being copied, at once if nothing is; raises OverlapError if it must not go on."""
+        if os.getpid() != self._pid:
+            return
+        if self._pending is not None:
+            with self._waits:
+                self._end()
+        watched, self._watched = self._watched, None
+        if watched is not None and (path := watched[1].changed()):
+            lost = any(ended == watched[0] and outcome.skipped for ended, outcome in self._endings)
+            self._give_up(watched[0], path, lost=lost)
+
+    def endings(self) -> list[tuple[SaveId, Outcome]]:
+        """What became of snapshots that were finished since the last call, oldest first."""
+        endings, self._endings = self._endings, []
+        return endings
+
+    def close(self) -> None:
+        """Wait, and defer no more; raises what `wait` does."""
+        try:
+            self.wait()
+        finally:
+            self._optimizers = ()
+            if self._hook is not None:
+                self._hook.remove()
+            self._pool.shutdown()
+
+    def _end(self) -> None:
+        if (pending := self._pending) is None:
+            return  # another thread has waited
+        rest, outcome = pending
+        with self._stall("overlap.wait"), metrics.phase("overlap.wait", step=rest.save.step):
+            rest.backlog.help()
+            rest.waited.set()
+            wait([outcome])
+        if self._pending is pending:  # else a handler of signals has waited
+            self._pending = None
+            self._barrier.lift()
+            error = outcome.exception()
+            self._endings.append((rest.save, Outcome(str(error), "") if error else outcome.result()))
+            if error:
+                raise error
+            if rest.torn:
+                self._give_up(rest.save, rest.torn, lost=True)
+
+    def _give_up(self, save: SaveId, path: str, *, lost: bool) -> None:
+        if not self._optimizers:
+            return
+        self._optimizers = ()
+        logger.warning(
+            "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not overlap "
+            "with training any more: from now on each copies all before it returns.",
+            path, save.step, ", and so this step was not saved" if lost else "",
+        )  # fmt: skip
+
+    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        if self._optimizers and records_graph():
+            self.wait()
+            self._optimizers = ()
+            logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
+        if os.getpid() != self._pid:
+            return
+        self._lanes.trains()
+        if self._watched is not None:
+            self._hold()
+            self._is_proven = True
+        elif (pending := self._pending) is not None:
+            pending[0].hold()  # this step may be in another stream than the first
+
+    def _hold(self) -> None:
+        """Return when a step may write to what is being copied: on devices, once it was read."""
+        pending, watched = self._pending, self._watched
+        if pending is None or watched is None or not pending[0].can_be_held:
+            self.wait()
+            return
+        rest = pending[0]
+        with self._waits, self._stall("overlap.wait"), metrics.phase("overlap.wait", step=rest.save.step):
+            lost = rest.hold()
+        self._watched = None
+        if path := lost or watched[1].changed():
+            self._give_up(watched[0], path, lost=bool(lost))
+
+    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
+    _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:
+    """The optimizers that a user gives; raises ConfigError for what is none."""
+    given = tuple(overlap) if isinstance(overlap, Iterable) else () if overlap is None else (overlap,)
+    for each in given:
+        if not isinstance(each, Optimizer):
+            raise ConfigError(
+                f"overlap is {shown(each)}; it takes torch optimizers, whose steps can be seen: give overlap=optimizer"
+            )
+    return tuple(map(unwrapped, given))
+
+
+def _wait_at_exit(reference: "weakref.ref[Overlap]") -> None:
+    overlap = reference()
+    if overlap is not None:
+        try:
+            overlap.wait()
+        except OverlapError as error:
+            logger.error("%s", error)
+        overlap._optimizers = ()  # what is saved from now on, by atexit or a thread that goes on, is copied at once

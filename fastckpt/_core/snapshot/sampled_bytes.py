@@ -1,0 +1,127 @@
+"""Bytes drawn from storages at a save, with which their copies are compared before the save counts."""
+
+import ctypes
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+
+import torch
+
+from fastckpt._core.transfer.device_copy import Piece, bytes_of, host_buffer
+from fastckpt._core.transfer.host_copy import Copy, Span, differ
+
+LINE = 64
+"""Bytes of each sample: a cache line."""
+STRETCH = (1 << 20) // LINE
+"""Lines of which one is sampled."""
+
+_draw = random.Random().random  # neither follows a training's seeds nor changes its numbers
+
+TensorsOf = Callable[[torch.UntypedStorage], Sequence[torch.Tensor]]
+"""The tensors in a storage that are saved."""
+
+
+class Samples:
+    """64 bytes of each MiB of storages in the processor's memory, as they are now, before these are copied.
+
+    Each save draws its own places, so that none is left out for good. Of each tensor there is at least one. A write
+    that is undone before the copy ends leaves no trace in the storages: what was copied meanwhile shows it.
+
+    Args:
+        copies: What will be copied.
+        tensors_of: Gives the tensors in a storage.
+    """
+
+    def __init__(self, copies: Sequence[Copy], tensors_of: TensorsOf) -> None:
+        self._taken: list[tuple[int, int, bytes, torch.UntypedStorage]] = []
+        for target, storage, size in copies:
+            start = storage.data_ptr()
+            for place in _places(start, size, tensors_of(storage)):
+                sample = ctypes.string_at(start + place, min(LINE, size - place))
+                self._taken.append((start + place, target + place, sample, storage))
+        self._sorted = sorted(self._taken, key=itemgetter(0))
+        self._starts = [each[0] for each in self._sorted]
+        self._differing: torch.UntypedStorage | None = None
+
+    def compare(self, piece: Span, copied: bool) -> None:
+        """Compare a part of a storage before it is copied, and after that; a difference counts from then on.
+
+        So is noticed what a copy has of a write that begins or ends while the part is copied, less than is sampled. If
+        it begins and ends then, copy and storage differ, both of which are still in the processor's cache.
+        """
+        target, start, size = piece
+        part = self._sorted[bisect_left(self._starts, start) : bisect_left(self._starts, start + size)]
+        if self._differing is not None or not part:
+            return
+        if copied and differ(target, start, size):
+            self._differing = part[0][3]
+        for source, _, sample, storage in part:
+            if ctypes.string_at(source, len(sample)) != sample:
+                self._differing = storage
+
+    def differing_source(self) -> torch.UntypedStorage | None:
+        """A storage that is not what it was, or was seen not to be; None if there is none."""
+        written = (
+            storage for source, _, sample, storage in self._taken if ctypes.string_at(source, len(sample)) != sample
+        )
+        return next(written, self._differing)
+
+    def differing_copy(self) -> torch.UntypedStorage | None:
+        """A storage whose copy, which has been made, is not what the storage was; None if there is none."""
+        torn = (
+            storage for _, target, sample, storage in self._taken if ctypes.string_at(target, len(sample)) != sample
+        )
+        return next(torn, None)
+
+
+class DeviceSamples:
+    """The same of storages in the memory of one device; the current stream takes them when it comes to it.
+
+    The host does not wait for that: the samples travel with what is copied.
+
+    Raises:
+        torch.OutOfMemoryError: There is no room for them on the device.
+    """
+
+    def __init__(self, copies: Sequence[Copy], tensors_of: TensorsOf) -> None:
+        self._compared: list[tuple[int, int, torch.UntypedStorage]] = []
+        parts: list[torch.Tensor] = []
+        for target, storage, size in copies:
+            places = _places(storage.data_ptr(), size, tensors_of(storage)) if size else []
+            lengths = [min(LINE, size - place) for place in places]
+            self._compared += [(target + place, n, storage) for place, n in zip(places, lengths, strict=True)]
+            parts += _lines(bytes_of(storage, size), places, lengths)
+        taken = torch.cat(parts)
+        self._arrived = host_buffer(taken.nbytes)
+        self.piece = Piece(self._arrived.data_ptr(), taken)
+
+    def differing_copy(self) -> torch.UntypedStorage | None:
+        """As of `Samples`, once the samples have arrived, too."""
+        start = self._arrived.data_ptr()
+        for target, length, storage in self._compared:
+            if ctypes.string_at(target, length) != ctypes.string_at(start, length):
+                return storage
+            start += length
+        return None
+
+
+def _lines(source: torch.Tensor, places: Sequence[int], lengths: Sequence[int]) -> Iterator[torch.Tensor]:
+    """The bytes at these places, in order, in few tensors: each costs the launch of a kernel or a part of one."""
+    whole = [place for place, length in zip(places, lengths, strict=True) if length == LINE]
+    if len(whole) == len(places) > 2:
+        rows = torch.tensor(places, device="cpu").to(source.device, non_blocking=True)
+        yield source.unfold(0, LINE, 1).index_select(0, rows).view(-1)
+    else:
+        yield from (source[place : place + length] for place, length in zip(places, lengths, strict=True))
+
+
+def _places(start: int, size: int, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Offsets of lines in a storage that begins at ``start``: one in each MiB, one of each tensor that is a part."""
+    lines = -(-size // LINE)
+    places = [LINE * (first + int(_draw() * min(STRETCH, lines - first))) for first in range(0, lines, STRETCH)]
+    for tensor in tensors:
+        if (tensor.nbytes < size or not tensor.is_contiguous()) and tensor.numel():
+            element = sum(int(_draw() * n) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            places.append((tensor.data_ptr() + element * tensor.element_size() - start) // LINE * LINE)
+    return places

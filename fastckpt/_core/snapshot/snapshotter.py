@@ -1,0 +1,279 @@
+"""A writer's side of a save: plan, ask for a slot, fill its images, commit, notify."""
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastckpt._core import metrics
+from fastckpt._core.client.connection import Link
+from fastckpt._core.client.departures import Departures
+from fastckpt._core.client.save_results import TO_MEMORY, Wish
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.plan import Plan
+from fastckpt._core.ipc.messages import Granted, Skipped
+from fastckpt._core.memory import loans, slots
+from fastckpt._core.snapshot.file_plans import Plans
+from fastckpt._core.snapshot.outcome import Outcome
+from fastckpt._core.snapshot.overlap import Overlap
+from fastckpt._core.transfer.device_streams import Lanes
+from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.image import Image
+from fastckpt._core.transfer.image_cache import MappedImages
+from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
+
+logger = logging.getLogger("fastckpt")
+
+TROUBLE = (AgentLost, ProtocolError, SaverError)
+"""Errors of the saver, not of the save."""
+PREFAULT_DEADLINE = 600.0
+"""Seconds after which a slot that was not made ready is not waited for any more."""
+
+
+class Snapshotter:
+    """Takes snapshots of this writer's states; one state is one image.
+
+    All but `save`'s rest, which ``overlap`` runs, is for when that is over: see `Overlap.wait`.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        threads: int,
+        lanes: Lanes,
+        overlap: Overlap,
+        departures: Departures,
+        *,
+        weights_only: bool,
+    ) -> None:
+        self._link = link
+        self._departures = departures
+        self._lanes = lanes
+        self._overlap = overlap
+        self._plans = Plans(weights_only=weights_only)
+        self._images = MappedImages()
+        self._last: tuple[Path, slots.Done] | None = None
+        self._begun: tuple[SaveId, dict[str, Image]] | None = None
+        self._outgrown = False
+        self._filler = Filler(threads)
+        self._threads: list[threading.Thread] = []
+        self._closing = threading.Event()
+
+    def prepare(self, states: Mapping[str, Any]) -> None:
+        """Have memory reserved and mapped for states like these, behind the caller's back; raises ArenaTooSmall."""
+        for name, plan in self._plan(states).items():
+            self._plans.sizes[name] = self._plans.capacity(name, plan)
+        self._link.reserve(self._plans.sizes)
+        names = tuple(states)
+        thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def save(
+        self,
+        save: SaveId,
+        states: Mapping[str, Any],
+        *,
+        wish: Wish = TO_MEMORY,
+        details: dict[str, Any] | None = None,
+        commit: bool = True,
+    ) -> Outcome:
+        """Copy the states into a slot. Once this returns, they may be changed, but for what waits for the overlap.
+
+        A state is a file of torch.save, unless it is `Tensors`, a file of safetensors, or `Raw`, one of bytes, or a
+        `Plan`: a file that was planned elsewhere. Without ``commit`` another call has more of the
+        same save.
+
+        A saver that is gone or in trouble skips the save, and so does a state that has outgrown memory since it was
+        saved first, or found its memory taken by others: that is no reason to end training.
+
+        Raises:
+            NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
+        """
+        step = save.step
+        try:
+            with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
+                plans, sizes, answer = self._plan_and_begin(save, states)
+        except TROUBLE as error:
+            logger.warning("step %d was not saved: %s", step, error)
+            return Outcome(str(error), str(error))
+        except ArenaTooSmall as error:
+            if self._last is None:
+                raise
+            if not self._outgrown:
+                logger.warning("saves are skipped from step %d on: %s", step, error)
+            self._outgrown = True
+            return Outcome(str(error), "")
+        if isinstance(answer, Skipped):
+            return Outcome(answer.reason, answer.trouble)
+        self._plans.sizes |= sizes
+        self._plans.forget_but(states)
+        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, {}, details or {}), wish if commit else None)
+        return replace(outcome, trouble=outcome.trouble or answer.trouble)
+
+    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, wish: Wish | None) -> Outcome:
+        """Copy; then commit, unless ``wish`` is None."""
+        try:
+            self._link.stay()
+            with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
+                images = {name: self._images.image(slot / name) for name in plans}
+                copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
+                still, now, later = self._overlap.part(plans.values(), copies)
+                self._filler.fill(self._lanes.copy(now) if self._images.device else now)
+        except (OSError, ArenaInUse) as error:
+            return Outcome(f"{slot} cannot be written to: {error}", "")
+        if self._begun is not None and self._begun[0] == done.id:
+            images = self._begun[1] | images
+        if wish is None:
+            self._begun = done.id, images
+            return Outcome("", "")
+        done = replace(done, files={name: image.size for name, image in images.items()})
+        finish = partial(self._finish, slot, done, list(images.values()), wish)
+        if still is not None and later:
+            self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
+            return Outcome("", "", pending=True)
+        outcome = finish("snapshot")
+        if still is not None and not outcome.skipped:
+            self._overlap.watch(done.id, still)
+        return outcome
+
+    def _finish(self, slot: Path, done: slots.Done, images: Sequence[Image], wish: Wish, stage: str) -> Outcome:
+        """Commit and tell, when all is copied; ``stage`` begins the names of the phases."""
+        try:
+            with metrics.phase(f"{stage}.commit", step=done.id.step):
+                if lost := [image.path for image in images if not image.is_current()]:
+                    raise FileNotFoundError(f"{lost[0]} was removed")
+                self._commit(slot, done)
+        except OSError as error:
+            return Outcome(f"{slot} cannot be written to: {error}", "")
+        metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
+        return Outcome("", self.notify(done.id, wish, stage=stage))
+
+    def _commit(self, slot: Path, done: slots.Done) -> None:
+        slots.commit(slot, self._link.place.local_rank, done)
+        self._last, self._outgrown = (slot, done), False
+
+    def lend(self, save: SaveId | None, states: Mapping[str, Any]) -> dict[str, int]:
+        """Leave files in the arena that later saves of the others take as this writer's part; their sizes in bytes.
+
+        Args:
+            save: The last that was begun: if its files are in memory, these are lent.
+            states: Else these are, as files of ``torch.save``: the state as of that save.
+
+        Raises:
+            OSError: Memory is full.
+            NotLoadable: It would save, but not load.
+        """
+        sizes = {}
+        for name, state in states.items():
+            path = loans.place_of(self._link.arena, name)
+            slot, done = self._last or (None, None)
+            is_saved = slot and done and done.id == save and name in done.files
+            if not (is_saved and loans.copy_into(path, slot / name, done.files[name])):  # type: ignore[operator, union-attr]
+                self._plans.plan({name: state})  # raises NotLoadable, as a save would
+                torch.save(state, path)
+            sizes[name] = path.stat().st_size
+        return sizes
+
+    def refusal(self, save: SaveId) -> str:
+        """Why the saver skips a save to which this writer has nothing to give; empty if it does not."""
+        try:
+            self._link.begin(save, {}, self._departures.found(save.history))
+            answer = self._link.slot()
+        except TROUBLE as error:
+            return str(error)
+        return answer.reason if isinstance(answer, Skipped) else ""
+
+    def add_details(self, details: dict[str, Any]) -> None:
+        """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
+        if self._last is None:
+            return
+        slot, done = self._last
+        if not details.items() <= done.details.items():
+            self._commit(slot, replace(done, details=done.details | details))
+
+    def _plan_and_begin(
+        self, save: SaveId, states: Mapping[str, Any]
+    ) -> tuple[dict[str, Plan], dict[str, int], Granted | Skipped]:
+        """Let the saver choose a slot while we plan; then ask for room in it, unless it has what we need."""
+        self._link.begin(save, {}, self._departures.found(save.history))
+        try:
+            plans = self._plan(states)
+        finally:
+            answer = self._link.slot()
+        sizes = {name: self._plans.capacity(name, plan) for name, plan in plans.items()}
+        if isinstance(answer, Granted) and not self._images.have(Path(answer.slot), sizes):
+            begun = self._begun[1] if self._begun is not None and self._begun[0] == save else {}
+            asked = {name: image.size for name, image in begun.items()} | sizes
+            answer = self._ask_for_room(save, Path(answer.slot), asked)
+        return plans, sizes, answer
+
+    def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
+        self._images.unmap(slot, sizes)
+        try:
+            self._link.begin(save, sizes)
+            return self._link.slot()
+        except ArenaTooSmall:
+            self._images.unmap(slot, sizes)  # the saver may have given up a slot that we had mapped
+            self._link.begin(save, sizes)
+            return self._link.slot()
+
+    def notify(self, save: SaveId, wish: Wish, *, path: str = "", stage: str = "snapshot") -> str:
+        """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
+
+        Returns why it could not be told; empty if it was.
+        """
+        try:
+            with metrics.phase(f"{stage}.notify", step=save.step):
+                self._link.committed(save, wish, path)
+        except TROUBLE as error:
+            logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
+            return str(error)
+        return ""
+
+    def _plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
+        plans = self._plans.plan(states)
+        self._images.device = next((plan.device for plan in plans.values() if plan.device), None)
+        return plans
+
+    def _prefault(self, names: tuple[str, ...]) -> None:
+        end = time.monotonic() + PREFAULT_DEADLINE
+        waiting = [slot / name for slot in sorted(self._link.arena.glob("slot-*")) for name in names]
+        try:
+            while waiting and time.monotonic() < end and not self._closing.wait(0.02):
+                for path in [path for path in waiting if path.exists()]:
+                    self._images.map(path)
+                    waiting.remove(path)
+        except OSError as error:
+            logger.debug("mapping ahead of the first save ended: %s", error)
+
+    def close(self) -> None:
+        """Unmap all images, when nothing writes to them; raises OverlapError."""
+        self._closing.set()
+        try:
+            self._overlap.close()
+        finally:
+            for thread in self._threads:
+                thread.join()
+            self._filler.close()
+            self._images.close()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold back Python's cycle collector: the many small objects of a plan would set it off, to no avail."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

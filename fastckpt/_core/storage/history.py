@@ -1,0 +1,221 @@
+"""The records of histories in a durable place: who has opened each, decided by exclusive creation.
+
+A history is opened by whoever creates its record, ``.fastckpt/history-N``. Only its holder writes to it again: it
+counts up, so that others see that it lives, and says at an orderly end that it is closed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.storage.io.durable import explained, sync_directory, write_text
+from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt.errors import ProtocolError
+
+_NAME = re.compile("history-(0|[1-9][0-9]{0,18})")
+_PAGE = 1024
+"""Records have whole ones, so that a new text takes the place of the old one in a single write."""
+LARGEST_TEXT = 1 << 20
+NEWEST = 16
+"""How many records are never removed: jobs and memory that stood still for some launches still ask for theirs."""
+AT_ONCE = 64
+"""How many one sweep removes at most."""
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What file systems answer that have no hard links."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Who has opened a history.
+
+    Attributes:
+        history: Its number.
+        token: Of the workers' round that saves in it.
+        launch: Of the launch that holds it; empty if the record cannot be read.
+        location: The checkpoint directory of that job.
+        holder: The process that holds it, as it signs.
+        members: Launches of the agents of all nodes, which belong to the same job.
+        parent: What was resumed; None at the start of a training.
+        since: When it was opened, to be read by people.
+        count: How often it was renewed; of one that cannot be read, a number that differs with its text.
+        closed: Whether its holder has come to an orderly end.
+    """
+
+    history: int
+    token: str = ""
+    launch: str = ""
+    location: str = ""
+    holder: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple[str, ...] = ()
+    parent: SaveId | None = None
+    since: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M:%S"))
+    count: int = 0
+    closed: bool = False
+
+    def renewed(self) -> "Record":
+        """The same, counted up."""
+        return replace(self, count=self.count + 1)
+
+    def to_bytes(self) -> bytes:
+        """JSON in whole pages: of a size that renewals do not change."""
+        body = vars(self) | {"parent": self.parent.to_json() if self.parent else None, "count": f"{self.count:020}"}
+        text = json.dumps(body | {"closed": int(self.closed)}).encode()
+        return text.ljust(-(-len(text) // _PAGE) * _PAGE - 1) + b"\n"
+
+    @classmethod
+    def from_bytes(cls, history: int, text: bytes) -> "Record":
+        """Read what `to_bytes` gave; of anything else, a record of nobody, which lives as long as it changes."""
+        try:
+            body = json.loads(text)
+            parent = SaveId.from_json(body["parent"]) if body["parent"] else None
+            names = {name: str(body[name]) for name in ("token", "launch", "location", "since")}
+            members, holder = tuple(map(str, body["members"])), dict(body["holder"])
+            count, closed = int(body["count"]), bool(body["closed"])
+        except (ValueError, KeyError, TypeError, RecursionError, ProtocolError):
+            return cls(history, since="some time ago", count=int(hashlib.sha256(text).hexdigest()[:12], 16))
+        return cls(history, **names, holder=holder, members=members, parent=parent, count=count, closed=closed)
+
+
+class Histories(Protocol):
+    """The records of one place. Methods raise PersistError if it does not answer."""
+
+    @property
+    def excludes(self) -> bool:
+        """Whether there is an act there in which one of several succeeds."""
+
+    def newest(self, *, fresh: bool = True) -> int:
+        """The number of the newest history that has a record; 0 for none.
+
+        If ``fresh``, no listing that a network file system has kept will do; readers of the place may notice that look.
+        """
+
+    def read(self, history: int) -> Record | None:
+        """The record of a history; None if it has none."""
+
+    def create(self, record: Record) -> bool:
+        """Make a record, durably, unless its history has one; whether it is there by this call.
+
+        Raises ConfigError if the place let it be made twice.
+        """
+
+    def write(self, record: Record) -> None:
+        """Write a record that one has made again; raises PersistError if it is gone."""
+
+    def forget(self, needed: Collection[int]) -> list[str]:
+        """Remove records of which nothing is there; their names.
+
+        ``needed`` are the histories of all checkpoints there, and of parts of such.
+        """
+
+
+def outdated(histories: Iterable[int], needed: Collection[int]) -> list[int]:
+    """Those of these records that decide nothing any more, oldest first, as many as are to be removed at once.
+
+    By a record newer than all checkpoints memory is told from that of another line; the newest of all says who may
+    write. One that is older says whose checkpoints these are.
+    """
+    newest = max(needed, default=0)
+    older = sorted(set(histories) - {0})[:-NEWEST]
+    return [history for history in older if history < newest and history not in needed][:AT_ONCE]
+
+
+class DirectoryHistories:
+    """Those of a directory."""
+
+    excludes = True
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def newest(self, *, fresh: bool = True) -> int:
+        """See `Histories`."""
+        with explained("look for histories", self._layout.root):
+            if fresh:
+                self._refresh()
+            return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        try:
+            return [number_of(path.name) for path in self._layout.private.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _refresh(self) -> None:
+        """Change the directory, so that no network file system answers from a listing that it has kept."""
+        with contextlib.suppress(OSError):  # it is read-only, full or gone
+            name = self._layout.draft("tmp")
+            name.touch()
+            name.unlink()
+
+    def read(self, history: int) -> Record | None:
+        """See `Histories`."""
+        with explained("read a history's record", self._layout.root):
+            try:
+                with self._path(history).open("rb") as file:
+                    return Record.from_bytes(history, file.read(LARGEST_TEXT))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def create(self, record: Record) -> bool:
+        """See `Histories`."""
+        with explained("open a history", self._layout.root), self._layout.writing():
+            path = self._path(record.history)
+            if made := self._put(path, record.to_bytes().decode()):
+                sync_directory(path.parent)
+            return made
+
+    def _put(self, path: Path, text: str) -> bool:
+        """Make a record that is there whole or not at all, where there are hard links."""
+        draft = path.with_name(f"tmp-{secrets.token_hex(6)}")
+        write_text(draft, text)
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+            try:
+                write_text(path, text)
+            except FileExistsError:
+                return False
+        finally:
+            draft.unlink(missing_ok=True)
+        return True
+
+    def write(self, record: Record) -> None:
+        """See `Histories`. In place: a rename would look to readers as if checkpoints came and went."""
+        with explained("renew a history", self._layout.root):
+            descriptor = open_file(self._path(record.history), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, record.to_bytes(), 0)
+            finally:
+                os.close(descriptor)
+
+    def forget(self, needed: Collection[int]) -> list[str]:
+        """See `Histories`."""
+        with explained("remove old records of histories", self._layout.root):
+            paths = [self._path(history) for history in outdated(self._numbers(), needed)]
+            for path in paths:
+                path.unlink(missing_ok=True)
+            return [path.name for path in paths]
+
+    def _path(self, history: int) -> Path:
+        return self._layout.private / f"history-{history}"
+
+
+def number_of(name: str) -> int:
+    """The history whose record has this name; 0 if it is none."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) <= LARGEST else 0

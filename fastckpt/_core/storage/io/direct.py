@@ -1,0 +1,182 @@
+"""Copies a file from memory to storage at the storage's rate, and digests it on the way."""
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from fastckpt._core.huge_pages import is_in_memory, window
+from fastckpt._core.storage.io.unbuffered import SECTOR, Writer, create, pass_page_cache, read_some
+
+BLOCK = 32 * 2**20
+"""Bytes that are mapped, digested and written at once."""
+READ = 2 * 2**20
+"""Bytes read at once from the page cache: they are digested while they lie in the processor's."""
+READ_DIRECT = 8 * 2**20
+"""Bytes read at once from storage: enough to keep it busy."""
+
+
+class Pace(Protocol):
+    """Says when bytes may be written."""
+
+    @property
+    def portion(self) -> int | None:
+        """Bytes to write between two calls of `wait_for`, at most; None for any number."""
+
+    def wait_for(self, count: int) -> None:
+        """Return when ``count`` bytes may be written; what it raises ends the copy."""
+
+
+class _AtOnce:
+    portion = None
+
+    def wait_for(self, count: int) -> None:
+        pass
+
+
+def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, str]:  # noqa: B008
+    """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
+
+    A source in memory is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
+    else the process dies of SIGBUS. One on a disk is read: there a mapping would end the process at a read error,
+    too. Holes are not read, which would fill them, and become holes of the target.
+    The target's name is durable only when its directory has been synced, too.
+
+    Args:
+        source: A file that nobody changes.
+        target: A path at which nothing is.
+        pace: Asked before bytes are written.
+
+    Returns:
+        The size in bytes, and the xxh3-128 digest in 32 hexadecimal digits.
+
+    Raises:
+        OSError: ``target`` exists, or source or target failed. What was written of the target is removed.
+    """
+    with contextlib.ExitStack() as on_exit:
+        reader = _open_regular(source, on_exit)
+        writer = create(target)
+        on_failure = on_exit.enter_context(contextlib.ExitStack())
+        on_failure.callback(target.unlink, missing_ok=True)
+        on_exit.callback(os.close, writer)
+        size = os.fstat(reader).st_size
+        digest = _copy(reader, Writer(writer), size, pace)
+        on_failure.pop_all()
+    return size, digest
+
+
+def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> str:  # noqa: B008
+    """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
+
+    With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
+    so it is told what storage holds, not what was meant to be written there. ``pace`` is asked before bytes are
+    digested.
+    """
+    digest = xxhash.xxh3_128()
+    with contextlib.ExitStack() as on_exit:
+        reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        on_exit.callback(os.close, reader)
+        if direct:
+            os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)
+            pass_page_cache(reader)
+        else:
+            os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        # Pages, since O_DIRECT takes no memory that is aligned to less.
+        buffer = on_exit.enter_context(mmap.mmap(-1, READ_DIRECT if direct else READ))
+        view = on_exit.enter_context(memoryview(buffer))
+        offset = 0
+        while size := read_some(reader, view, offset):
+            offset += size
+            pace.wait_for(size)
+            with view[:size] as block:
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _open_regular(source: Path, on_exit: contextlib.ExitStack) -> int:
+    """Open a file, and nothing else: a link may lead anywhere, and a pipe would have us wait without end."""
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    on_exit.callback(os.close, reader)
+    if not stat.S_ISREG(os.fstat(reader).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(source))
+    return reader
+
+
+def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
+    digest, end = xxhash.xxh3_128(), 0
+    with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
+        for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):
+            _digest_hole(digest, offset - end)
+            pace.wait_for(length)
+            with _block(reader, offset, length) as view:
+                digested = thread.submit(digest.update, view)
+                try:
+                    target.write(view, offset)
+                finally:
+                    digested.result()
+            end = offset + length
+    _digest_hole(digest, size - end)
+    target.finish(size)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _block(reader: int, offset: int, length: int) -> Iterator[memoryview]:
+    """Bytes of a file, in memory that O_DIRECT takes: whole pages."""
+    if is_in_memory(reader):
+        with window(reader, offset, length) as source, source.view() as view:
+            yield view
+    else:
+        with mmap.mmap(-1, length) as buffer, memoryview(buffer) as view:
+            _read_exactly(reader, view, offset)
+            yield view
+
+
+def _read_exactly(reader: int, view: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(view):
+        with view[done:] as rest:
+            count = os.preadv(reader, [rest], offset + done)
+        if count == 0:
+            raise OSError(errno.EIO, f"the source ends at {offset + done}; it had {len(view) - done} bytes more")
+        done += count
+
+
+def _blocks(reader: int, size: int, block: int) -> Iterator[tuple[int, int]]:
+    """Offset and length of blocks of at most that size, which begin at whole sectors; between them are holes."""
+    for start, end in _extents(reader, size):
+        for offset in range(start, end, block):
+            yield offset, min(block, end - offset)
+
+
+def _extents(reader: int, size: int) -> Iterator[tuple[int, int]]:
+    if os.fstat(reader).st_blocks * 512 >= size:
+        yield 0, size  # nothing is missing, so there is no hole to look for
+        return
+    end = 0
+    while (start := _seek(reader, end, os.SEEK_DATA, size)) < size:
+        start, end = start // SECTOR * SECTOR, _seek(reader, start, os.SEEK_HOLE, size)
+        end = min(size, -(-end // SECTOR) * SECTOR)
+        yield start, end
+
+
+def _seek(reader: int, offset: int, whence: int, size: int) -> int:
+    try:
+        return os.lseek(reader, offset, whence)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole follows
+            return size
+        raise
+
+
+def _digest_hole(digest: xxhash.xxh3_128, count: int) -> None:
+    zeros = memoryview(bytes(min(count, READ)))
+    for offset in range(0, count, READ):
+        digest.update(zeros[: count - offset])

@@ -1,0 +1,108 @@
+"""Small file operations whose effect outlives a crash."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fastckpt._core.byte_sizes import binary
+from fastckpt._core.storage.io.modes import make_directory, open_file
+from fastckpt.errors import PersistError
+
+REMEDIES = {
+    errno.ENOSPC: "Free space there, keep fewer checkpoints (KeepLatestStepStrategy), or choose another directory",
+    errno.EDQUOT: "Raise the quota, keep fewer checkpoints (KeepLatestStepStrategy), or choose another directory",
+    errno.EFBIG: "Raise the limit on a file's size (ulimit -f), or choose a file system that takes larger files",
+    errno.EROFS: "Remount the file system for writing, or choose another directory",
+    errno.EACCES: "Give this user the right to write there, or choose another directory",
+    errno.EPERM: "Give this user the right to write there, or choose another directory",
+    errno.EISDIR: "Choose another path, or move away what is there",
+    errno.ENOTDIR: "Choose another path, or move away what is there",
+}
+OUT_OF_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems sync names by themselves and refuse this
+            raise
+    finally:
+        os.close(directory)
+
+
+def sync_tree(path: Path) -> None:
+    """Make all names in a directory durable, and in those below it."""
+    for directory, _, _ in os.walk(path, topdown=False):
+        sync_directory(Path(directory))
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and those above it that are missing; their names are durable."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    for directory in reversed(missing):
+        make_directory(directory)
+        sync_directory(directory.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a new file; its bytes are durable, its name is not. Nothing is left of it on OSError."""
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+    try:
+        rest = text.encode("utf-8", "surrogateescape")
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, and make the new name durable; the old one may be there still, or again, after a crash."""
+    source.rename(target)
+    sync_directory(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a tree, as far as that is possible, without following links."""
+    if path.is_symlink() or not path.is_dir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[None]:
+    """Turn an OSError into a PersistError that tells deed and path, bytes needed and free, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        where = error.filename2 or error.filename or place
+        room = f" It needs {_needed(sources)}; {_free(place)} is free." if number in OUT_OF_ROOM else ""
+        remedy = REMEDIES.get(number, "See the system's log for the cause, then try again")
+        raise PersistError(f"cannot {deed} in {place}: {where}: {error.strerror or error}.{room} {remedy}.") from error
+
+
+def _needed(sources: Iterable[Path]) -> str:
+    try:
+        return binary(sum(source.stat().st_size for source in sources))
+    except OSError as error:
+        return f"an unknown size ({error})"
+
+
+def _free(place: Path) -> str:
+    try:
+        stat = os.statvfs(next(p for p in (place, *place.parents) if p.exists()))
+    except OSError as error:
+        return f"an unknown size ({error})"
+    return binary(stat.f_bavail * stat.f_frsize)

@@ -1,0 +1,94 @@
+"""Writes and reads files past the page cache, and through it where that is refused."""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+
+from fastckpt._core.storage.io.modes import open_file
+from fastckpt._core.storage.io.writeback import WriteBehind
+
+SECTOR = max(4096, mmap.PAGESIZE)
+"""Every file system that has O_DIRECT takes it in this unit, and a file can be mapped from any multiple of it."""
+
+
+def create(target: Path) -> int:
+    """Open a new file for `Writer`; raises OSError if it exists or cannot be made."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return open_file(target, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
+    return open_file(target, flags)
+
+
+class Writer:
+    """Writes a new file, past the page cache as far as its file system takes that."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._behind = WriteBehind(descriptor)
+
+    def write(self, view: memoryview, offset: int) -> None:
+        """Write a block, at an offset that is a multiple of the sector."""
+        aligned = len(view) // SECTOR * SECTOR
+        # Each slice is released where it was made: one that a traceback kept would keep the window mapped.
+        with view[:aligned] as sectors:
+            self._write_exactly(sectors, offset)
+        if aligned < len(view):
+            use_page_cache(self._descriptor)
+            with view[aligned:] as tail:
+                self._write_exactly(tail, offset + aligned)
+        if not fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            self._behind.wrote(offset, len(view))
+
+    def finish(self, size: int) -> None:
+        """Give the file its length and make it durable."""
+        if os.fstat(self._descriptor).st_size < size:  # it ends in a hole
+            os.ftruncate(self._descriptor, size)
+        os.fdatasync(self._descriptor)
+        self._behind.finish()
+
+    def _write_exactly(self, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            with view[done:] as rest:
+                done += self._write_some(rest, offset + done)
+
+    def _write_some(self, view: memoryview, offset: int) -> int:
+        try:
+            count = os.pwrite(self._descriptor, view, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not use_page_cache(self._descriptor):
+                raise
+            count = os.pwrite(self._descriptor, view, offset)
+        if count == 0:
+            raise OSError(errno.EIO, f"a write of {len(view)} bytes at {offset} wrote none")
+        return count
+
+
+def read_some(reader: int, buffer: memoryview, offset: int) -> int:
+    """Read into a buffer of whole pages; returns how many bytes, 0 at the end of the file."""
+    try:
+        return os.preadv(reader, [buffer], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not use_page_cache(reader):
+            raise
+    return os.preadv(reader, [buffer], offset)
+
+
+def pass_page_cache(descriptor: int) -> None:
+    """Turn O_DIRECT on, if the file system has it."""
+    with contextlib.suppress(OSError):  # then the page cache is used, from which all was dropped that could be
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def use_page_cache(descriptor: int) -> bool:
+    """Turn O_DIRECT off for what it refuses; returns whether it was on."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+    return bool(flags & os.O_DIRECT)

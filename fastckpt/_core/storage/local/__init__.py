@@ -1,0 +1,1 @@
+"""Runs in: both. Checkpoints in a directory of a file system."""

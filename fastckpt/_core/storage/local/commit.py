@@ -1,0 +1,132 @@
+"""Makes a directory that is complete count as the checkpoint that it holds; the last of its renames commits."""
+
+import logging
+import os
+import secrets
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import LATEST, Manifest, is_plain
+from fastckpt._core.storage.io.durable import move, remove, write_text
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.places import clear_remains, drop, relocate
+from fastckpt._core.storage.local.quarantine import fault, quarantine
+from fastckpt._core.storage.local.stored import read_manifest
+from fastckpt.errors import BadCheckpoint, Superseded
+
+logger = logging.getLogger(__name__)
+
+
+class Commit:
+    """One checkpoint on its way from a private place to where it belongs. Made within `Layout.writing`.
+
+    Args:
+        layout: The checkpoint directory.
+        id: What was saved.
+        target: The file or directory that the user named, as a manifest has it; empty for none.
+        place: The directory with all else, durable.
+        draft: Where the user's file lies until it gets its name.
+    """
+
+    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, draft: Path | None) -> None:
+        self.home = layout.home(id, target)
+        self._layout = layout
+        self._id = id
+        self._target = target
+        self._place = place
+        self._draft = draft
+        self._retired: Path | None = None
+
+    def run(self) -> None:
+        """Do the renames that are still to be done; the checkpoint counts, durably, when this returns."""
+        step = self._id.step
+        if self._place.exists():
+            with metrics.phase("persist.retire", step=step):
+                self._retired = _make_way(self._layout, self.home)
+                self._give_way()
+            with metrics.phase("persist.record" if self._draft else "persist.rename", step=step):
+                move(self._place, self.home)
+        if self._draft:
+            with metrics.phase("persist.rename", step=step):
+                move(self._draft, self._layout.root / self._target)
+
+    def _give_way(self) -> None:
+        """Raise Superseded if what made way is newer; `bring_back` is called then."""
+        there = ours(self._retired) if self._retired else None
+        if there and there.id > self._id:
+            raise Superseded(f"{self._id} is not published: {self.home} is that of {there.id}, which is newer")
+
+    def bring_back(self) -> None:
+        """Have what made way where it was, unless the new one took its place."""
+        if self._retired and not os.path.lexists(self.home):
+            move(self._retired, self.home)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Tell other tools, and remove what this checkpoint replaced, now that it is durable."""
+        _write_trackers(self._layout, manifest)
+        with metrics.phase("persist.drop", step=self._id.step):
+            there = ours(self.home)  # else somebody has found it bad, and what made way is needed
+            replaced = [self._retired] if self._retired and there and there.id == self._id else []
+            replaced += [place for place in self._layout.records() if self._took_over(place)]
+            replaced += [place for id, place in self._layout.parts() if id < self._id]
+            for place in replaced:
+                try:
+                    why = fault(self._layout, place)
+                    quarantine(self._layout, place, why) if why else drop(self._layout, place)
+                except OSError as error:
+                    logger.warning("cannot remove %s, which was replaced: %s", place, error)
+
+    def _took_over(self, place: Path) -> bool:
+        manifest = ours(place)
+        return bool(self._target and manifest and manifest.target == self._target and manifest.id < self._id)
+
+
+def _write_trackers(layout: Layout, manifest: Manifest) -> None:
+    """Tell other tools the newest step, and those of a framework the directory, in the file that they read.
+
+    Readers of ours never trust them, so a failure is only logged.
+    """
+    step, name = manifest.id.step, manifest.details.get(LATEST)
+    trackers = {layout.tracker: str(step)}
+    if isinstance(name, str) and is_plain(name):
+        trackers[layout.root / name] = layout.home(manifest.id, manifest.target).name
+    with metrics.phase("persist.tracker", step=step):
+        for tracker, text in trackers.items():
+            _write_tracker(layout, tracker, text)
+
+
+def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
+    draft = layout.draft("tmp")
+    try:
+        write_text(draft, text)
+        move(draft, tracker)
+    except OSError as error:
+        remove(draft)
+        logger.warning("cannot write %s: %s. Checkpoints are found without it.", tracker, error)
+
+
+def ours(place: Path) -> Manifest | None:
+    """The manifest in a place, if there is one that can be read."""
+    try:
+        return read_manifest(place)
+    except BadCheckpoint:
+        return None
+
+
+def _make_way(layout: Layout, home: Path) -> Path | None:
+    """Move aside what lies where a checkpoint belongs; returns its place if it is ours to remove."""
+    clear_remains(layout, home)
+    if not os.path.lexists(home):
+        return None
+    if why := fault(layout, home):
+        logger.warning("%s is bad; it is now %s: %s", home, quarantine(layout, home, why), why)
+        return None
+    if not home.is_symlink() and ours(home):
+        retired = layout.draft("retired")
+        relocate(layout, home, retired)
+        return retired
+    aside = home.with_name(f"{home.name}.aside-{secrets.token_hex(6)}")
+    relocate(layout, home, aside)
+    logger.warning("%s is no checkpoint of ours; it is now %s, to make way for one", home, aside)
+    return None

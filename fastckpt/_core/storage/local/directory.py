@@ -1,0 +1,243 @@
+"""The durable tier of one checkpoint directory."""
+
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import JSON, Manifest
+from fastckpt._core.storage.history import DirectoryHistories
+from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.io.durable import explained
+from fastckpt._core.storage.local import part_files, removal
+from fastckpt._core.storage.local.commit import ours
+from fastckpt._core.storage.local.identity import Identity, identity, inode, mark
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.part_files import Contribution, Parts
+from fastckpt._core.storage.local.publish import Publication, Request
+from fastckpt._core.storage.local.quarantine import quarantine
+from fastckpt._core.storage.local.scan import Reader, Scan
+from fastckpt._core.storage.local.stored import Stored, check_size
+from fastckpt._core.storage.share import Share, Unfinished
+from fastckpt.errors import ConfigError
+
+__all__ = ["CheckpointDirectory", "Scan", "Stored"]
+
+
+class CheckpointDirectory:
+    """Publishes, finds, verifies and deletes the checkpoints of a directory.
+
+    On storage::
+
+        checkpoint-<step>/                      model.pt, rank_0.pt, ..., manifest.json
+        latest_checkpointed_iteration.txt       the step published last, for other tools
+        .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
+        .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
+        .fastckpt/parts-*                       what the nodes of a job have written of a checkpoint so far
+        .fastckpt/history-<history>                     who has opened it: see `Record`
+        .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
+
+    The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
+    (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
+    there in their recorded sizes. A file that a user named belongs to one checkpoint alone: to the one that
+    recorded its inode and modification time, else to the newest one that recorded its size and digest; the other
+    checkpoints that were saved to that path count no more. While a manifest's ``draft`` still exists, its
+    rename has not committed it. The tracker is never read. Directories without a manifest of ours are not touched,
+    except that one in the way of a checkpoint's name is renamed.
+
+    Methods may be called by several threads and processes; but one process at a time should publish and delete.
+
+    Attributes:
+        read_back: Whether `publish` reads what it wrote from storage again, and compares it, before it counts.
+    """
+
+    def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
+        self.path = Path(path).absolute()
+        self.read_back = False
+        self._copier = copier or Copier()
+        self._layout = Layout(self.path)
+        self._reader = Reader(self._layout)
+        self.histories = DirectoryHistories(self._layout)
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Copy images to storage as one checkpoint; it is durable when this returns.
+
+        It takes the place of a checkpoint of the same step, or of the same ``target``. The images must not change
+        meanwhile.
+
+        Args:
+            id: What was saved.
+            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
+            target: Path that the user chose for ``model.pt``; empty for the default.
+            parent: What this history was resumed from.
+            world_size: Ranks of the job.
+            details: What else to record.
+
+        Raises:
+            PersistError: Storage refused, say for want of space. Older checkpoints are as they were and nothing
+                of this one is left; or it was complete, but could not be made durable.
+            ConfigError: ``target`` is part of another checkpoint.
+            BadSource: An image is not what was known of it.
+            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+        """
+        sources = {name: Source.of(image) for name, image in images.items()}
+        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
+            own = self._layout.own(target, id)
+            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
+            with self._layout.writing():
+                return Publication(self._layout, request, self._copier).run()
+
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Contribution:
+        """Copy one node's images to storage, as its part of a checkpoint of several nodes, durably.
+
+        It counts when the parts of all nodes are there and `Contribution.complete` has been called by one of them
+        since. The arguments and errors are those of `publish`, but a target is in the share. If the part is there
+        already, nothing is copied.
+        """
+        sources = {name: Source.of(image) for name, image in images.items()}
+        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
+            share = replace(share, target=self._layout.own(share.target, id))
+            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
+            own = Parts(self._layout, id, share)
+            with self._layout.writing():
+                own.contribute(request, self._copier)
+        return Contribution(self._layout, own)
+
+    def gathered(self) -> list[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+        with explained("look for parts", self.path):
+            return [id for id, _ in self._layout.parts()]
+
+    def settle(self) -> list[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts. Where there are no locks, the first node calls it.
+        """
+        with explained("publish what nodes have written", self.path):
+            return list(part_files.settle(self._layout, self.scan()))
+
+    def scan(self) -> Scan:
+        """All checkpoints, and what is damaged, in one reading."""
+        with explained("read checkpoints", self.path):
+            return self._reader.scan()
+
+    def checkpoints(self) -> list[Stored]:
+        """All whole checkpoints, newest id first."""
+        return self.scan().whole
+
+    def known(self) -> list[Stored]:
+        """The same: it costs little."""
+        return self.checkpoints()
+
+    def damaged(self) -> list[tuple[Path, str]]:
+        """Checkpoints that are there but not whole: the path, and what is wrong."""
+        return self.scan().damaged
+
+    def verify(self, stored: Stored, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all.
+
+        Raises BadCheckpoint with file, expected and found size or digest if one is not what was saved.
+        """
+        stored.verify(names)
+
+    def file(self, stored: Stored, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint can be read: it lies here, so nothing goes ``into`` that directory."""
+        return stored.path_of(name)
+
+    def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """See that files of a checkpoint are what was saved, by their digests or by their sizes alone."""
+        for name in names:
+            if digests:
+                self.verify(stored, [name])
+            else:
+                check_size(stored.manifest.entry(name), stored.path_of(name))
+
+    def identity(self) -> Identity:
+        """By what this directory is known: the mark is gone when the directory is. Raises PersistError."""
+        with explained("read the mark", self.path):
+            return Identity(identity(self.path), inode(self.path))
+
+    def mark(self, claim: str) -> str:
+        """Mark this directory with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
+        with explained("read the mark", self.path):
+            return mark(self.path, claim)
+
+    def close(self) -> None:
+        """Do nothing: nothing is held between two calls."""
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint, wherever it was saved to; nothing happens if there is none of that id.
+
+        Raises:
+            ConfigError: It is the newest whole one.
+            PersistError: Storage refused.
+        """
+        with explained(f"delete {id}", self.path):
+            if not self.path.is_dir():
+                return
+            with self._layout.writing():
+                scan = self.scan()
+                if scan.whole and scan.whole[0].id == id:
+                    raise ConfigError(
+                        f"cannot delete {id} in {self.path}: it is the newest of {len(scan.whole)} whole checkpoints, "
+                        "which is always kept. Save a newer one first."
+                    )
+                for stored in scan.places:
+                    if stored.id == id:
+                        removal.delete(self._layout, stored, lambda: self._has_newer(id, scan.whole[:1]))
+
+    def _has_newer(self, id: SaveId, known: list[Stored]) -> bool:
+        """Whether a checkpoint that is newer counts: the one that is known, or another that has come since."""
+        if all(ours(newest.place) == newest.manifest for newest in known):
+            return True  # or there was none, and nothing rests on what is deleted
+        return any(newer.id > id for newer in self.scan().whole)
+
+    def quarantine(self, bad: Stored | Path, why: str) -> Path:
+        """Set a bad checkpoint aside, never to be loaded or deleted by us; returns where it is now.
+
+        A file that its user named stays where it is.
+
+        Args:
+            bad: A checkpoint, or a path in `Scan.damaged`.
+            why: What is wrong with it; kept beside it in ``why.txt``.
+
+        Raises PersistError if storage refuses, or if it is not there any more, or not bad any more.
+        """
+        with explained(f"set aside {bad.id if isinstance(bad, Stored) else bad}", self.path), self._layout.writing():
+            place = self._reader.place_of(bad)
+            if place is None:
+                path = bad.path if isinstance(bad, Stored) else bad
+                raise FileNotFoundError(errno.ENOENT, "another checkpoint took its place", str(path))
+            return quarantine(self._layout, place, why)
+
+    def sweep(self) -> list[Path]:
+        """Remove or restore what crashed writers left; does nothing while anybody writes here.
+
+        Returns the paths that were removed or restored. Raises PersistError if storage refuses.
+        """
+        with explained("sweep", self.path), self._layout.alone() as alone:
+            if not alone:
+                return []
+            done = [*removal.sweep(self._layout, self._reader), *part_files.sweep(self._layout, self._reader.scan())]
+            needed = {stored.id.history for stored in self.scan().places} | {id.history for id in self.gathered()}
+            return done + [self._layout.private / name for name in self.histories.forget(needed)]

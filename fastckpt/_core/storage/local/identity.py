@@ -1,0 +1,97 @@
+"""Tells a checkpoint directory from another one that later takes its name."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from fastckpt._core.storage.io.durable import sync_directory, write_text
+from fastckpt._core.storage.io.modes import make_directory, open_file
+
+_NAME = ".fastckpt/identity"
+_MARK = re.compile("[0-9a-f]{32}")
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What file systems answer that have no hard links."""
+
+
+class Identity(NamedTuple):
+    """By what a place is known: its mark ("" for none), and the inode of its directory (0 at a URL)."""
+
+    mark: str
+    inode: int = 0
+
+
+def parsed(text: str) -> str:
+    """A mark that was read; "" for an empty or torn one: whoever wrote it died, and nobody has seen it."""
+    return text if _MARK.fullmatch(text) else ""
+
+
+def identity(directory: Path) -> str:
+    """What this directory is marked with; it is gone when the directory is. "" for one without a mark.
+
+    Raises OSError if its mark cannot be read: memory of a directory that does not answer for a moment must not pass
+    for that of another one.
+    """
+    try:
+        return parsed((directory / _NAME).read_bytes().decode(errors="replace"))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def inode(directory: Path) -> int:
+    """The inode of a directory; 0 if there is none."""
+    try:
+        return directory.stat().st_ino
+    except FileNotFoundError:
+        return 0
+
+
+def mark(directory: Path, claim: str) -> str:
+    """Mark a directory with ``claim`` if it has no mark; what it is marked with then, durably.
+
+    Of several who do so at once, the first wins. Returns "" if it cannot be written to now. Raises OSError if its
+    mark cannot be read.
+    """
+    if found := identity(directory):
+        return found
+    path = directory / _NAME
+    with contextlib.suppress(OSError):  # it is full, read-only or gone, or somebody was first
+        make_directory(path.parent)
+        _put(path, claim)
+        sync_directory(path.parent)
+        sync_directory(directory)
+    return identity(directory)
+
+
+def _put(path: Path, claim: str) -> None:
+    """Make a mark that is there whole or not at all, unless somebody else has."""
+    draft = path.with_name(f"tmp-{secrets.token_hex(6)}")
+    write_text(draft, claim)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        _fill(path, claim)  # with a crash between its creation and its writing, earlier versions left it empty
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        _fill(path, claim)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _fill(path: Path, claim: str) -> None:
+    """Write a mark in its place, unless a whole one is there; where there are locks, one at a time does so."""
+    descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not parsed(os.pread(descriptor, 64, 0).decode(errors="replace")):
+            os.pwrite(descriptor, claim.encode(), 0)
+            os.ftruncate(descriptor, len(claim))
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

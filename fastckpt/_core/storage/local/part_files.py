@@ -1,0 +1,241 @@
+"""Gathers what several nodes have of one checkpoint; whoever finds all of it there publishes it."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.io.durable import explained, remove, sync_directory, sync_tree, write_text
+from fastckpt._core.storage.io.modes import make_directory
+from fastckpt._core.storage.local.claims import DRAFT
+from fastckpt._core.storage.local.commit import Commit, ours
+from fastckpt._core.storage.local.layout import FILES, Layout
+from fastckpt._core.storage.local.places import drop
+from fastckpt._core.storage.local.publish import Request, announce, draft_for, write_images
+from fastckpt._core.storage.local.scan import Scan
+from fastckpt._core.storage.local.stored import check_size, read_manifest
+from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
+from fastckpt.errors import BadCheckpoint, FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+ABANDONED = 3600.0
+"""Seconds without a change after which a sweep takes what was gathered for abandoned."""
+
+
+class Parts:
+    """The parts of one checkpoint, in ``.fastckpt/parts-<history>-<step>-<key>``.
+
+    There are ``files``, with the images of all nodes, and for each node that has written its own, durably, a
+    ``part-<node>.json``: a manifest of these alone. Everything can be done again, and by any node.
+    """
+
+    def __init__(self, layout: Layout, id: SaveId, share: Share) -> None:
+        self.id = id
+        self._layout = layout
+        self._share = share
+        self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
+        self._files = self._place / FILES
+        self._home = layout.home(id, share.target)
+        self._target = layout.root / share.target if share.target else self._home
+        self._draft = draft_for(layout, share.target, f"{id.history}-{id.step}-{share.key}")
+
+    def contribute(self, request: Request, copier: Copier) -> None:
+        """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
+        if self._at_home() or self._part(self._share.node):
+            return
+        make_directory(self._files, parents=True)
+        self._withdraw(request)  # what one who died left of it
+        draft = self._draft if MODEL in request.images else None
+        with ExitStack() as on_failure:
+            on_failure.callback(self._withdraw, request)
+            if draft:
+                announce(self._layout, self._files, draft)
+            part = request.manifest(write_images(request, self._files, draft, copier))
+            with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
+                self._put(self._share.mark(part), self._place / name_of(self._share.node))
+            on_failure.pop_all()
+
+    def missing(self) -> list[int]:
+        """The nodes whose parts are not there."""
+        return [node for node in range(self._share.nodes) if not self._part(node)]
+
+    def publish(self) -> Manifest | None:
+        """Make it one checkpoint if all parts are there; its manifest once it is one, whoever published it.
+
+        Raises:
+            OSError: Storage refused. The parts stay, and older checkpoints are as they were.
+            BadCheckpoint: The parts do not go together.
+        """
+        with self._layout.publishing(first=self._share.node == 0) as mine:
+            manifest = self._at_home()
+            if mine and (manifest is None or self._is_drafted):
+                manifest = self._publish(manifest or self._assemble())
+            if manifest is None or self._is_drafted:
+                return None
+            for directory in {self._home.parent, self._target.parent}:
+                sync_directory(directory)  # who published it may have died before that
+            if mine:
+                remove(self._place)
+        return manifest
+
+    @property
+    def _is_drafted(self) -> bool:
+        return self._draft is not None and self._draft.exists()
+
+    def _publish(self, manifest: Manifest | None) -> Manifest | None:
+        if manifest is None:
+            return None
+        commit = Commit(self._layout, self.id, self._share.target, self._files, self._draft)
+        with ExitStack() as on_failure:
+            on_failure.callback(commit.bring_back)
+            commit.run()
+            on_failure.pop_all()
+        commit.finish(manifest)
+        return manifest
+
+    def _assemble(self) -> Manifest | None:
+        """Write the manifest of all parts, if they are there."""
+        parts = [part for part in map(self._part, range(self._share.nodes)) if part]
+        if len(parts) < self._share.nodes:
+            return None
+        with metrics.phase("persist.manifest", step=self.id.step):
+            manifest = assemble(parts, self._share.target)
+            self._put(manifest, self._files / NAME)
+            sync_tree(self._files)
+        return manifest
+
+    def _at_home(self) -> Manifest | None:
+        """The manifest in the place where this checkpoint belongs, if it is of this one."""
+        manifest = ours(self._home)
+        if manifest is None or (manifest.id, manifest.target) != (self.id, self._share.target):
+            return None
+        return manifest if manifest.details.get("attempt", "") == self._share.attempt else None
+
+    def _part(self, node: int) -> Manifest | None:
+        """What a node has written, if it is there, and its files as it left them."""
+        try:
+            part = read_manifest(self._place, name_of(node))
+            if part is None or part.id != self.id or not self._share.owns(part, node):
+                return None
+            for entry in part.files:
+                check_size(entry, self._path(entry))
+        except BadCheckpoint:
+            return None
+        return part
+
+    def _path(self, entry: FileEntry) -> Path:
+        return self._draft if self._draft and entry.name == MODEL else self._files / entry.name
+
+    def _put(self, manifest: Manifest, path: Path) -> None:
+        draft = self._layout.draft("tmp")
+        try:
+            write_text(draft, manifest.to_json())
+            draft.rename(path)
+        except OSError:
+            remove(draft)
+            raise
+
+    def _withdraw(self, request: Request) -> None:
+        """Remove this node's part, its record first."""
+        remove(self._place / name_of(self._share.node))
+        for name in request.images:
+            remove(self._files / name)
+        if self._draft and self._is_drafted and MODEL in request.images:
+            remove(self._draft)
+            sync_directory(self._draft.parent)
+        if MODEL in request.images and not self._is_drafted:
+            remove(self._files / DRAFT)
+
+
+class Contribution:
+    """A node's part of a checkpoint, which is there; the others' may not be there yet."""
+
+    def __init__(self, layout: Layout, parts: Parts) -> None:
+        self.id = parts.id
+        self._layout = layout
+        self._parts = parts
+
+    def complete(self) -> Manifest | None:
+        """Publish the checkpoint if all parts are there; its manifest once that is done, by whichever node.
+
+        Raises PersistError if storage refuses, BadCheckpoint if the parts do not go together.
+        """
+        with explained(f"publish {self.id}", self._layout.root), self._layout.writing():
+            return self._parts.publish()
+
+    def missing(self) -> list[int]:
+        """The nodes that have not written their part."""
+        return self._parts.missing()
+
+
+def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
+    """Publish what is complete, remove what is older than a checkpoint that counts, and what is long untouched.
+
+    Call while nobody writes. Where locks do not reach other nodes, one of them may write nevertheless; so what else
+    there is stays until a publication makes it useless.
+    """
+    newer = dict(_newer(layout, scan))
+    for id, place in layout.parts():
+        share = _share_in(place) if place in newer else None
+        parts = Parts(layout, id, share) if share else None
+        if parts and parts.publish():
+            yield place
+        elif place not in newer or _idle(layout, place) > ABANDONED:
+            if share and parts:
+                logger.warning("%s was never whole, and is removed: %s", id, lacking(share, parts.missing()))
+            drop(layout, place)
+            yield place
+
+
+def settle(layout: Layout, scan: Scan) -> Iterator[Manifest | Unfinished]:
+    """Publish what is complete and newer than all that counts; what of this is one checkpoint now, and what is not.
+
+    Where there are no locks, the first node alone calls this.
+    """
+    for place, id in _newer(layout, scan):
+        if share := _share_in(place):
+            parts = Parts(layout, id, replace(share, node=0))
+            try:
+                missing = parts.missing()
+                manifest = None if missing else _publish_within(layout, parts)
+                yield manifest or Unfinished(id, lacking(share, missing))
+            except (OSError, FastckptError) as error:
+                yield Unfinished(id, f"it cannot be published: {error}")
+
+
+def _publish_within(layout: Layout, parts: Parts) -> Manifest | None:
+    with layout.writing():
+        return parts.publish()
+
+
+def _newer(layout: Layout, scan: Scan) -> Iterator[tuple[Path, SaveId]]:
+    newest = max((stored.id for stored in scan.whole), default=None)
+    return ((place, id) for id, place in layout.parts() if newest is None or id > newest)
+
+
+def _share_in(place: Path) -> Share | None:
+    """What all parts in a place have in common, as one of them tells it; None if there is no whole one."""
+    shares = (share_of(_read(path)) for path in place.glob("part-*.json"))
+    return next((share for share in shares if share and place.name.endswith(share.key)), None)
+
+
+def _read(path: Path) -> Manifest | None:
+    try:
+        return read_manifest(path.parent, path.name)
+    except BadCheckpoint:
+        return None
+
+
+def _idle(layout: Layout, place: Path) -> float:
+    """Seconds since anything changed there, by the clock of the file system."""
+    clock = layout.private / "writers"
+    os.utime(clock)
+    latest = max(path.lstat().st_mtime for path in [place, *place.rglob("*")])
+    return clock.stat().st_mtime - latest

@@ -1,0 +1,85 @@
+"""Sets bad checkpoints aside for a person to look at: nothing of ours loads them, nor deletes them."""
+
+import errno
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fastckpt._core.format.manifest import NAME, Manifest
+from fastckpt._core.storage.io.durable import sync_directory, write_text
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.places import relocate
+from fastckpt._core.storage.local.stored import Stored, read_manifest
+from fastckpt.errors import BadCheckpoint
+
+KIND = "quarantine"
+WHY = "why.txt"
+"""Tells in a bad checkpoint's directory when it was set aside, from where, and what is wrong with it."""
+_REASON = "why: "
+_LONGEST = 4096
+"""Characters of a ``why.txt`` that are read."""
+
+
+def quarantine(layout: Layout, place: Path, why: str) -> Path:
+    """Move a place out of the way, with what is wrong with it; returns where it is now.
+
+    The reason is durable before the place moves: a crash leaves it where it was, or aside with its reason. A file
+    that a user named stays where they put it. Raises OSError if storage refuses, and for a place without a manifest.
+    """
+    if not os.path.lexists(place / NAME) and not place.is_symlink():
+        raise FileNotFoundError(
+            errno.ENOENT, "without a manifest it may be another tool's, and is not moved", str(place)
+        )
+    manifest = _manifest(place)
+    name = f"{manifest.id.history}-{manifest.id.step}" if manifest else place.name
+    if place.is_dir() and not place.is_symlink():
+        (place / WHY).unlink(missing_ok=True)  # of one who died before the move, or that came back with the place
+        write_text(place / WHY, _text(layout, place, manifest, why))
+        sync_directory(place)
+    aside = layout.draft(f"{KIND}-{name}")
+    relocate(layout, place, aside)
+    return aside
+
+
+def quarantined(layout: Layout) -> list[tuple[Path, str]]:
+    """All places that were set aside, and why."""
+    return [(place, _why(place)) for place in layout.drafts(KIND)]
+
+
+def fault(layout: Layout, place: Path) -> str:
+    """What can be seen to be wrong with the checkpoint in a place; empty for nothing, or if there is none."""
+    try:
+        manifest = read_manifest(place)
+        if manifest:
+            Stored(manifest, place, layout.file_of(manifest)).check_sizes()
+    except BadCheckpoint as error:
+        return str(error)
+    return ""
+
+
+def _manifest(place: Path) -> Manifest | None:
+    try:
+        return read_manifest(place)
+    except BadCheckpoint:
+        return None
+
+
+def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> str:
+    lines = [
+        f"when: {datetime.now(UTC).isoformat(timespec='seconds')}",
+        f"from: {place}",
+        _REASON + " ".join(why.split()),
+    ]
+    if manifest and (file := layout.file_of(manifest)):
+        lines.append(f"file: {file} (left where it is)")
+    lines.append("If it can be repaired, move this directory back to where it was; else remove it.")
+    return "\n".join(lines) + "\n"
+
+
+def _why(place: Path) -> str:
+    try:
+        with (place / WHY).open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_LONGEST).splitlines()
+    except OSError as error:
+        return f"{place / WHY} cannot be read: {error.strerror}"
+    return next((line.removeprefix(_REASON) for line in lines if line.startswith(_REASON)), "no reason was recorded")

@@ -1,0 +1,117 @@
+"""Which checkpoints of a directory count: the reader's rule."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastckpt._core.format.completeness import missing_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local.claims import Claims
+from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.quarantine import quarantined
+from fastckpt._core.storage.local.stored import Stored, read_manifest
+from fastckpt.errors import BadCheckpoint
+
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a directory holds.
+
+    Attributes:
+        places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was
+            saved to several paths, or if a crash came between its second publication and the end of its first.
+        damaged: Places and users' files that are no whole checkpoints, and why.
+        stale: Records that count no more, or never did: see `Claims`.
+        quarantined: Places that were set aside because they were found bad, and why.
+        gathered: Checkpoints of which some nodes have made their part, but not all; or nobody has published them.
+    """
+
+    places: list[Stored]
+    damaged: list[tuple[Path, str]]
+    stale: list[Stored]
+    quarantined: list[tuple[Path, str]] = field(default_factory=list)
+    gathered: list[SaveId] = field(default_factory=list)
+
+    @property
+    def whole(self) -> list[Stored]:
+        """One place for each id that as many ranks as saved it could resume, newest first: what counts."""
+        return [stored for stored in self.distinct if not missing_of(stored.manifest)]
+
+    @property
+    def distinct(self) -> list[Stored]:
+        """One place for each id, newest first; what files of some ranks are missing in is of use for fewer alone."""
+        return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
+
+
+class Reader:
+    """Finds the checkpoints of a directory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._claims = Claims()
+
+    def scan(self) -> Scan:
+        """Read all manifests, and look at all files that they name.
+
+        Reads until twice the same is found and no name has changed meanwhile: who reads a directory while another
+        process publishes may see a checkpoint neither in the place that it left nor in the one that it came to.
+        """
+        changes, result = self._layout.changes(), self._scan_once()
+        for _ in range(ATTEMPTS):
+            changes_before, before = changes, result
+            result, changes = self._scan_once(), self._layout.changes()
+            if (result, changes) == (before, changes_before):
+                break
+        return result
+
+    def _scan_once(self) -> Scan:
+        found: list[Stored] = []
+        damaged: list[tuple[Path, str]] = []
+        for place in self._layout.places():
+            try:
+                stored = self.read(place)
+                if stored:
+                    stored.check_sizes()
+                    found.append(stored)
+                elif self._layout.looks_like_ours(place) and not self._is_being_removed(place):
+                    damaged.append((place, f"{place} has no manifest, which alone tells what was saved"))
+            except BadCheckpoint as error:
+                if place.exists():  # else another process removed it just now
+                    damaged.append((place, str(error)))
+        verdict = self._claims.settle(stored for stored in found if stored.target)
+        places = [stored for stored in found if not stored.target] + verdict.owners
+        # Stable: of two places of an id, the one that did not make way comes first.
+        places.sort(key=lambda stored: stored.id, reverse=True)
+        gathered = [id for id, _ in self._layout.parts()]
+        return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout), gathered)
+
+    def _is_being_removed(self, place: Path) -> bool:
+        """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""
+        return any(self._layout.remains(record) == place for record in self._layout.taken_apart())
+
+    def place_of(self, bad: Stored | Path) -> Path | None:
+        """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
+        if isinstance(bad, Stored):
+            return bad.place if self._try_to_read(bad.place) == bad else None
+        if all(path != bad for path, _ in self.scan().damaged):
+            return None
+        records = [self._try_to_read(place) for place in self._layout.records()]
+        claims = [record for record in records if record and record.target == bad]
+        return max(claims, key=lambda record: record.id).place if claims else bad
+
+    def _try_to_read(self, place: Path) -> Stored | None:
+        try:
+            return self.read(place)
+        except BadCheckpoint:
+            return None
+
+    def read(self, place: Path) -> Stored | None:
+        """The checkpoint whose manifest lies in ``place``, None if none does; raises BadCheckpoint."""
+        manifest = read_manifest(place)
+        if manifest is None:
+            return None
+        home = self._layout.home(manifest.id, manifest.target)
+        if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
+            raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
+        return Stored(manifest, place, self._layout.file_of(manifest))

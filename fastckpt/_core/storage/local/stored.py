@@ -1,0 +1,115 @@
+"""One checkpoint on storage, and what can be wrong with its files."""
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.storage.io.direct import digest_file
+from fastckpt.errors import BadCheckpoint
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint on storage, as its manifest tells.
+
+    Attributes:
+        manifest: What it consists of.
+        place: The directory of its manifest.
+        target: The file that the user named for `MODEL`, if any.
+    """
+
+    manifest: Manifest
+    place: Path
+    target: Path | None
+
+    @property
+    def id(self) -> SaveId:
+        """What was saved."""
+        return self.manifest.id
+
+    @property
+    def path(self) -> Path:
+        """What a user would call this checkpoint: the file that they named, else its directory."""
+        return self.target or self.place
+
+    def path_of(self, name: str) -> Path:
+        """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
+        return self._locate(self.manifest.entry(name))
+
+    def check_sizes(self) -> None:
+        """Raise BadCheckpoint if a file in its place is missing or not as long as recorded."""
+        for entry in self.manifest.files:
+            if not (self.target and entry.name == MODEL):
+                check_size(entry, self._locate(entry))
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Read the files, by default all; raise BadCheckpoint if one is not what was saved."""
+        entries = self.manifest.files if names is None else [self.manifest.entry(name) for name in names]
+        for entry in entries:
+            path = self._locate(entry)
+            check_size(entry, path)
+            check_digest(entry, path, digest(path))
+
+    def _locate(self, entry: FileEntry) -> Path:
+        return self.target if self.target and entry.name == MODEL else self.place / entry.name
+
+
+def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
+    """The manifest in a directory, None if there is none; raises BadCheckpoint if it cannot be read."""
+    path = place / name
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            text = file.read(MAX_TEXT + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        return Manifest.from_json(text)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{path}: {error}") from error
+
+
+def has_manifest(place: Path) -> bool:
+    """Whether there is what begins as a manifest of ours, damaged or not: others have files of this name, too."""
+    try:
+        with open(place / NAME, "rb", opener=open_at_once) as file:
+            return b'"fastckpt"' in file.read(32)
+    except OSError:
+        return False
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """An opener of files; without O_NONBLOCK, a pipe would wait for a writer that never comes."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def check_size(entry: FileEntry, path: Path) -> os.stat_result:
+    """Look at a file; raises BadCheckpoint unless it is a regular one of the recorded size."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise BadCheckpoint(f"{path} of {entry.size} bytes is not there: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise BadCheckpoint(f"{path} is no regular file; one of {entry.size} bytes was saved")
+    if found.st_size != entry.size:
+        raise BadCheckpoint(f"{path} has {found.st_size} bytes; {entry.size} were saved")
+    return found
+
+
+def check_digest(entry: FileEntry, path: Path, digest: str) -> None:
+    """Raise BadCheckpoint if what was read is not what was saved."""
+    if digest != entry.digest:
+        raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {digest}; {entry.digest} was saved")
+
+
+def digest(path: Path) -> str:
+    """The digest of a file; raises BadCheckpoint if it cannot be read."""
+    try:
+        return digest_file(path)
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error

@@ -1,0 +1,115 @@
+"""Reads files of checkpoints in pieces, wherever they lie: for those who look, and change nothing."""
+
+import io
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import xxhash
+
+from fastckpt._core.storage.local.stored import digest, open_at_once
+from fastckpt._core.storage.remote.client_errors import Explained
+from fastckpt.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    from fastckpt._core.storage.remote.objects import Objects
+
+AHEAD = 2**18
+"""Bytes that are read at least from a store in one request."""
+LONGEST_TEXT = 4096
+"""Bytes of a small text that are read."""
+
+
+def open_file(where: Path | str, size: int) -> BinaryIO:
+    """Open a file of ``size`` bytes at a path or URL, to be read and sought in.
+
+    Raises BadCheckpoint if it cannot be opened; reading it raises OSError, or PersistError if a store does not answer.
+    """
+    if isinstance(where, str):
+        return cast(BinaryIO, _Remote(where, size))
+    try:
+        return where.open("rb", buffering=0)
+    except OSError as error:
+        raise BadCheckpoint(f"{where} cannot be read: {error.strerror}") from error
+
+
+def digest_of(where: Path | str, size: int) -> str:
+    """The xxh3-128 digest of a file of ``size`` bytes at a path or URL, in 32 hexadecimal digits.
+
+    Raises:
+        BadCheckpoint: It cannot be read to its end.
+        PersistError: The store does not answer.
+    """
+    if isinstance(where, Path):
+        return digest(where)
+    found = xxhash.xxh3_128()
+    with closing(_objects(where)) as objects, Explained("read a file", where):
+        for part in objects.parts("", size):
+            found.update(part)
+    return found.hexdigest()
+
+
+def read_text(location: Path | str, name: str) -> str | None:
+    """A small text in a checkpoint directory, a path or URL; None if it is not there.
+
+    Raises OSError, or PersistError if a store does not answer.
+    """
+    if isinstance(location, str):
+        with closing(_objects(location)) as objects, Explained(f"read {name}", location):
+            found = objects.read(name, LONGEST_TEXT)
+            return None if found is None else found.decode(errors="replace")
+    try:
+        with open(location / name, "rb", opener=open_at_once) as file:
+            return (file.read(LONGEST_TEXT) or b"").decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _objects(url: str) -> "Objects":
+    from fastckpt._core.storage.remote.objects import Objects  # fsspec, which takes a while; most need none of it
+
+    return Objects(url)
+
+
+class _Remote(io.RawIOBase):
+    """An object as a file. Each request brings what is asked for, or a little more where little is."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self._url, self._size = url, size
+        self._objects = _objects(url)
+        self._position = 0
+        self._start, self._ahead = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = offset + (0, self._position, self._size)[whence]
+        if position < 0:
+            raise ValueError(f"{position} is before the beginning of {self._url}")
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), max(0, self._size - self._position))
+        offset = self._position - self._start
+        if not 0 <= offset <= len(self._ahead) - count:
+            end = min(self._size, self._position + max(count, AHEAD))
+            with Explained("read a file", self._url):
+                self._ahead = self._objects.read_range("", self._position, end) if count else b""
+            self._start, offset = self._position, 0
+        data = self._ahead[offset : offset + count]
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._objects.close()
+        super().close()

@@ -1,0 +1,1 @@
+"""Runs in: both. Checkpoints as objects of a store that fsspec opens."""

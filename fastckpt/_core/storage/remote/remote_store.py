@@ -1,0 +1,354 @@
+"""The durable tier at a URL: checkpoints as objects of a store that fsspec opens, such as ``s3://bucket/run1``."""
+
+import errno
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.local.identity import Identity, parsed
+from fastckpt._core.storage.local.layout import PRIVATE, TRACKER
+from fastckpt._core.storage.local.publish import Request
+from fastckpt._core.storage.local.quarantine import WHY
+from fastckpt._core.storage.remote.catalog import (
+    Catalog,
+    RemoteCheckpoint,
+    RemoteScan,
+    id_of,
+    is_ours,
+    is_place,
+    is_shared,
+    new_place,
+)
+from fastckpt._core.storage.remote.client_errors import Explained, Logged
+from fastckpt._core.storage.remote.download import download, room_for
+from fastckpt._core.storage.remote.object_history import ObjectHistories
+from fastckpt._core.storage.remote.objects import Objects
+from fastckpt._core.storage.remote.part_objects import Gathering, RemoteContribution, share_in
+from fastckpt._core.storage.remote.upload import check_complete, upload_images
+from fastckpt._core.storage.share import Share, Unfinished
+from fastckpt.errors import ConfigError, FastckptError
+
+logger = logging.getLogger("fastckpt")
+
+ABANDONED = 24 * 3600.0
+"""Seconds after which what another host left without a manifest counts as abandoned."""
+_IDENTITY = f"{PRIVATE}/identity"
+
+
+class RemoteStore:
+    """Publishes, finds, verifies and deletes checkpoints at a URL.
+
+    In the store::
+
+        checkpoint-<step>/<history>-<host>-<attempt>/   model.pt, rank_0.pt, ..., manifest.json; of several nodes, also
+                                                        the part-<node>.json that it was made of
+        latest_checkpointed_iteration.txt               the step published last, for other tools
+        .fastckpt/history-<history>                     who has opened it: see `Record`
+        .fastckpt/identity                              tells this store from one that later takes its URL
+
+    The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
+    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was set aside.
+    Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
+    manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
+    a copy that the store makes of the model; nothing is read from it.
+
+    It is assumed that the store is strongly consistent, as S3, GCS, Azure and HDFS are: what was written is listed
+    and read at once. Methods may be called by several threads and processes; but one process at a time should publish
+    and delete.
+
+    Attributes:
+        read_back: Whether `publish` reads what it uploaded again, and compares it, before it counts.
+    """
+
+    def __init__(self, url: str, copier: Copier | None = None) -> None:
+        """Raise ConfigError if nothing that is installed opens such a URL."""
+        self._objects = Objects(url)
+        self._copier = copier or Copier()
+        self._catalog = Catalog(self._objects)
+        self.histories = ObjectHistories(self._objects)
+        self._known: list[RemoteCheckpoint] | None = None
+        self.path = self._objects.url()
+        self.read_back = False
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Upload images as one checkpoint; it is durable when this returns.
+
+        It takes the place of older checkpoints of the same step. The images must not change meanwhile.
+
+        Args:
+            id: What was saved.
+            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
+            target: Where the user wants a copy of ``model.pt``: a URL of this protocol, or relative to this store's.
+            parent: What this history was resumed from.
+            world_size: Ranks of the job.
+            details: What else to record.
+
+        Raises:
+            PersistError: The store refused, or could not be reached for longer than its client tries. Older
+                checkpoints are as they were; nothing of this one counts, and what is left of it a sweep removes.
+            ConfigError: ``target`` is not in such a store, or part of a checkpoint.
+            BadSource: An image is not what was known of it.
+            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+        """
+        with Explained(f"persist {id}", self.path):
+            sources = {name: Source.of(image) for name, image in images.items()}
+            own = _own(self._objects, target)
+            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
+            place = new_place(id)
+            with ExitStack() as on_failure:
+                left = f"remove what is left of {self._objects.url(place)}"
+                on_failure.callback(self._objects.later, left, lambda: self._remove(place))
+                manifest = request.manifest(upload_images(self._objects, self._copier, request, place))
+                check_complete(self._objects, manifest, place)
+                if request.target:
+                    self._objects.copy(f"{place}/{MODEL}", request.target)
+                with metrics.phase("persist.manifest", step=id.step):
+                    self._objects.put(f"{place}/{NAME}", manifest.to_json().encode())
+                on_failure.pop_all()
+            self._finish(manifest, place)
+        return manifest
+
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> RemoteContribution:
+        """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
+        self._known = None  # other nodes may publish it
+        with Explained(f"persist {id}", self.path):
+            sources = {name: Source.of(image) for name, image in images.items()}
+            share = replace(share, target=_own(self._objects, share.target))
+            gathering = Gathering(self._objects, self._catalog, id, share)
+            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
+            gathering.contribute(request, self._copier)
+        return RemoteContribution(self.path, gathering, self._finish)
+
+    def _finish(self, manifest: Manifest, place: str) -> None:
+        """Do what should follow, but changes nothing in what counts as the newest."""
+        with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
+            self._objects.put(TRACKER, str(manifest.id.step).encode())
+        with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
+            there = self._catalog.of_step(manifest.id.step)
+            replaced = there.replaced(manifest, place)
+            if self._known is not None:
+                others = [stored for stored in self._known if stored.id.step != manifest.id.step]
+                self._known = others + [stored for stored in there.places if stored.name not in replaced]
+            for old in replaced:
+                self._remove(old)
+
+    def gathered(self) -> list[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+        return self.scan().gathered
+
+    def settle(self) -> list[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts.
+        """
+        with Explained("publish what nodes have written", self.path):
+            scan = self._catalog.scan()
+            newest = max((stored.id for stored in scan.places), default=None)
+            places = {place: id for place, _ in scan.unfinished if is_shared(place) and (id := id_of(place))}
+            newer = {place: id for place, id in places.items() if newest is None or id > newest}
+            return [each for place, id in newer.items() if (each := self._settle(place, id))]
+
+    def _settle(self, place: str, id: SaveId) -> Manifest | Unfinished | None:
+        try:
+            share = share_in(self._objects, place)
+            return Gathering(self._objects, self._catalog, id, share).settle(self._finish) if share else None
+        except FastckptError as error:
+            return Unfinished(id, f"it cannot be published: {error}")
+
+    def scan(self) -> RemoteScan:
+        """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
+        with Explained("read checkpoints", self.path):
+            scan = self._catalog.scan()
+        self._known = list(scan.places)
+        return scan
+
+    def checkpoints(self) -> list[RemoteCheckpoint]:
+        """All whole checkpoints, newest id first."""
+        return self.scan().whole
+
+    def known(self) -> list[RemoteCheckpoint]:
+        """As `checkpoints`, by what was found there last and was published and deleted here since: no requests."""
+        if self._known is None:
+            return self.checkpoints()
+        return RemoteScan(sorted(self._known, key=lambda stored: (stored.id, stored.manifest.time), reverse=True)).whole
+
+    def verify(self, stored: RemoteCheckpoint, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all.
+
+        Raises:
+            BadCheckpoint: One is not what was saved; says which, and what was found.
+            PersistError: The store does not answer.
+        """
+        for entry in _entries(stored, names):
+            with Explained(f"read {entry.name} of {stored.id}", self.path):
+                download(self._objects, stored.object(entry.name), entry, None)
+
+    def file(self, stored: RemoteCheckpoint, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint lies once it is fetched."""
+        return into / stored.manifest.entry(name).name
+
+    def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """Download files of a checkpoint into a directory, comparing their digests on the way in any case.
+
+        Each takes its name when it is whole. Raises as `verify`; a PersistError, too, if the directory cannot take it.
+        """
+        for entry in _entries(stored, names):
+            path = into / entry.name
+            draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
+            with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
+                on_exit.callback(draft.unlink, missing_ok=True)
+                with room_for(entry, path.parent):
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    file = on_exit.enter_context(draft.open("wb", buffering=0))
+                download(self._objects, stored.object(entry.name), entry, file)
+                with room_for(entry, path.parent):
+                    draft.rename(path)
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint, and the copy that its user named; nothing happens if there is none of that id.
+
+        Raises:
+            ConfigError: It is the newest whole one.
+            PersistError: The store refused.
+        """
+        with Explained(f"delete {id}", self.path):
+            whole = self.known()
+            if not (whole and whole[0].id > id and self._counts(whole[0])):
+                whole = self.checkpoints()
+            if whole and whole[0].id == id:
+                raise ConfigError(
+                    f"cannot delete {id} in {self.path}: it is the newest of {len(whole)} whole checkpoints, which is "
+                    "always kept. Save a newer one first."
+                )
+            among = self._known or []
+            for stored in [stored for stored in self._catalog.of_step(id.step).places if stored.id == id]:
+                self._remove_copy(stored, among)
+                self._remove(stored.name)
+            self._known = [stored for stored in among if stored.id != id]
+
+    def _counts(self, stored: RemoteCheckpoint) -> bool:
+        """Whether a checkpoint is still there."""
+        return any(found.id == stored.id for found in self._catalog.of_step(stored.id.step).whole)
+
+    def _remove_copy(self, stored: RemoteCheckpoint, among: list[RemoteCheckpoint]) -> None:
+        """Remove what a user named, if it is this checkpoint's: the newest that was saved there has it."""
+        target = stored.manifest.target
+        if target and max(other.id for other in [stored, *among] if other.manifest.target == target) == stored.id:
+            self._objects.remove(target)
+
+    def _remove(self, place: str) -> None:
+        """Remove a place; first it ceases to count."""
+        self._objects.remove(f"{place}/{NAME}")
+        self._objects.remove_all(place)
+        self._catalog.forget(place)
+
+    def quarantine(self, bad: RemoteCheckpoint | str, why: str) -> str:
+        """Set a checkpoint, or a URL in `RemoteScan.damaged`, aside, never to be loaded or deleted by us.
+
+        It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
+        """
+        url, self._known = bad if isinstance(bad, str) else bad.place, None
+        with Explained(f"set aside {url}", self.path):
+            place = self._objects.name(url)
+            if NAME not in self._objects.sizes(place):
+                raise FileNotFoundError(f"{url} is not there any more")
+            self._objects.put(f"{place}/{WHY}", _reason(why).encode())
+        return url
+
+    def sweep(self) -> list[str]:
+        """Remove what dead writers left: at once what was begun on this host, else after a day.
+
+        Call while no other process of this host publishes. Returns the URLs of what was removed.
+        """
+        with Explained("sweep", self.path):
+            removed = self._objects.abort_uploads(_is_abandoned)
+            found = self._catalog.scan()
+            for place, object in found.unfinished:
+                if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
+                    self._objects.remove_all(place)
+                    removed.append(place)
+            histories = {id.history for id in [*(stored.id for stored in found.places), *found.gathered]}
+            removed += self.histories.forget(histories)
+        return [self._objects.url(name) for name in removed]
+
+    def identity(self) -> Identity:
+        """By what this store is known: the mark is gone when its objects are. PersistError if it does not answer."""
+        with Explained("read the mark", self.path):
+            return Identity(parsed(self._read_mark().decode(errors="replace")))
+
+    def _read_mark(self) -> bytes:
+        try:
+            return self._objects.read(_IDENTITY, 64) or b""
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return b""  # an empty object has no first bytes, S3 says
+
+    def mark(self, claim: str) -> str:
+        """Mark this store with ``claim``, unless it has a mark; which it has then.
+
+        To be called by one node of a job alone: of several who do so at once, the last wins, and the others may have
+        seen their own. Raises PersistError if the store does not answer, or cannot be written to.
+        """
+        with Explained("mark", self.path):
+            if not self.identity().mark:
+                self._objects.put(_IDENTITY, claim.encode())
+            return self.identity().mark
+
+    def close(self) -> None:
+        """End the threads and the connections."""
+        self._objects.close()
+
+
+def _is_abandoned(name: str, written: float) -> bool:
+    return is_place(name) and (is_ours(name) or time.time() - written > ABANDONED)
+
+
+def _reason(why: str) -> str:
+    return (
+        f"when: {datetime.now(UTC).isoformat(timespec='seconds')}\nwhy: {' '.join(why.split())}\n"
+        f"If it can be repaired, remove this {WHY}; else remove all that is here.\n"
+    )
+
+
+def _entries(stored: RemoteCheckpoint, names: Iterable[str] | None) -> list[FileEntry]:
+    manifest = stored.manifest
+    return list(manifest.files) if names is None else [manifest.entry(name) for name in names]
+
+
+def _own(objects: Objects, target: str) -> str:
+    """A user's path as a manifest's ``target``; raises ConfigError for one where no copy can be made."""
+    if not target:
+        return ""
+    name = objects.name(target) if "://" in target else target
+    if is_place(name) or name == TRACKER or name.split("/")[0] == PRIVATE:
+        raise ConfigError(f"cannot save to {target}: it is part of a checkpoint. Choose another path.")
+    return name

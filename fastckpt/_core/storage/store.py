@@ -1,0 +1,239 @@
+"""What a durable place for checkpoints does, and which one a location means."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import JSON, Manifest
+from fastckpt._core.storage.history import Histories
+from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.identity import Identity
+from fastckpt._core.storage.share import Share, Unfinished
+from fastckpt.errors import ConfigError
+
+_SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
+_LOCAL = ("file", "local")
+
+
+class Kept(Protocol):
+    """A whole checkpoint in a store."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it consists of."""
+
+    @property
+    def id(self) -> SaveId:
+        """What was saved."""
+
+    @property
+    def place(self) -> Path | str:
+        """The directory or URL below which its manifest lies."""
+
+    @property
+    def path(self) -> Path | str:
+        """What a user would call it: a path or a URL."""
+
+
+class Found(Protocol):
+    """What a store holds, in one reading."""
+
+    @property
+    def places(self) -> Sequence[Any]:
+        """Every checkpoint (`Kept`) with all files of its manifest, newest id first; an id may be there twice."""
+
+    @property
+    def whole(self) -> Sequence[Any]:
+        """Each checkpoint (`Kept`) once that as many ranks as saved it could resume, newest id first: what counts."""
+
+    @property
+    def distinct(self) -> Sequence[Any]:
+        """Each checkpoint (`Kept`) in ``places`` once, newest id first."""
+
+    @property
+    def damaged(self) -> Sequence[tuple[Any, str]]:
+        """Paths or URLs of what is there but not whole, and why."""
+
+    @property
+    def quarantined(self) -> Sequence[tuple[Any, str]]:
+        """Paths or URLs of what was set aside because it was found bad, and why."""
+
+    @property
+    def gathered(self) -> Sequence[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all; or nobody has published them."""
+
+
+class Pending(Protocol):
+    """A node's part of a checkpoint of several nodes: it is there, but the others' may not be."""
+
+    @property
+    def id(self) -> SaveId:
+        """What was saved."""
+
+    def complete(self) -> Manifest | None:
+        """Publish the checkpoint if all parts are there; its manifest once that is done, by whichever node."""
+
+    def missing(self) -> list[int]:
+        """The nodes that have not written their part."""
+
+
+class Store(Protocol):
+    """A durable place for the checkpoints of one job; see `CheckpointDirectory` and `RemoteStore`.
+
+    What one store returns as a checkpoint is given to that store alone. All methods raise PersistError if the place
+    refuses or does not answer.
+    """
+
+    @property
+    def path(self) -> Path | str:
+        """Where it is: a path or a URL."""
+
+    @property
+    def histories(self) -> Histories:
+        """Who has opened which history there."""
+
+    read_back: bool
+    """Whether `publish` reads what it wrote again, and compares it, before it counts."""
+
+    def publish(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        *,
+        target: str = "",
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Manifest:
+        """Make one checkpoint of images; it is durable when this returns."""
+
+    def contribute(
+        self,
+        id: SaveId,
+        images: Mapping[str, Path | Source],
+        share: Share,
+        *,
+        parent: SaveId | None = None,
+        world_size: int = 1,
+        details: Mapping[str, JSON] | None = None,
+    ) -> Pending:
+        """Make one node's part of a checkpoint of several nodes durable; it counts when all of them have done so."""
+
+    def gathered(self) -> Sequence[SaveId]:
+        """Checkpoints of which some nodes have made their part, but not all."""
+
+    def settle(self) -> Sequence[Manifest | Unfinished]:
+        """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
+
+        Returns what is one checkpoint now, and what lacks parts. The first rank of a job calls it.
+        """
+
+    def scan(self) -> Found:
+        """All checkpoints, and what is damaged, in one reading."""
+
+    def checkpoints(self) -> Sequence[Any]:
+        """All whole checkpoints (`Kept`), newest id first."""
+
+    def known(self) -> Sequence[Any]:
+        """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
+
+    def verify(self, stored: Any, names: Iterable[str] | None = None) -> None:
+        """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
+
+    def file(self, stored: Any, name: str, into: Path) -> Path:
+        """Where a file of a checkpoint can be read once it is fetched: in place, or in the directory ``into``."""
+
+    def fetch(self, stored: Any, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+        """Have files of a checkpoint where `file` says; raises BadCheckpoint if one is not what was saved.
+
+        Without ``digests`` their sizes alone are compared, unless they are downloaded.
+        """
+
+    def delete(self, id: SaveId) -> None:
+        """Remove a checkpoint; raises ConfigError if it is the newest whole one."""
+
+    def quarantine(self, bad: Any, why: str) -> Path | str:
+        """Set a bad checkpoint aside, never to be loaded or deleted by us; where it is now."""
+
+    def sweep(self) -> Sequence[Path | str]:
+        """Remove or restore what crashed writers left; what was removed or restored."""
+
+    def identity(self) -> Identity:
+        """By what this place is known; its mark is gone when the place is."""
+
+    def mark(self, claim: str) -> str:
+        """Mark this place with ``claim``, unless it has a mark; which it has then, "" if none can be written."""
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+
+
+def is_url(location: str | os.PathLike[str]) -> bool:
+    """Whether a location is a URL of a store beyond the file system, such as ``s3://bucket/run1``."""
+    match = _SCHEME.fullmatch(os.fspath(location))
+    return match is not None and match[1].lower() not in _LOCAL
+
+
+def as_path(location: str | os.PathLike[str]) -> str:
+    """The path that a location of the file system is, also if it is written as ``file://``; a URL as it is."""
+    text = os.fspath(location)
+    match = _SCHEME.fullmatch(text)
+    return text if match is None or is_url(text) else "/" + match[2].lstrip("/")
+
+
+def normalised(location: str | os.PathLike[str]) -> str:
+    """One text for each place: the real path of a directory, the URL of a store without what makes no difference.
+
+    Raises ConfigError for a chain of URLs (``simplecache::s3://...``): caches show what a store held a while ago.
+    """
+    text = os.fspath(location)
+    match = _SCHEME.fullmatch(text)
+    if "::" in text.split("/")[0]:
+        raise ConfigError(f"{text} is a chain of URLs; give that of the store alone, such as s3://bucket/run1")
+    if match is None or not is_url(text):
+        return os.path.realpath(as_path(text))
+    rest = "/".join(part for i, part in enumerate(match[2].split("/")) if part or i == 0)
+    if not rest.strip("/") or any(part in (".", "..") for part in rest.split("/")):
+        raise ConfigError(f"{text} names no place in a store; give a bucket and a prefix, such as s3://bucket/run1")
+    return f"{match[1].lower()}://{rest}"
+
+
+def target_in(location: str, path: str | os.PathLike[str]) -> str:
+    """A path that a user named for a model's file, as `Store.publish` takes it: absolute, or below a store's URL.
+
+    One that ends with "/" is for the directory of all files; in a store these cannot be named, so it is empty there.
+
+    Raises ConfigError if the store cannot have a file there.
+    """
+    text = os.fspath(path)
+    if not text:
+        return ""
+    if not is_url(location):
+        if is_url(text):
+            raise ConfigError(f"cannot save to {text}: the checkpoint directory is {location}. Give a path.")
+        path = os.path.abspath(text)  # noqa: PTH100 (the links are followed where it is written)
+        return path + "/" * text.endswith("/")
+    if text.endswith("/"):
+        return ""
+    scheme = location.split("://", maxsplit=1)[0] + "://"
+    own = text if "://" in text else f"{location}/{text}"
+    if text.startswith("/") or not own.lower().startswith(scheme):
+        raise ConfigError(
+            f"cannot save to {text}: the checkpoint directory is {location}. Give a {scheme} URL, or a path relative "
+            "to that directory."
+        )
+    return normalised(own)
+
+
+def open_store(location: str | os.PathLike[str], copier: Copier | None = None) -> Store:
+    """The store at a path or URL, as `normalised` gave it; raises ConfigError if nothing can open such a URL."""
+    if not is_url(location):
+        return CheckpointDirectory(os.fspath(location), copier)
+    from fastckpt._core.storage.remote.remote_store import RemoteStore  # fsspec and what it needs: most jobs do without
+
+    return RemoteStore(os.fspath(location), copier)

@@ -1,0 +1,1 @@
+"""Runs in: worker. Copies from host and device memory into mapped images."""

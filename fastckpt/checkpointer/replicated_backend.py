@@ -1,0 +1,63 @@
+"""Trainings of which all ranks have the whole state, as under DistributedDataParallel."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch.optim import Optimizer
+
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.replica_check import other_weights
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt.checkpointer.state import Part, Parts
+from fastckpt.ddp import DdpCheckpointer
+
+logger = logging.getLogger("fastckpt")
+
+
+class Whole(DdpCheckpointer):
+    """The framework of DDP, and of models that nothing wraps."""
+
+    FROM_OTHERS: ClassVar[str] = (
+        "To go on from a sharded model with one that is not: make one file of its checkpoint with python -m "
+        "torch.distributed.checkpoint.format_utils dcp_to_torch, load model and optimizer from it, and give another "
+        "checkpoint directory (docs/fsdp.md)."
+    )
+
+    @classmethod
+    def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
+        """They have their states themselves."""
+        return parts
+
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy,
+        *,
+        overlap: Sequence[Optimizer],
+        **options: Any,
+    ) -> None:
+        super().__init__(checkpoint_dir, deletion_strategy, overlap=overlap, **options)
+        self._foreseen = overlap[0] if len(overlap) == 1 else None
+
+    def resume(self, parts: Parts, own: dict[str, Any]) -> Mapping[str, Any]:
+        """As `Framework.resume`; foresees what the optimizer will hold, if there is one of them.
+
+        Raises ConfigError, too, if ranks have models of other parameters.
+        """
+        place = self._writer.place
+        self._writer.be_ready()
+        other = other_weights(parts.model, agreement(place.world_size, "models"))
+        loaded = self.load_checkpoint()
+        if loaded:
+            parts.load(loaded, self.rank_state)
+        else:
+            if other is not None and place.rank == 0:
+                logger.warning(
+                    "rank %d has other weights than rank 0, whose are saved for all: let DistributedDataParallel make "
+                    "them equal before resume(), or, where ranks have stages of a pipeline, give stage=",
+                    other,
+                )
+            self.prepare(parts.common() | own, self._foreseen)
+        return loaded

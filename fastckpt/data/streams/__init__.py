@@ -1,0 +1,1 @@
+"""Streams: iterable data sets, whole or sharded among loader workers, and the trial of their repeatability."""

@@ -1,0 +1,137 @@
+"""States that look like one and are several: of pipeline stages, one would come back with the tensors of another."""
+
+import ctypes
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+
+from fastckpt._core.client.collective import Agreement
+from fastckpt._core.client.replica_check import other_weights
+from fastckpt._core.torch_private import flat_parameters
+from fastckpt.dcp.flattening import flattened
+from fastckpt.dcp.stage_names import stages_in
+from fastckpt.errors import ConfigError
+
+_GROUP = re.compile(r"\.param_groups\.\d+\.params")
+_REMEDY = (
+    "Models of which each rank has another, such as pipeline stages, are not saved as one state: give stage= to "
+    "Checkpointer or FsdpShardCheckpointer, which says whose state a rank saves"
+)
+Ranks = tuple[int, ...]
+
+
+class Claim(NamedTuple):
+    """What of a rank's state must be as other ranks have it.
+
+    Attributes:
+        staged: Whether it is said to be that of a stage.
+        groups: Of each group of parameters of an optimizer, by its name in DCP, a digest of their names.
+        meshes: The ranks of each device mesh, and of each process group of FSDP1, that does not have them all.
+        whole: Of each tensor that is no shard, by its name, a digest.
+        shards: Of each tensor on one of these: name, place in the whole, which mesh, shape and digest of the shard.
+    """
+
+    staged: bool
+    groups: dict[str, str]
+    meshes: list[Ranks]
+    whole: dict[str, str]
+    shards: list[tuple[str, Ranks, int, Ranks, str]]
+
+
+def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> Claim:
+    """What a rank claims; reads all tensors but for shards of those on a mesh of all ranks."""
+    groups = {name: _digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
+    offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
+    whole = {name: _digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
+    shards: list[tuple[str, Ranks, Ranks, torch.Tensor]] = []
+    for name, leaf in leaves.items():
+        ranks, local = _local(leaf)
+        if local is not None and name in offsets and len(ranks) < world:
+            shards.append((name, offsets[name], ranks, local))
+    return _claim(bool(stages_in(leaves)), groups, whole, shards)
+
+
+def _claim(
+    staged: bool, groups: dict[str, str], whole: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]
+) -> Claim:
+    """With each shard's ranks by number."""
+    meshes: dict[Ranks, int] = {}
+    said = [
+        (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
+        for name, place, ranks, local in shards
+    ]
+    return Claim(staged, groups, list(meshes), whole, said)
+
+
+def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
+    """The ranks that have shards of this tensor, and this rank's; none of what is no shard."""
+    if type(leaf) is DTensor:
+        return tuple(leaf.device_mesh.mesh.flatten().tolist()), leaf._local_tensor
+    if isinstance(leaf, ShardedTensor) and (own := leaf.local_shards()):
+        return tuple(dist.get_process_group_ranks(leaf._process_group)), own[0].tensor
+    return (), None
+
+
+def check_one(model: Module, ranks: Agreement, world: int) -> None:
+    """Raise ConfigError, in all ranks, if they have models of several stages; reads shards as `claim` does."""
+    flat = flat_parameters(model)
+    other_weights(model, ranks, shapes=not flat)
+    if flat:  # to gather what FSDP1 has is a collective, and needs room
+        mine = _claim(False, {}, {}, [each for each in flat if len(each[2]) < world])
+    else:
+        leaves = flattened({"model": get_model_state_dict(model)})
+        mine = claim(leaves.state_dict, leaves.create_local_plan(), world)
+    if why := objection([Claim(*each) for each in ranks.gather(mine)]):
+        raise ConfigError(f"the states of the ranks do not go together: {why}")
+
+
+def objection(claims: Sequence[Claim]) -> str:
+    """Why the states of ranks are not one; empty if they are."""
+    for rank, each in enumerate(claims):
+        if each.staged != claims[0].staged:
+            has, other = ("no", "one") if each.staged else ("a", "none")
+            return f"rank 0 has {has} stage, and rank {rank} {other}: give stage= on all ranks, or on none"
+        if unlike := [name for name, digest in each.groups.items() if claims[0].groups.get(name, digest) != digest]:
+            return f"{min(unlike)} of rank {rank} has other parameters than that of rank 0. {_REMEDY}"
+    return _unlike_shards(claims)
+
+
+def unlike_tensors(claims: Sequence[Claim]) -> list[str]:
+    """The names of tensors that are no shards, and that ranks have unlike, such as averages of BatchNorm."""
+    found: dict[str, str] = {}
+    pairs = [pair for each in claims for pair in each.whole.items()]
+    return sorted({name for name, digest in pairs if found.setdefault(name, digest) != digest})
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+
+
+def _unlike_shards(claims: Iterable[Claim]) -> str:
+    """Replicas on meshes of their own, as of a tensor-parallel model in DistributedDataParallel, have equal shards."""
+    found: dict[tuple[str, Ranks], tuple[int, Ranks, tuple[object, ...]]] = {}
+    for rank, each in enumerate(claims):
+        for name, offset, number, shape, digest in each.shards:
+            mesh, what = each.meshes[number], (shape, digest)
+            first, there, said = found.setdefault((name, tuple(offset)), (rank, mesh, what))
+            if there != mesh and said != what:
+                others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
+                return f"{others}. {_REMEDY}"
+    return ""
+
+
+def _digest_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu().contiguous()
+        # not by way of numpy: a storage that it has seen cannot be resized any more
+        return xxhash.xxh3_128_hexdigest((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
+    return xxhash.xxh3_128_hexdigest(repr(value).encode())

@@ -1,0 +1,46 @@
+"""What ranks copy of that which ranks of other nodes write, so that each node has all that its own ranks need."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from fastckpt.dcp.flattening import in_order
+
+
+def copies_for_nodes(
+    offers: Sequence[SavePlan], plans: Sequence[SavePlan], nodes: Sequence[int]
+) -> list[list[WriteItem]]:
+    """What each rank copies, in the order of its file: of all that a node's ranks have, what none of them writes.
+
+    Each item is copied by the rank of the node that has the least to write so far.
+
+    Args:
+        offers: What each rank has.
+        plans: What each rank writes of that.
+        nodes: On which node each rank is.
+    """
+    there: dict[int, set[MetadataIndex]] = {node: set() for node in nodes}
+    load: Counter[int] = Counter()
+    for rank, plan in enumerate(plans):
+        there[nodes[rank]] |= {item.index for item in plan.items}
+        load[rank] = sum(map(_size, plan.items))
+    wanted: dict[tuple[int, MetadataIndex], list[int]] = {}
+    found: dict[tuple[int, MetadataIndex], WriteItem] = {}
+    for rank, offer in enumerate(offers):
+        node = nodes[rank]
+        for item in offer.items:
+            if item.index not in there[node]:
+                wanted.setdefault((node, item.index), []).append(rank)
+                found[node, item.index] = item
+    copies: list[list[WriteItem]] = [[] for _ in offers]
+    for key, ranks in wanted.items():
+        rank = min(ranks, key=lambda each: load[each])
+        copies[rank].append(found[key])
+        load[rank] += _size(found[key])
+    return [in_order(items) for items in copies]
+
+
+def _size(item: WriteItem) -> int:
+    return item.tensor_storage_size() or 1

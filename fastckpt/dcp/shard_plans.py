@@ -1,0 +1,286 @@
+"""Plans the saves of one rank's shards: with all ranks for each structure once, from then on alone."""
+
+import contextlib
+import logging
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Place
+from fastckpt._core.format.distcp import ShardPlan, ShardPlanner, whole
+from fastckpt._core.format.file_names import copies_of, index_of, shards_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import METADATA
+from fastckpt._core.format.plan import Plan
+from fastckpt.dcp.flattening import Archiver, Item, Leaves, flattened, in_order, item_of, structure
+from fastckpt.dcp.name_conflicts import Claim, claim, unlike_tensors
+from fastckpt.dcp.name_conflicts import objection as why_not_one
+from fastckpt.dcp.node_copies import copies_for_nodes
+from fastckpt.dcp.plan_round import Assigned, Round
+from fastckpt.dcp.store_mailbox import Board, Overtaken
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+DEADLINE = 60.0
+"""Seconds that a save waits for the other ranks to plan with it, before it is skipped."""
+_CLOSED = "closed after "
+"""What a rank says that saves no more, before the last save that it has made."""
+Stall = Callable[[str, float], AbstractContextManager[None]]
+
+
+class Unplanned(Exception):
+    """Why a save is skipped: the ranks have no plan for it yet."""
+
+
+class Departed(Unplanned):
+    """Why this save and all later ones are skipped: a rank has closed."""
+
+
+class Shards:
+    """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
+
+    DCP's plan says which rank writes what, and ``.metadata`` where it lies. It depends on the structure of the state
+    alone, so all ranks make it once, over the store of the process group: each offers its local plan, the first rank
+    answers with what to write, each says where in its file that lies, and the first rank makes ``.metadata`` of that.
+    What several ranks have, one of them writes. Of several nodes, one on each copies it, so that a node's memory has
+    all that its own ranks need; these copies are not persisted. Later saves ask the store for one key, and the other
+    ranks for nothing.
+
+    A rank whose state does not fit the plan any more finds that out by itself. It skips this save, and calls all ranks
+    to another plan under that key. Training's own collectives lie between two saves: no rank ends those of the next
+    step before all ranks have begun them, and so every rank sees the call in its next save, at the latest. There all
+    ranks plan together. Nothing depends on that but the time it takes:
+
+    - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
+      now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
+      What it has said stays on the board, so the plan is made in whichever save the last rank comes to.
+    - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
+    - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and nobody follows
+      the new one in saves before that in which the last offer was made.
+    """
+
+    def __init__(self, place: Place, board: Board, stall: Stall) -> None:
+        self._place = place
+        self._board = board
+        self._stall = stall
+        self._files = shards_of(place.rank), copies_of(place.rank)
+        self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver()
+        self._round = Round(1)
+        self._met = ""
+        self._has_warned = False
+        self._assigned: Assigned | None = None
+        self._last: SaveId | None = None
+        self._pid = os.getpid()
+
+    def files(self, save: SaveId, state: dict[str, Any], *, together: bool = False) -> dict[str, Plan]:
+        """Plan this rank's files of a save, by their names.
+
+        With ``together`` all ranks make this save so, and wait for each other: a change costs no save.
+
+        Raises:
+            Unplanned: The save is to be skipped; says why.
+            ConfigError: The states of the ranks do not make one, as DCP sees it.
+        """
+        flat = flattened(state)
+        leaves = flat.state_dict
+        shape = structure(leaves)
+        while True:
+            self._hear(save)
+            is_known = self._round.items is not None and shape == self._round.structure
+            shards = self._lay_out(leaves) if is_known else None
+            if not self._fits(shape, shards):
+                self._call(save)
+            if self._round.called is not None and save <= self._round.called and not (together or self._is_alone):
+                raise Unplanned("the structure of the state has changed: the ranks plan anew in their next save")
+            if self._round.structure is None:
+                self._offer(save, shape, leaves, flat.create_local_plan())
+            with contextlib.suppress(Overtaken):
+                files = self._follow(save, leaves, shards)
+                if together and not self._is_alone:
+                    self._meet(save)
+                return files
+
+    def _follow(self, save: SaveId, leaves: Leaves, shards: list[ShardPlan] | None) -> dict[str, Plan]:
+        if shards is None or not self._round.complete:
+            shards = self._join(leaves, save)
+        if self._round.since is None or save < self._round.since:
+            raise Unplanned("another rank follows an older plan in this save")
+        return {name: shard.plan for name, shard in zip(self._files, shards, strict=False)} | self._round.described
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._place.world_size == 1
+
+    def _meet(self, save: SaveId) -> None:
+        """Return when the states of all ranks were found to fit; raises Overtaken if one was not."""
+        now, end = self._round.number, time.monotonic() + DEADLINE
+        key = f"{now}/met/{save.history}/{save.step}"
+        try:
+            with self._stall("save", DEADLINE):
+                self._board.meet(key, self._place.world_size, end, self._unless)
+        except (TimeoutError, dist.DistError) as error:
+            raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
+        if self._place.rank == 0 and self._met not in ("", key):  # others may yet come here for this save again
+            self._board.forget(self._met)
+        self._met = key
+
+    def close(self, last: SaveId | None) -> None:
+        """Have no rank save more than this one has: its part would be missing."""
+        history, step = last or SaveId(0, 0)
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
+            while self._last is None and os.getpid() == self._pid:
+                self._turn(self._board.say(self._next, f"{_CLOSED}{history} {step}"))
+
+    @property
+    def _next(self) -> str:
+        """Where a rank says what makes all turn from this plan."""
+        return f"{self._round.number + 1}"
+
+    @property
+    def _unless(self) -> str:
+        """What makes messages of this plan needless."""
+        return self._next if self._last is None else ""
+
+    def _turn(self, word: str) -> None:
+        """To the plan that a rank has called for; unless it has closed instead: then there will be no more."""
+        if word.startswith(_CLOSED):
+            self._last = _save(word.removeprefix(_CLOSED))
+        else:
+            self._round = Round(self._round.number + 1, _save(word))
+
+    def _hear(self, save: SaveId) -> None:
+        """Turn to the newest plan that anybody has called for."""
+        while self._last is None and (word := self._board.word(self._next)) is not None:
+            self._turn(word)
+        if self._last is not None and save > self._last:
+            raise Departed("a rank has closed its checkpointer: its part would be missing")
+
+    def _call(self, save: SaveId) -> None:
+        if self._last is None:
+            self._turn(self._board.say(self._next, f"{save.history} {save.step}"))
+        if self._last is not None:
+            raise Departed("the structure of the state has changed, and a rank has closed its checkpointer")
+
+    def _lay_out(self, leaves: Leaves) -> list[ShardPlan]:
+        """This rank's files; without the second if there is nothing to copy."""
+        return [
+            planner.plan([self._archiver.data(leaves, item) for item in items], [item.name for item in items])
+            for planner, items in zip(self._planners, self._round.items or [], strict=False)
+        ]
+
+    def _fits(self, shape: list[Any], shards: list[ShardPlan] | None) -> bool:
+        """Whether the state is as it was offered, and no Python value has outgrown its place since."""
+        now = self._round
+        is_in_place = shards is None or now.spans is None or [shard.places for shard in shards] == now.spans
+        return now.structure is None or (shape == now.structure and is_in_place)
+
+    def _offer(self, save: SaveId, shape: list[Any], leaves: Leaves, plan: SavePlan) -> None:
+        offer = tuple(save), self._place.group_rank, plan, tuple(claim(leaves, plan, self._place.world_size))
+        self._board.put(f"{self._round.number}/offer/{self._place.rank}", offer)
+        self._round.structure = shape
+
+    def _join(self, leaves: Leaves, save: SaveId) -> list[ShardPlan]:
+        """Do what is left of the plan, with all ranks."""
+        end = time.monotonic() + DEADLINE
+        try:
+            with self._stall("plan", DEADLINE), metrics.phase("snapshot.plan", step=save.step):
+                return self._plan(leaves, end)
+        except (TimeoutError, dist.DistError) as error:
+            logger.debug("plan %d: %s", self._round.number, error)
+            raise Unplanned(f"the other ranks did not come to plan this save within {DEADLINE:g} s") from error
+
+    def _plan(self, leaves: Leaves, end: float) -> list[ShardPlan]:
+        board, now, place = self._board, self._round, self._place
+        if place.rank == 0 and (self._assigned is None or self._assigned.number != now.number):
+            self._assign(end)
+        if now.items is None:
+            objection, since, files = self._wait(f"items/{place.rank}", end)
+            if objection:
+                raise ConfigError(f"the states of the ranks do not go together: {objection}")
+            now.since, now.items = SaveId(*since), [[Item(*item) for item in items] for items in files]
+        shards = self._lay_out(leaves)
+        if now.spans is None:
+            now.spans = [shard.places for shard in shards]
+            board.put(f"{now.number}/spans/{place.rank}", [[tuple(span) for span in spans] for spans in now.spans])
+        if place.rank == 0:
+            self._describe(end)
+        if place.local_rank == 0:
+            now.described = {METADATA: whole(self._wait("metadata", end))}
+            if place.group_world_size > 1:
+                index = self._wait(f"index/{place.group_rank}", end)
+                now.described[index_of(place.group_rank)] = whole(index)
+        now.complete = True
+        return shards
+
+    def _wait(self, what: str, end: float) -> Any:
+        """A message of this plan; raises Overtaken if somebody whom it does not fit has called for another."""
+        return self._board.get(f"{self._round.number}/{what}", end, self._unless)
+
+    def _assign(self, end: float) -> None:
+        """Tell each rank what to write, which DCP's planner chooses."""
+        number, ranks = self._round.number, range(self._place.world_size)
+        saves, nodes, offers, said = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        objection = ""
+        try:
+            claims = [Claim(*each) for each in said]
+            if why := why_not_one(claims):
+                raise ValueError(why)
+            self._warn(unlike_tensors(claims))
+            plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
+            copies = copies_for_nodes(offers, plans, nodes)
+            self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
+        except (ValueError, AssertionError) as error:
+            plans, copies, objection = [SavePlan([]) for _ in ranks], [[] for _ in ranks], str(error)
+        for rank, plan in enumerate(plans):
+            files = [in_order(plan.items), *([copies[rank]] if copies[rank] else [])]
+            items = [[tuple(item_of(item)) for item in file] for file in files]
+            self._board.put(f"{number}/items/{rank}", (objection, max(saves), items))
+        self._clear(f"{number}/offer/{rank}" for rank in ranks)
+        self._clear(f"{number - 1}/{what}" for what in ("metadata", *(f"index/{node}" for node in {*nodes})))
+
+    def _warn(self, names: list[str]) -> None:
+        if names and not self._has_warned:
+            text = "ranks have unlike tensors by the name of %s%s, of which that of one rank is saved for all"
+            logger.warning(text, names[0], f" and {len(names) - 1} more" if names[1:] else "")
+            self._has_warned = True
+
+    def _describe(self, end: float) -> None:
+        """Make ``.metadata`` of what was planned, and where all ranks have it; and the index of each node's copies."""
+        assert self._assigned is not None
+        plan, number = self._assigned, self._assigned.number
+        storage: dict[MetadataIndex, Any] = {}
+        copied: dict[int, dict[MetadataIndex, Any]] = {node: {} for node in plan.nodes}
+        for rank, node in enumerate(plan.nodes):
+            spans, *more = self._wait(f"spans/{rank}", end)
+            storage |= _infos(shards_of(rank), plan.shards[rank], spans)
+            copied[node] |= _infos(copies_of(rank), plan.copies[rank], *more or [[]])
+        metadata = plan.metadata
+        metadata.version, metadata.storage_meta, metadata.storage_data = CURRENT_DCP_VERSION, StorageMeta(), storage
+        self._board.put(f"{number}/metadata", pickle.dumps(metadata))
+        if len(copied) > 1:
+            for node, index in copied.items():
+                self._board.put(f"{number}/index/{node}", pickle.dumps(index))
+        self._clear(f"{number}/{kind}/{rank}" for rank in range(len(plan.nodes)) for kind in ("items", "spans"))
+
+    def _clear(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._board.remove(key)
+
+
+def _infos(file: str, items: list[WriteItem], spans: Sequence[Any]) -> dict[MetadataIndex, Any]:
+    return {item.index: _StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
+
+
+def _save(word: str) -> SaveId:
+    return SaveId(*map(int, word.split()))

@@ -1,0 +1,157 @@
+"""What of a training is saved, as DCP takes it, and the way back: a model, its optimizers, and what goes with them."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypedDict
+
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from fastckpt._core.arguments import instance, mapping
+from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt.dcp.cached_names import named_state
+from fastckpt.dcp.sharded_state import (
+    ShardedModel,
+    ShardedOptimizers,
+    ShardedPart,
+    check_groups,
+    check_steps,
+    empty,
+    kept_from_stepping,
+)
+from fastckpt.errors import ArgumentError, ConfigError
+
+MODEL, OPTIMIZER = "model", "optimizer"
+"""Where the state of a model stands in a checkpoint, and that of its optimizers."""
+Optimizers = Optimizer | Iterable[Optimizer]
+
+
+class Beside(TypedDict, total=False):
+    """What may be saved beside a state dict, or a model.
+
+    Attributes:
+        rank_state: What differs on this rank.
+        metrics: What was measured of this state, for `KeepBestStrategy`.
+    """
+
+    rank_state: dict[str, Any]
+    metrics: Mapping[str, float]
+
+
+class Training(Beside, total=False):
+    """What may be saved instead of a state dict, and beside one.
+
+    Attributes:
+        model: The module; torch's ``get_state_dict`` takes its state.
+        optimizer: Its optimizer, or several.
+        extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
+    """
+
+    model: Module
+    optimizer: Optimizers
+    extra_sd: Mapping[str, Any]
+
+
+def state_of(
+    state_dict: Mapping[str, Any] | None, training: Training, options: StateDictOptions | None = None
+) -> dict[str, Any]:
+    """The state to save; raises ConfigError unless it is given in one of the two ways."""
+    if unknown := training.keys() - Training.__annotations__.keys():
+        names = [*Training.__annotations__, "path", "storage_type"]
+        raise ArgumentError(f"there is no argument {min(unknown)!r}; there are {', '.join(names)}")
+    model, extra = training.get("model"), training.get("extra_sd", {})
+    mapping("extra_sd", extra, "a dict of what is saved beside the model, such as {'epoch': 3}")
+    if (state_dict is None) == (model is None) or (model is None and training.keys() & {OPTIMIZER, "extra_sd"}):
+        raise ConfigError("what is saved? Give a state_dict; or a model, with its optimizer and extra_sd, if any")
+    if taken := extra.keys() & {MODEL, OPTIMIZER}:
+        raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given beside it: rename it")
+    if model is not None:
+        instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
+        return sharded_state(model, optimizers_of(training.get("optimizer", ())), options) | dict(extra)
+    assert state_dict is not None
+    return {name: each.state_dict() if isinstance(each, Stateful) else each for name, each in state_dict.items()}
+
+
+def apart(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Of ``extra_sd``, what DCP would not give back as it was, for it makes texts of all keys."""
+    return {name: value for name, value in extra.items() if _has_other_keys(value)}
+
+
+def _has_other_keys(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return any(type(key) is not str for key in node) or any(map(_has_other_keys, node.values()))
+    return isinstance(node, list | tuple) and any(map(_has_other_keys, node))
+
+
+def sharded_state(
+    model: Module, optimizers: tuple[Optimizer, ...], options: StateDictOptions | None = None
+) -> dict[str, Any]:
+    """The state of a model and its optimizers, by torch's names for parameters, whatever wraps the model."""
+    if not optimizers:
+        return {MODEL: get_model_state_dict(model, options=options)}
+    check_steps(optimizers)
+    check_groups(model)
+    with kept_from_stepping(optimizers):
+        states = get_state_dict(model, optimizers, options=options) if options else named_state(model, optimizers)
+    return dict(zip((MODEL, OPTIMIZER), states, strict=True))
+
+
+def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[ShardedPart]:
+    """What `sharded_state` is the state of, to load into."""
+    instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
+    return [ShardedModel(MODEL, model), *([ShardedOptimizers(OPTIMIZER, model, optimizers)] if optimizers else [])]
+
+
+def optimizers_of(given: Optimizers | None) -> tuple[Optimizer, ...]:
+    """The optimizers that a user gives, one or several; raises ArgumentError for what is none."""
+    found: tuple[Any, ...] = () if given is None else (given,)
+    if isinstance(given, Iterable) and not isinstance(given, str | Mapping | Optimizer):
+        found = tuple(given)
+    for each in found:
+        instance("optimizer", each, Optimizer, "a torch optimizer, or several", "give what is stepped, or leave it out")
+    return tuple(map(unwrapped, found))
+
+
+class WholeLoadPlanner(DefaultLoadPlanner):
+    """Plans loads of what the checkpoint has by these very names.
+
+    torch's takes a checkpoint that has more than a rank's state for one of torch 2.3, with other names: such as if a
+    rank has no shard of some tensor of FSDP1.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads."""
+        assert self.metadata is not None
+        if self.state_dict.keys() <= self.metadata.state_dict_metadata.keys():
+            return create_default_local_load_plan(self.state_dict, self.metadata)
+        return super().create_local_plan()
+
+
+class Extra:
+    """What a checkpoint has beside the states of these names.
+
+    Attributes:
+        leaves: What DCP is to load into, by the names of the leaves: tensors, and None for Python values.
+    """
+
+    def __init__(self, metadata: Metadata, names: Collection[str]) -> None:
+        kinds = metadata.state_dict_metadata
+        where = metadata.planner_data or {name: (name,) for name in kinds}
+        self._places = {name: where[name] for name in kinds if where[name][0] not in names}
+        self.leaves = {name: empty(kinds[name]) for name in self._places}
+
+    def of(self, loaded: Mapping[str, Any]) -> dict[str, Any]:
+        """It, in the containers in which it was saved, from the leaves that were loaded."""
+        extra: dict[str, Any] = {}
+        for name, place in self._places.items():
+            set_element(extra, place, loaded[name])
+        return extra

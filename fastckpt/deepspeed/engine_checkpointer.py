@@ -1,0 +1,273 @@
+"""Saves and loads a DeepSpeed engine, with DeepSpeed's own arguments."""
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from inspect import BoundArguments, signature
+from pathlib import Path
+from typing import Any, Unpack
+
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+from fastckpt._core.arguments import public
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.save_results import at_least
+from fastckpt._core.format.file_names import own_of
+from fastckpt._core.metrics import phase
+from fastckpt._core.native.checkpoint_names import is_foreign
+from fastckpt._core.native.folder_checkpointer import Folder, FolderCheckpointer, Named, Needs, Raw
+from fastckpt._core.resume.load import load_copy
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, StorageType, WithWriter
+from fastckpt._core.storage.store import is_url, normalised
+from fastckpt.deepspeed.engine_files import as_saved, check, files_of, loading, reads
+from fastckpt.deepspeed.extra_state import SCRIPTS, accumulated, own_state, put_scripts, restore_own
+from fastckpt.deepspeed.static_tensors import beside, steppers
+from fastckpt.deepspeed.topology import NAME, check_fits, read, written
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+LATEST, LATEST_UNIVERSAL = "latest", "latest_universal"
+_AMID = (
+    "step %d is saved when %d micro-batches were added up to gradients, which are no part of DeepSpeed's checkpoints: "
+    "what resumes from it goes on without them. Save after the engine.step() that updates the weights."
+)
+Loaded = tuple[str | None, dict[str, Any] | None]
+
+
+class DeepSpeedCheckpointer(WithWriter):
+    """Saves the files of a DeepSpeed engine to memory and storage, and has the engine load them from there.
+
+    Files and directories are DeepSpeed's own: its `load_checkpoint`, zero_to_fp32.py and ds_to_universal.py read what
+    was persisted. Every rank constructs one, and calls each method with the same arguments.
+
+    Args:
+        engine: What `deepspeed.initialize` gave.
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
+        overlap: Whether weights and states of the optimizer may be copied behind the next forward and backward; the
+            next step waits for that. Nothing but steps may change them.
+
+    Raises:
+        ConfigError: The engine has state that it does not give away, such as an optimizer's on NVMe; its optimizer
+            changes states before its step, which ``overlap`` rests upon; or as for `DdpCheckpointer`.
+        PlaceInUse: Another live job uses the directory, and goes on to.
+
+    Attributes:
+        loaded_step: The engine's ``global_steps`` when what was loaded was saved; -1 if nothing was, or by DeepSpeed.
+        loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory had some of its files;
+            "" if nothing was loaded.
+    """
+
+    @public
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        verify: str = "resume",
+        overlap: bool = False,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        if not isinstance(engine, DeepSpeedEngine):
+            raise ConfigError(f"{type(engine).__name__} is no DeepSpeedEngine: give what deepspeed.initialize returned")
+        check(engine)
+        self._engine = engine
+        self._own = own_of(engine.global_rank)
+        needs = Needs(NAME, self._own, reads(engine))
+        optimizers = steppers(engine) if overlap else []
+        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **options)
+        self._writer = self._folders._writer
+        self._writer.overlap.defer(optimizers, lambda: beside(engine))
+        self._folders.count_steps(lambda: int(engine.global_steps))
+        self._has_scripts = self._has_warned = False
+        self._last: tuple[int, str] | None = None
+        self.loaded_step = -1
+        self.loaded_from = ""
+
+    @public
+    def save_checkpoint(
+        self,
+        save_dir: str | os.PathLike[str],
+        tag: object = None,
+        client_state: Mapping[str, Any] = {},
+        save_latest: bool = True,
+        storage_type: StorageType | None = None,
+        exclude_frozen_parameters: bool = False,
+    ) -> SaveResult:
+        """Save the engine, as its own `save_checkpoint`. Once this returns, training may go on.
+
+        A step that memory already holds under this tag is not copied again: with DISK it is persisted. A save is
+        skipped if every slot is in use; the result says so, and so it does for every rank.
+
+        Args:
+            save_dir: The checkpoint directory.
+            tag: Its name; default ``global_step<engine.global_steps>``.
+            client_state: What else to save, with ordinary keys.
+            save_latest: Whether ``latest`` is to name it, once all of it is durable.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With a ``tag`` it
+                becomes durable, as with DISK.
+            exclude_frozen_parameters: Whether to leave these out.
+
+        Raises:
+            ConfigError: ``save_dir`` is another directory; no directory in it can be called ``tag``.
+            StepError: The engine has gone back since the last save, and nothing was loaded.
+            NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+        """
+        self._writer.be_ready()
+        engine, folders, storage_type = self._engine, self._folders, at_least(storage_type, tag is not None)
+        step, tag = engine.global_steps, str(f"global_step{engine.global_steps}" if tag is None else tag)
+        named = self._named(save_dir, tag, step, save_latest=save_latest)
+        if (micro := accumulated(engine)) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(_AMID, step, micro)
+        folders.let_go()
+        with self._writer.beats.stall("save"), phase("snapshot.engine", step=step):
+            files = files_of(
+                engine,
+                folders.scratch(),
+                tag,
+                client_state,
+                exclude_frozen_parameters=exclude_frozen_parameters,
+            )
+        files[self._own] = own_state(engine)
+        if folders.writes_common:
+            files[NAME] = Raw(written(engine), may_end_with_spaces=True)
+        if storage_type is not StorageType.MEMORY and not self._has_scripts:
+            put_scripts(engine, self._writer.directory)
+            self._has_scripts = True
+        self._last = step, tag
+        return folders.save_checkpoint(step, files, storage_type, common=[NAME], named=named)
+
+    @public
+    def load_checkpoint(
+        self,
+        load_dir: str | os.PathLike[str],
+        tag: object = None,
+        *arguments: Any,
+        **named: Any,
+    ) -> Loaded:
+        """Have the engine load the newest checkpoint that all ranks can load, from memory if it is there.
+
+        All ranks call it. Random generators are as they were when it was saved, if this class saved it for as many
+        ranks. A ``tag``, or a ``load_dir`` other than the checkpoint directory, goes back to what lies there; workers
+        that are restarted in the same launch may give the same again: they go on from the newest save since then.
+
+        Args:
+            load_dir: The checkpoint directory, or another one, whoever wrote it.
+            tag: A checkpoint in it; None for the newest, which in another directory is what ``latest`` names.
+            arguments: What else DeepSpeed's `load_checkpoint` takes, likewise by name: load_module_strict,
+                load_optimizer_states, load_lr_scheduler_states, load_module_only, custom_load_fn.
+
+        Returns:
+            What DeepSpeed's `load_checkpoint` returns: a path, and the client's state; None and None if nothing was
+            ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one of that tag cannot be loaded.
+            ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
+                change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
+        """
+        if micro := accumulated(self._engine):
+            raise ConfigError(
+                f"the engine has gradients of {micro} micro-batches, which its next step would add to what is loaded: "
+                "load before training, after a step that updates weights, or into a new engine"
+            )
+        given = signature(self._engine.load_checkpoint).bind(load_dir, tag, *arguments, **named)
+        asked = self._asked(load_dir, "" if tag is None else str(tag))
+        self.loaded_step, self.loaded_from, self._last = -1, "", None
+        with self._writer.beats.work("resume"):
+            folder = self._find(asked)
+            if folder is None:
+                return None, None
+            with folder:
+                loaded = self._load(folder, given)
+        self.loaded_step, self.loaded_from = folder.step, folder.tier
+        return loaded
+
+    def close(self) -> None:
+        """As `WithWriter.close`."""
+        self._folders.close()
+
+    def _find(self, asked: str) -> Folder | None:
+        """What lies there; if there is nothing of ours, the newest that DeepSpeed wrote to the checkpoint directory."""
+        directory = self._writer.directory
+        folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
+        theirs = _latest(directory, LATEST)
+        theirs = agreement(self._writer.place.world_size).gather(theirs if theirs and _is_foreign(theirs) else "")[0]
+        if asked or not theirs:
+            return folder
+        if folder is None:
+            logger.info("%s is loaded, which DeepSpeed has written by itself", theirs)
+            return self._folders.find(theirs, foreign=True)
+        logger.warning(
+            "%s, which DeepSpeed has written by itself, is passed over for step %d, which this class has saved; "
+            "to load it give its tag",
+            theirs,
+            folder.step,
+        )
+        return folder
+
+    def _load(self, folder: Folder, given: BoundArguments) -> Loaded:
+        engine, is_ours = self._engine, (folder.path / NAME).is_file()
+        where = f"{self._writer.directory}/{folder.path.name}" if folder.step >= 0 else str(folder.path)
+        if is_ours:
+            said = given.arguments
+            with_optimizer = said.get("load_optimizer_states", True) and not said.get("load_module_only", False)
+            check_fits(read(folder.path / NAME), engine, where, with_optimizer=with_optimizer)
+        if folder.step >= 0:
+            # DeepSpeed looks it up itself to put a model of ZeRO 3 together
+            (folder.path.parent / LATEST).write_text(folder.path.name)
+        with loading(engine, self._writer.threads), as_saved(engine) if is_ours else nullcontext():
+            given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
+            path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
+        own = folder.path / self._own
+        if own.is_file():
+            restore_own(engine, load_copy(own, 1, weights_only=True))
+        else:
+            logger.warning("rank %d has no random generators in %s: they go on as they are", engine.global_rank, where)
+        return path and path.replace(str(folder.path), where, 1), client_state
+
+    def _named(self, save_dir: str | os.PathLike[str], tag: str, step: int, *, save_latest: bool) -> Named:
+        directory = self._writer.directory
+        if normalised(save_dir) != directory:
+            raise ConfigError(f"save_dir is {os.fspath(save_dir)}: this checkpointer saves to {directory}; give that")
+        if not tag or tag in (LATEST, LATEST_UNIVERSAL, *SCRIPTS):
+            raise ConfigError(
+                f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
+            )
+        is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
+        named = Named(tag, LATEST if save_latest else "", anew=is_other)
+        named.check(step)
+        return named
+
+    def _asked(self, load_dir: str | os.PathLike[str], tag: str) -> str:
+        """The directory to go back to; empty for the newest checkpoint."""
+        place, universal = normalised(load_dir), self._engine.load_universal_checkpoint()
+        if tag or (place == self._writer.directory and not universal):
+            return f"{place}/{tag}" if tag else ""
+        name = LATEST_UNIVERSAL if universal else LATEST
+        newest = _latest(place, name)
+        if not newest and universal:
+            raise ConfigError(f"{place} has no {name}: give the tag of a universal checkpoint, or do not ask for one")
+        if not newest:
+            logger.warning("%s has no %s: the newest in %s is loaded", place, name, self._writer.directory)
+        return newest
+
+
+def _latest(directory: str, tracker: str) -> str:
+    """The checkpoint that a file of a directory names; empty if there is none."""
+    file = Path(directory, tracker)
+    return f"{directory}/{file.read_text().strip()}" if not is_url(directory) and file.is_file() else ""
+
+
+def _is_foreign(directory: str) -> bool:
+    """Whether DeepSpeed has written it by itself, or one of its tools."""
+    return is_foreign(directory) and not Path(directory, NAME).exists()

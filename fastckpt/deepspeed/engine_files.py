@@ -1,0 +1,204 @@
+"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own seam for checkpoints."""
+
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.moe.layer import MoE
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe.module import PipelineModule
+from deepspeed.utils import groups
+
+from fastckpt._core.format.views import bytes_of, side_by_side
+from fastckpt._core.resume.load import load_copy
+from fastckpt.errors import ConfigError
+
+ON_CPU = ("cpu", torch.device("cpu"))
+
+
+def files_of(
+    engine: DeepSpeedEngine,
+    scratch: Path,
+    tag: str,
+    client_state: Mapping[str, Any],
+    *,
+    exclude_frozen_parameters: bool = False,
+) -> dict[str, Any]:
+    """What ``engine.save_checkpoint`` would write on this rank: states by their names in the tag's directory.
+
+    All ranks call it, as they would save_checkpoint. The states refer to the engine's own tensors: save them before
+    they change. No directory for the tag is made, and no ``latest`` is written.
+
+    Args:
+        scratch: A directory for scripts that DeepSpeed puts beside each checkpoint.
+        tag: The name of the checkpoint, without a slash.
+
+    Raises:
+        ConfigError: The engine has a part of its state in files that it copies itself.
+    """
+    check(engine)
+    collector = _Collector(engine.checkpoint_engine, scratch / tag, has_experts=engine.has_moe_layers)
+    with _in_place_of_its_own(engine, collector):
+        engine.save_checkpoint(
+            str(scratch),
+            tag=tag,
+            client_state=dict(client_state),
+            save_latest=False,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+        )
+    return collector.files
+
+
+@contextmanager
+def loading(engine: DeepSpeedEngine, threads: int) -> Iterator[None]:
+    """Within this, ``engine.load_checkpoint`` reads files with so many threads, into memory of its own."""
+    with _in_place_of_its_own(engine, _Loader(engine.checkpoint_engine, threads)):
+        yield
+
+
+@contextmanager
+def as_saved(engine: DeepSpeedEngine) -> Iterator[None]:
+    """Within this, the engine takes checkpoints for what it saved, though it is configured for universal ones."""
+    config = engine._config
+    universal, config.load_universal_checkpoint = config.load_universal_checkpoint, False
+    try:
+        yield
+    finally:
+        config.load_universal_checkpoint = universal
+
+
+def check(engine: DeepSpeedEngine) -> None:
+    """Raise ConfigError for an engine whose state is not all in what it gives to its checkpoint engine."""
+    if engine.zero_nvme_offload_optimizer():
+        raise ConfigError(
+            "offload_optimizer.device is nvme: DeepSpeed copies that state from file to file itself, past shared "
+            "memory. Use device cpu, or DeepSpeed's own save_checkpoint."
+        )
+    if engine.use_node_local_storage():
+        raise ConfigError(
+            "checkpoint.use_node_local_storage is true: each node would have a checkpoint of its own. Set it to false: "
+            "shared memory is local, and what is persisted is one checkpoint of all nodes."
+        )
+
+
+def reads(engine: DeepSpeedEngine) -> tuple[str, ...]:
+    """Names of the files that this rank reads of a checkpoint of as many ranks."""
+    ways = range(engine.mp_world_size)
+    names = [engine._get_ckpt_name("", "", mp_placeholder=f"{rank:02d}") for rank in ways]
+    if engine.zero_optimization():
+        names += _partitions(engine)
+    if engine.has_moe_layers:
+        names += _experts(engine)
+    if isinstance(engine.module, PipelineModule):
+        layers = enumerate(engine.module.forward_funcs)
+        names += [engine.module.ckpt_layer_path("", i) for i, layer in layers if hasattr(layer, "load_state_dict")]
+    return tuple(Path(name).name for name in names)
+
+
+def _partitions(engine: DeepSpeedEngine) -> list[str]:
+    """Of ZeRO: an elastic checkpoint is read whole by each rank."""
+    if not engine.zero_elastic_checkpoint():
+        return [engine._get_zero_ckpt_name("", "")]
+    where = engine.checkpoint_mp_rank, engine.seq_dp_world_size, engine.bfloat16_enabled()
+    return list(engine._get_mp_rank_zero_checkpoint_names("", "", *where))
+
+
+def _experts(engine: DeepSpeedEngine) -> Iterator[str]:
+    """Of the experts that this rank has; without ZeRO, what the optimizer has of them, too."""
+    layers = (module for module in engine.module.modules() if isinstance(module, MoE))
+    for number, layer in enumerate(layers):
+        first = groups._get_expert_parallel_rank(layer.expert_group_name) * layer.num_local_experts
+        for expert in range(first, first + layer.num_local_experts):
+            yield engine._get_expert_ckpt_name("", number, expert, "", checkpoint_mp_rank=engine.checkpoint_mp_rank)
+    if not engine.zero_optimization():
+        yield engine._get_optimizer_ckpt_name(
+            "", "", groups._get_expert_parallel_rank(groups._get_max_expert_size_name())
+        )
+
+
+class _Collector(CheckpointEngine):  # type: ignore[misc]
+    """Takes states instead of writing them.
+
+    That it is decoupled keeps DeepSpeed from writing ``latest``, which has to wait until all is durable. That it does
+    not preserve the sharing of storages keeps DeepSpeed from copying layers, so as not to save with each of them the
+    flat buffer that it lies in.
+    """
+
+    def __init__(self, own: CheckpointEngine, root: Path, *, has_experts: bool = False) -> None:
+        super().__init__()
+        self.files: dict[str, Any] = {}
+        self._own = own
+        self._root = root
+        self._has_experts = has_experts
+
+    def create(self, info: Any) -> None:
+        """Nothing: what comes is for this save."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing: directories come with what is persisted."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Take the state of a file."""
+        name = Path(path).relative_to(self._root).as_posix()
+        is_partition = "zero_pp_rank" in name and name.endswith("_optim_states.pt")
+        would_be_copied = name.startswith("layer_") or (self._has_experts and not is_partition)
+        self.files[name] = _apart(state_dict) if would_be_copied else state_dict
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """As DeepSpeed's own."""
+        return self._own.load(path, map_location)
+
+    def commit(self, info: Any) -> bool:
+        """Nothing: who saves commits."""
+        return True
+
+    def is_data_parallel_writer(self, dp_rank: int) -> bool:
+        """As DeepSpeed's own."""
+        return bool(self._own.is_data_parallel_writer(dp_rank))
+
+    def is_decoupled(self) -> bool:
+        """Yes, see above."""
+        return True
+
+    def preserves_storage_sharing(self) -> bool:
+        """No, see above."""
+        return False
+
+
+class _Loader(_Collector):
+    """Reads files that another process may write to next, so that nothing of them is kept mapped."""
+
+    def __init__(self, own: CheckpointEngine, threads: int) -> None:
+        super().__init__(own, Path())
+        self._threads = threads
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """What DeepSpeed's own gives, for about the price of one copy."""
+        to_cpu = map_location in ON_CPU or callable(map_location)  # DeepSpeed's functions leave storages where they are
+        if to_cpu and zipfile.is_zipfile(path):
+            return load_copy(Path(path), self._threads, weights_only=False)
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+
+def _apart(item: Any) -> Any:
+    """A state whose tensors have storages of no more than themselves, on the CPU, as DeepSpeed's copies have."""
+    if isinstance(item, torch.Tensor):
+        tensor = side_by_side(item.detach().cpu())
+        return item if tensor is None else tensor.new_empty(0).set_(bytes_of(tensor), 0, tensor.shape, tensor.stride())
+    if isinstance(item, dict):
+        return type(item)({key: _apart(value) for key, value in item.items()})
+    return type(item)(map(_apart, item)) if type(item) in (list, tuple) else item
+
+
+@contextmanager
+def _in_place_of_its_own(engine: DeepSpeedEngine, ours: CheckpointEngine) -> Iterator[None]:
+    """Whoever saves without us, be it in between, finds DeepSpeed's own engine for checkpoints."""
+    own, engine.checkpoint_engine = engine.checkpoint_engine, ours
+    try:
+        yield
+    finally:
+        engine.checkpoint_engine = own

@@ -1,0 +1,56 @@
+"""What belongs to a checkpoint of DeepSpeed, and does not pass through its engine for checkpoints."""
+
+import logging
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from deepspeed.runtime.engine import DeepSpeedEngine
+from torch import no_grad
+
+from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
+from fastckpt._core.storage.store import is_url
+
+logger = logging.getLogger("fastckpt")
+
+SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
+"""What DeepSpeed puts beside the checkpoints of ZeRO."""
+
+
+def own_state(engine: DeepSpeedEngine) -> dict[str, Any]:
+    """A rank's random generators, and its buffers if it does not write the model: they may be others there."""
+    buffers = {} if engine.save_non_zero_checkpoint else dict(engine.module.named_buffers())
+    return {"rng": rng_state(), "buffers": {name: buffer.detach() for name, buffer in buffers.items()}}
+
+
+@no_grad()
+def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
+    """Put back what `own_state` gave."""
+    restore_rng(own["rng"])
+    for name, buffer in engine.module.named_buffers():
+        if name in own["buffers"] and own["buffers"][name].shape == buffer.shape:
+            buffer.copy_(own["buffers"][name])
+
+
+def accumulated(engine: DeepSpeedEngine) -> int:
+    """How many micro-batches the gradients are of that no step has used yet; 0 where their user sets the boundary."""
+    if not engine.managed_gradient_accumulation():
+        return int(engine._unmanaged_backward_count)
+    if engine._is_gradient_accumulation_boundary is not None:
+        return 0
+    return int(engine.micro_steps % engine.gradient_accumulation_steps())
+
+
+def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:
+    """Put DeepSpeed's scripts beside the checkpoints, once for all ranks; they run from there."""
+    package = find_spec("deepspeed")
+    if engine.global_rank or package is None or is_url(directory) or not engine.zero_optimization():
+        return
+    for script in SCRIPTS:
+        target = Path(directory, script)
+        try:
+            shutil.copyfile(Path(str(package.origin)).parent / "utils" / script, target)
+            target.chmod(0o744)
+        except OSError as error:
+            logger.warning("%s could not be put beside the checkpoints: %s", script, error)

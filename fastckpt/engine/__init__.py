@@ -1,1 +1,0 @@
-"""The stages of a state's way, joined from the parts."""

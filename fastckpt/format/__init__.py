@@ -1,1 +1,0 @@
-"""What the bytes mean: ids, manifests and the layout of files, as pure functions."""

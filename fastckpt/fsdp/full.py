@@ -1,0 +1,100 @@
+"""Full state dicts of sharded models: a checkpoint is one file, which the first rank has gathered."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Unpack, overload
+
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn import Module
+
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.session import SaveResult, StorageType
+from fastckpt.dcp.call_forms import by_name
+from fastckpt.dcp.name_conflicts import check_one
+from fastckpt.dcp.state_dicts import (
+    MODEL,
+    OPTIMIZER,
+    Beside,
+    Optimizers,
+    Training,
+    optimizers_of,
+    sharded_parts,
+    state_of,
+)
+from fastckpt.ddp import DdpCheckpointer
+
+
+class FsdpFullCheckpointer(DdpCheckpointer):
+    """Saves full state dicts, which the first rank has: a checkpoint is one file of ``torch.save`` that any job loads.
+
+    A `DdpCheckpointer` that takes models and gives to models, too. To make a full state dict costs a collective, and
+    the memory of the whole state on the first rank; `FsdpShardCheckpointer` needs neither.
+    """
+
+    _is_one = False
+    """Whether all ranks were found to have shards of one model."""
+
+    @overload  # type: ignore[override]  # one of two forms
+    def save_checkpoint(
+        self,
+        step: int,
+        state_dict: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Training],
+    ) -> SaveResult: ...
+
+    @overload
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Module,
+        optimizer: Optimizers | None = None,
+        extra_sd: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Beside],
+    ) -> SaveResult: ...
+
+    @public
+    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
+        """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`.
+
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or
+        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name. Raises ConfigError
+        in the first save if ranks have models of their own, as of the stages of a pipeline.
+        """
+        given = by_name(state, training)
+        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
+        path, wanted, model = given.pop("path", ""), given.pop("storage_type", None), given.get("model")
+        if isinstance(model, Module) and not self._is_one:
+            world = self._writer.place.world_size
+            check_one(model, agreement(world, "stages"), world)
+            self._is_one = True
+        options = _gathered(model)
+        whole = state_of(given.pop("state_dict", None), given, options)  # type: ignore[arg-type]
+        return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
+
+    @public
+    def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
+        self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
+    ) -> dict[str, Any]:
+        """As `DdpCheckpointer.load_checkpoint`; with a model, into that, and what goes with it is returned."""
+        state = super().load_checkpoint(resume_path)
+        if model is None or not state:
+            return state
+        for part in sharded_parts(model, optimizers_of(optimizer)):
+            part.load_state_dict(state[part.name], full=True)
+        return {name: value for name, value in state.items() if name not in (MODEL, OPTIMIZER)}
+
+
+def _gathered(model: object) -> StateDictOptions:
+    """The whole state on the processor; torch ends the process if it is to bring there what FSDP1 already has there."""
+    if not isinstance(model, Module):
+        return StateDictOptions(full_state_dict=True, cpu_offload=True)
+    is_there = all(parameter.is_cpu for parameter in model.parameters())
+    is_flat = bool(FullyShardedDataParallel.fsdp_modules(model))
+    return StateDictOptions(full_state_dict=True, cpu_offload=not (is_flat and is_there))

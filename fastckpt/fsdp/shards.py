@@ -1,0 +1,366 @@
+"""Checkpoints for FSDP, HSDP and tensor parallelism: each rank saves its shards, and loads what it needs of all."""
+
+import logging
+import os
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, NamedTuple, Unpack, overload
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.nn import Module
+
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.save_results import at_least
+from fastckpt._core.config import Place
+from fastckpt._core.format.file_names import own_of
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import TRAINING
+from fastckpt._core.metrics import phase
+from fastckpt._core.native.checkpoint_names import FOLDER, Named
+from fastckpt._core.resume.candidates import Files
+from fastckpt._core.resume.load import load_copy
+from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.resume import Resumed
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
+from fastckpt._core.storage.store import normalised
+from fastckpt.dcp.call_forms import by_name
+from fastckpt.dcp.reader import Found, SharedMemoryReader
+from fastckpt.dcp.shard_plans import Departed, Shards, Unplanned
+from fastckpt.dcp.sharded_state import as_before_on_error
+from fastckpt.dcp.stage_names import StageNames, stages_in
+from fastckpt.dcp.state_dicts import (
+    MODEL,
+    OPTIMIZER,
+    Beside,
+    Extra,
+    Optimizers,
+    Training,
+    WholeLoadPlanner,
+    apart,
+    optimizers_of,
+    sharded_parts,
+    state_of,
+)
+from fastckpt.dcp.store_mailbox import board
+from fastckpt.dcp.writer import step_of
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.fsdp.full import FsdpFullCheckpointer
+
+__all__ = ["FsdpFullCheckpointer", "FsdpShardCheckpointer", "SaveResult", "StorageType"]
+
+logger = logging.getLogger("fastckpt")
+
+_NUMBERS = count()
+
+
+class State(NamedTuple):
+    """What one rank saves.
+
+    Attributes:
+        shards: What DCP takes, with what it writes once of all ranks.
+        common: What else ranks have in common, for a file of its own; may be empty.
+        own: What this rank has beside that.
+    """
+
+    shards: dict[str, Any]
+    common: dict[str, Any]
+    own: dict[str, Any]
+
+
+class FsdpShardCheckpointer(WithWriter):
+    """Saves the shards of all ranks to memory and storage, and brings them back at any number of ranks.
+
+    A checkpoint is a directory of torch.distributed.checkpoint (DCP), which ``dcp.load`` of plain torch reads. Every
+    rank constructs one, and calls each method with the same steps. Sharded are DTensors and the ShardedTensors of
+    FSDP1; of all else, which ranks have in common, one of them writes each entry.
+
+    Args:
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        weights_only: Whether what is no shard, such as ``rank_state``, must load with ``weights_only=True``.
+        verify: How much is compared with what was saved; see `DdpCheckpointer`, likewise ``remote`` and
+            ``remote_deletion_strategy``.
+        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied behind the next
+            forward and backward; see `DdpCheckpointer`.
+        stage: Which stage of a pipeline this rank has: a number or a word, alike on all ranks that share it. Each rank
+            then saves and loads what its stage has. None: all ranks save one state.
+
+    Raises:
+        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+            no torch optimizer; ``stage`` is no name.
+        PlaceInUse: Another live job uses the directory, and goes on to.
+        FastckptError: There are several ranks, and no process group yet.
+
+    Attributes:
+        rank_state: What this rank gave to `save_checkpoint` as ``rank_state``, as of the last load.
+        last: What was begun to be saved last; None before that.
+    """
+
+    @public
+    def __init__(
+        self,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        weights_only: bool = True,
+        verify: str = "resume",
+        overlap: Optimizers | None = None,
+        stage: int | str | None = None,
+        **options: Unpack[WriterOptions],
+    ) -> None:
+        arguments.directory(checkpoint_dir)
+        self._stage = StageNames(stage)
+        place = Place.from_environment()
+        plans = board(place.world_size, f"plans {next(_NUMBERS)}")
+        self._writer = Writer(
+            checkpoint_dir,
+            deletion_strategy,
+            weights_only=weights_only,
+            verify=verify,
+            overlap=overlap,
+            **options,
+        )
+        self._shards = Shards(place, plans, self._writer.beats.stall)
+        self._own = own_of(place.rank)
+        self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
+        self.rank_state: dict[str, Any] = {}
+        self.last: SaveId | None = None
+        self._is_elsewhere = False
+
+    @property
+    def loaded_step(self) -> int:
+        """The step that was loaded; -1 before that, or if there was none."""
+        return self._reader.loaded_step
+
+    @property
+    def loaded_from(self) -> str:
+        """Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
+        return self._reader.loaded_from
+
+    @overload
+    def save_checkpoint(
+        self,
+        step: int,
+        state_dict: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Training],
+    ) -> SaveResult: ...
+
+    @overload
+    def save_checkpoint(
+        self,
+        step: int,
+        model: Module,
+        optimizer: Optimizers | None = None,
+        extra_sd: Mapping[str, Any] | None = None,
+        path: str | os.PathLike[str] = "",
+        storage_type: StorageType | None = None,
+        **training: Unpack[Beside],
+    ) -> SaveResult: ...
+
+    @public
+    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
+        """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
+
+        ``save_checkpoint(step, state_dict, path, storage_type)``, or
+        ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name.
+
+        The first save is planned by all ranks together, and so is the next one after the structure of the state has
+        changed, or a Python value has outgrown its place; a save to MEMORY that meets such a change is skipped, and
+        says so. All others to MEMORY need no other rank; in one to DISK ranks wait for each other, and none is skipped
+        for that. The state of torch's random generators is saved for each rank.
+
+        Args:
+            step: The step, not below the last one saved.
+            state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
+            path: A name, or a path, in the checkpoint directory: what the checkpoint's directory is called; by default
+                ``checkpoint-<step>``. Of a path elsewhere a warning says that it lies there.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
+                ``metrics`` it becomes durable, as with DISK.
+            **training: ``model``, ``optimizer`` and ``extra_sd`` instead of a state dict; ``rank_state`` and
+                ``metrics`` with either. See `Training`.
+
+        Raises:
+            StepError: The step is older than one saved since the last load.
+            ConfigError: There is no state dict and no model, or both; no directory can be called as the path says; what
+                the ranks have does not make one state.
+            NotLoadable: ``rank_state`` has what does not load with ``weights_only=True``.
+            ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
+        """
+        given = by_name(state, training)
+        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
+        path, wanted = arguments.path("path", given.pop("path", "")), given.pop("storage_type", None)
+        folder = self._folder(arguments.whole_step(step), path)
+        whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
+        common = apart(given.get("extra_sd", {}))
+        shards = {name: each for name, each in whole.items() if name not in common}
+        parts = State(shards, common, dict(given.get("rank_state") or {}))
+        return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)
+
+    def _folder(self, step: int, path: str) -> str:
+        """What the directory of a checkpoint is to be called; empty for the default."""
+        directory = self._writer.directory
+        if not path or step_of(path, directory) == step:
+            return ""
+        parent, _, name = path.rstrip("/").rpartition("/")
+        if parent and normalised(parent) != directory:
+            if not self._is_elsewhere and self._writer.place.rank == 0:
+                text = "a checkpoint of shards cannot lie at %s: those of this job are in %s, under checkpoint-<step>"
+                logger.warning(text, path, directory)
+            self._is_elsewhere = True
+            return ""
+        Named(name).check(step)
+        return name
+
+    def _save(
+        self,
+        step: int,
+        state: State,
+        storage_type: StorageType | None,
+        metrics: Mapping[str, float] | None,
+        folder: str = "",
+    ) -> SaveResult:
+        writer = self._writer
+        writer.be_ready()
+        if writer.link.pins:
+            writer.link.release()  # a load that failed
+        save = SaveId(writer.link.history, arguments.whole_step(step))
+        if self._stage.name:
+            state = State(state.shards | self._stage.beside(state.common), {}, state.own)
+        try:
+            with phase("snapshot.shards", step=step):
+                together = storage_type is not StorageType.MEMORY
+                shards = self._stage.named(state.shards)
+                files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
+        except Unplanned as reason:
+            return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
+        files[self._own] = {"rng": rng_state(), "state": state.own}
+        if state.common and writer.place.local_rank == 0:
+            files[TRAINING] = state.common
+        self.last = save
+        path = f"{folder}/" if "://" in writer.directory else f"{writer.directory}/{folder}/"
+        return writer.save(
+            step, files, storage_type, path if folder else "", metrics, {FOLDER: folder} if folder else {}
+        )
+
+    def get_storage_reader(self) -> StorageReader | None:
+        """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
+
+        All ranks call it, and then ``dcp.load(state, storage_reader=...)``, which also restores random generators.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+        """
+        return None if self._reader.find() is None else self._reader
+
+    @public
+    def load_checkpoint(
+        self, model: Module, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
+    ) -> dict[str, Any]:
+        """Load the newest checkpoint that all ranks can load into a model and its optimizers; all ranks call it.
+
+        Args:
+            model: The module, sharded in whatever way.
+            optimizer: Its optimizer, or several; without any, what was saved of them is left.
+            resume_path: What to load instead of the newest: a step, ``<checkpoint_dir>/checkpoint-<step>``, or another
+                directory that DCP has written of such a state. Workers that are restarted in the same launch may give
+                the same again: at their first load they go on from the newest save since then.
+
+        Returns:
+            What was saved as ``extra_sd``, tensors whole and on the CPU; empty, and `loaded_step` -1, if nothing was
+            ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one at ``resume_path`` cannot be loaded.
+            CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
+        """
+        self._reader.reset(resume_path or None)
+        if self.get_storage_reader() is None:
+            if resume_path:
+                raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
+            self._writer.link.tell_loaded(None, "", 0.0)
+            return {}
+        parts = sharded_parts(model, optimizers_of(optimizer))
+        with as_before_on_error(parts):
+            state: dict[str, Any] = {part.name: part.target(self._reader.metadata) for part in parts}
+            extra = self._load(state)
+            for part in parts:
+                part.load_state_dict(state[part.name])
+        self._reader.restore()
+        return extra
+
+    def _load(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Load what was found into a state of shards; what the checkpoint has beside a model and its optimizers."""
+        extra = Extra(self._reader.metadata, {MODEL, OPTIMIZER, *state})
+        leaves = state | extra.leaves
+        load(leaves, storage_reader=self._reader, planner=WholeLoadPlanner())
+        state.update((name, leaves[name]) for name in state)
+        return self._reader.common | extra.of(leaves)
+
+    def close(self) -> None:
+        """End saving, for all ranks: as `WithWriter.close`."""
+        try:
+            super().close()  # first: the saver, when the other ranks ask it, knows who has closed
+        finally:
+            self._shards.close(self.last)
+
+
+class _Reader(SharedMemoryReader):
+    """Reads, beside what DCP reads, what a rank has saved for itself, and what ranks have in common."""
+
+    _goes_on = True
+
+    def __init__(self, checkpointer: FsdpShardCheckpointer, own: str, stage: StageNames, *, weights_only: bool) -> None:
+        super().__init__(checkpointer)
+        self._checkpointer = checkpointer
+        self._name, self._stage = own, stage
+        self._stages: set[str] = set()
+        self._weights_only = weights_only
+        self._own: dict[str, Any] | None = None
+        self.common: dict[str, Any] = {}
+        self.metadata = Metadata({})
+
+    def find(self) -> int | None:
+        """As `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
+        step = super().find()
+        if step is not None:
+            given = agreement(self._writer.place.world_size).gather(self._stage.name)
+            try:
+                self._stage.check(self._stages, given)
+            except ConfigError:
+                self._let_go()
+                raise
+        return step
+
+    def restore(self) -> None:
+        """Put the random generators into the state in which they were saved, if this rank was there."""
+        if self._own is not None:
+            restore_rng(self._own["rng"])
+
+    def _read(self, files: Files) -> Found:
+        found = super()._read(files)
+        self._stages = stages_in(found.metadata.state_dict_metadata)
+        found = found._replace(metadata=self._stage.own(found.metadata), copies=self._stage.own_places(found.copies))
+        self.metadata = found.metadata
+        names, threads = files.keys() & {self._name, TRAINING}, self._writer.threads
+        beside = {name: load_copy(files[name], threads, weights_only=self._weights_only) for name in names}
+        self._own, self.common = beside.get(self._name), beside.get(TRAINING, {})
+        return found
+
+    def _took(self, found: Resumed) -> None:
+        super()._took(found)
+        rank, step = self._writer.place.rank, self.loaded_step
+        self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
+        if self._own is None:
+            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+        self.restore()

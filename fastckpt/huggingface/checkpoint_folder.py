@@ -1,0 +1,88 @@
+"""Where the checkpoints of a Trainer lie: also shards, as torch.distributed.checkpoint (DCP) lays them out."""
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from torch.optim import Optimizer
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import OF_NODE
+from fastckpt._core.format.plan import Plan
+from fastckpt._core.metrics import phase
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer
+from fastckpt._core.session import SaveResult
+from fastckpt._core.snapshot.overlap import optimizers_in
+from fastckpt.dcp.shard_plans import Departed, Shards, Unplanned
+from fastckpt.dcp.store_mailbox import board
+
+__all__ = ["TrainerFolder", "Unplanned"]
+
+_NUMBERS = count()
+
+
+class TrainerFolder(FolderCheckpointer):
+    """Saves the files of a Trainer, and finds them again."""
+
+    _shards: dict[str, Shards] | None = None
+    _last: SaveId | None = None
+
+    @property
+    def has_other_nodes(self) -> bool:
+        """Whether ranks of this job run on several nodes."""
+        return self._writer.place.group_world_size > 1
+
+    def overlap(self, optimizer: Optimizer) -> None:
+        """Copy what this optimizer changes behind training, from the next save on."""
+        self._writer.be_ready()
+        self._writer.overlap.defer(optimizers_in(optimizer))
+
+    def be_ready(self) -> None:
+        """Wait until nothing is being copied."""
+        self._writer.be_ready()
+
+    def newest_durable(self) -> int | None:
+        """The step of the newest durable checkpoint; None if there is none, or nobody can tell."""
+        self.be_ready()
+        status = self._writer.glance()
+        return status.newest[1] if status is not None and status.newest else None
+
+    def shard_files(self, step: int, states: Mapping[str, dict[str, Any]], *, together: bool) -> dict[str, Plan]:
+        """This rank's files of sharded states, each of which is a directory of DCP.
+
+        Args:
+            step: The step that is saved.
+            states: By the names of the directories, the same in each save: what ``dcp.save`` takes.
+            together: Whether all ranks wait for each other, so that a change of structure costs no save.
+
+        Raises:
+            Unplanned: The save is to be skipped; says why.
+            ConfigError: The states of the ranks do not go together.
+        """
+        writer = self._writer
+        writer.be_ready()
+        if self._shards is None:
+            plans = [board(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
+            self._shards = {
+                name: Shards(writer.place, plan, writer.beats.stall) for name, plan in zip(states, plans, strict=True)
+            }
+        save, files = SaveId(writer.link.history, step), dict[str, Plan]()
+        with phase("snapshot.shards", step=step):
+            for folder, state in states.items():
+                found = self._shards[folder].files(save, state, together=together)
+                # copies for the other ranks of a node are for our reader, and Trainer has its own
+                files |= {f"{folder}/{name}": plan for name, plan in found.items() if not name.startswith(OF_NODE)}
+        self._last = save
+        return files
+
+    def skip(self, step: int, reason: Unplanned) -> SaveResult:
+        """Take note of a save that cannot be made."""
+        return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
+
+    def close(self) -> None:
+        """As `FolderCheckpointer.close`."""
+        try:
+            super().close()  # first: the saver, when the other ranks ask it, knows who has closed
+        finally:
+            for shards in (self._shards or {}).values():
+                shards.close(self._last)

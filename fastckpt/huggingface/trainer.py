@@ -1,0 +1,191 @@
+"""Checkpoints for transformers' Trainer: to memory as often as every step, to storage in the background."""
+
+import os
+from typing import Any
+
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
+
+from fastckpt._core.client.heartbeat import phase
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Needs, SaveResult, StorageType
+from fastckpt.errors import ConfigError
+from fastckpt.huggingface.trainer_files import STATE
+from fastckpt.huggingface.trainer_session import NEWEST, CheckpointOptions, Session
+
+__all__ = [
+    "CheckpointOptions",
+    "FastCheckpointMixin",
+    "FastCheckpointTrainer",
+    "FlashCkptTrainer",
+    "get_last_checkpoint",
+]
+
+
+class FastCheckpointMixin(Trainer):  # type: ignore[misc]
+    """Makes a Trainer save as fast as memory: ``class MyTrainer(FastCheckpointMixin, Trainer)``, in this order.
+
+    What it saves, and under which names, is what that Trainer would have saved; see docs/huggingface.md.
+
+    Args:
+        save_memory_steps: Save to memory every so many steps, beside ``save_steps`` and the like, which save to
+            storage; 0 for never.
+        checkpoint_options: How checkpoints are saved; see `CheckpointOptions`.
+
+    Attributes:
+        loaded_step: The step from which `train` has gone on; -1 if it began afresh, or with what something else wrote.
+        loaded_from: Where it was: "memory", "storage", "remote", "mixed"; "" if it began afresh.
+        last_save: What became of the last save, to memory or storage; None before that.
+    """
+
+    _session: Session | None = None
+    loaded_step = -1
+    loaded_from = ""
+    last_save: SaveResult | None = None
+    _epoch_ended = -1
+
+    def __init__(
+        self,
+        *args: Any,
+        save_memory_steps: int = 0,
+        checkpoint_options: CheckpointOptions | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.save_memory_steps = save_memory_steps
+        self.checkpoint_options: CheckpointOptions = checkpoint_options or {}
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As ``Trainer.train``; when it returns, what was saved for storage is there.
+
+        Args:
+            resume_from_checkpoint: True for the newest checkpoint in ``output_dir``, be it in memory or on storage, and
+                a fresh start if there is none; or the directory of one.
+            *args: As for ``Trainer.train``, likewise ``**kwargs``.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one that was asked for cannot be loaded.
+            ConfigError: The arguments ask for what is not supported; says what.
+        """
+        if args or kwargs.get("trial") is not None:
+            raise ConfigError(
+                "hyperparameter_search trains in directories of its own: use transformers' Trainer for it"
+            )
+        if type(self.save_memory_steps) is not int or self.save_memory_steps < 0:
+            raise ConfigError(f"save_memory_steps is {self.save_memory_steps!r}; give a whole number, 0 or more")
+        self._session, self._epoch_ended = Session(self, self.checkpoint_options), -1
+        try:
+            path = self._session.find(resume_from_checkpoint)
+            self.loaded_step, self.loaded_from = self._session.loaded_step, self._session.loaded_from
+            return super().train(path, **kwargs)
+        finally:  # another trainer may save there next
+            self._close_session()
+
+    def get_last_checkpoint(self) -> str | None:
+        """The newest checkpoint, to be given to `train`; all ranks call it. None if there is none.
+
+        While it trains, the newest that is durable; else as the function `get_last_checkpoint`.
+        """
+        if self._session is not None:
+            return self._session.durable()
+        return get_last_checkpoint(self.args.output_dir)
+
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> None:
+        """Wait until all that was saved for storage is durable; when `train` has returned, it is.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        if self._session is not None:
+            self._session.wait_latest_checkpoint(timeout)
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if self._session is not None:
+            self._session.loaded()
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        if self._session is not None:
+            self._session.measured(self.state.global_step, metrics)
+        return bool(super()._determine_best_metric(metrics, trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self._session is None:
+            super()._save_checkpoint(model, trial)
+        else:
+            self.store_flos()
+            self.last_save = self._session.save(StorageType.DISK)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        session, step, every = self._session, self.state.global_step, self.save_memory_steps
+        if session is None or not every or step % every or step == session.saved_step:
+            return
+        control = self.control
+        ends = control.should_epoch_stop or control.should_training_stop or float(self.state.epoch or 0.5).is_integer()
+        if ends and self._epoch_ended != step:
+            self._epoch_ended = step  # it comes here again, when the epoch has been evaluated, as a resume would not
+            return
+        self.store_flos()
+        self.last_save = session.save(StorageType.MEMORY)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self._session is None or self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+            return
+        # Trainer would train one step more whenever it is resumed at the end
+        self._load_rng_state(kwargs["resume_from_checkpoint"])
+        self.control.should_training_stop = True
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As ``Trainer.evaluate``; meanwhile nobody takes the ranks for hung (docs/hangs.md)."""
+        with phase("evaluation"):
+            return dict(super().evaluate(*args, **kwargs))
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._session is not None:
+            if self._session.path is not None:  # all epochs had been trained
+                self._load_rng_state(self._session.path)
+            self._session.wait()
+        return super()._finalize_training(*args, **kwargs)
+
+
+class FastCheckpointTrainer(FastCheckpointMixin):
+    """transformers' Trainer, with the same arguments and those of `FastCheckpointMixin`."""
+
+
+FlashCkptTrainer = FastCheckpointTrainer
+"""The name that users of Flash Checkpoint know."""
+
+
+def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """The newest checkpoint that all ranks can load, be it in memory or on storage; all ranks call it.
+
+    Give it to `FastCheckpointTrainer.train`, which finds it where it is: it may lie in memory alone, and not in this
+    directory yet. Where several ranks run, the process group is to be there, which making TrainingArguments sees to.
+
+    Args:
+        output_dir: As of the TrainingArguments.
+
+    Returns:
+        ``<output_dir>/checkpoint-<step>``; None if there is none.
+
+    Raises:
+        NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+    """
+    with FolderCheckpointer(output_dir, Needs(STATE, STATE)) as one:
+        found = one.find()
+        if found is not None:
+            found.close(loaded=False)
+            NEWEST.add(path := os.path.join(output_dir, f"checkpoint-{found.step}"))  # noqa: PTH118
+            return path
+    return newest_of_stock(output_dir) if os.path.isdir(output_dir) else None  # noqa: PTH112

@@ -1,0 +1,253 @@
+"""One training of a Trainer: what it resumes, what it saves where, and when all of it is on storage."""
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+from transformers import Trainer
+from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
+
+from fastckpt._core.native.checkpoint_names import is_foreign
+from fastckpt._core.native.folder_checkpointer import Folder, SaveResult, StorageType
+from fastckpt._core.retention import CheckpointDeletionStrategy, KeepLatestStepStrategy, KeepNamedStrategy
+from fastckpt.errors import ConfigError, PersistError
+from fastckpt.huggingface.checkpoint_folder import TrainerFolder, Unplanned
+from fastckpt.huggingface.trainer_files import Contents, has_only_model, needs
+from fastckpt.huggingface.unlogged import restore, unlogged
+
+logger = logging.getLogger("fastckpt")
+
+NEWEST: set[str] = set()
+"""Where this process was told that the newest checkpoint lies: who asks for that asks for the newest."""
+_STEP = re.compile("checkpoint-([0-9]+)")
+BEST = "best_step"
+"""The metric of a checkpoint that says which was the best by then."""
+
+
+class CheckpointOptions(TypedDict, total=False):
+    """How checkpoints are saved; each may be left out.
+
+    Attributes:
+        deletion_strategy: Which older checkpoints to delete, in place of ``save_total_limit``.
+        verify: How much is compared with what was saved: "never", "resume" (default), "always"; see `DdpCheckpointer`.
+        overlap: Whether what the optimizer changes is copied behind the next forward and backward; not by default.
+        remote: A second level, to which durable checkpoints are copied; see `DdpCheckpointer`.
+        remote_deletion_strategy: Which older checkpoints to delete there.
+    """
+
+    deletion_strategy: CheckpointDeletionStrategy | None
+    verify: str
+    overlap: bool
+    remote: str | os.PathLike[str]
+    remote_deletion_strategy: CheckpointDeletionStrategy | None
+
+
+class Session:
+    """What ``train()`` saves and loads; each rank makes one, and calls each method with the same steps.
+
+    Attributes:
+        loaded_step: The step that was loaded; -1 for none.
+        loaded_from: Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded.
+        saved_step: The last step that was saved; -1 for none.
+    """
+
+    def __init__(self, trainer: Trainer, options: CheckpointOptions) -> None:
+        check(trainer, options)
+        self._trainer = trainer
+        self._directory = Path(trainer.args.output_dir)
+        self._overlap = options.get("overlap", False)
+        rest: dict[str, Any] = {name: each for name, each in options.items() if name != "overlap"}
+        rest["deletion_strategy"] = rest.get("deletion_strategy") or _rotation(trainer.args)
+        self._folder = TrainerFolder(self._directory, needs(trainer), **rest)
+        self._folder.count_steps(lambda: int(trainer.state.global_step))
+        self._contents = Contents(trainer, self._folder)
+        self._found: Folder | None = None
+        self._metrics: tuple[int, dict[str, float]] = (-1, {})
+        self._lasting: set[int] = set()
+        self.loaded_step, self.loaded_from = -1, ""
+        self.saved_step = -1
+
+    def find(self, resume: str | os.PathLike[str] | bool | None) -> str | None:
+        """Where Trainer is to load from; None to start afresh.
+
+        Args:
+            resume: True for the newest checkpoint that all ranks can load, if there is one; or its directory.
+
+        Raises:
+            NoLoadableCheckpoint, BadCheckpoint, ConfigError: As for `FolderCheckpointer.find`.
+        """
+        if resume is None or resume is False:
+            return None
+        asked = "" if resume is True or resume in NEWEST else os.fspath(resume)
+        NEWEST.difference_update({resume})  # who asks once more asks for that one
+        self._found = self._folder.find(asked, foreign=is_foreign(asked))
+        if self._found is None:
+            stock = newest_of_stock(self._directory) if self._directory.is_dir() else None
+            if stock is None and self._trainer.args.process_index == 0:
+                logger.warning("%s holds no checkpoint yet: training starts afresh", self._directory)
+            return stock
+        self.loaded_step, self.loaded_from = self._found.step, self._found.tier
+        if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
+            logger.warning(
+                "step %d has the model alone, as save_only_model asks: optimizer, scheduler and random generators "
+                "begin anew", self.loaded_step
+            )  # fmt: skip
+        return str(self._found.path)
+
+    @property
+    def path(self) -> str | None:
+        """Where Trainer still has something to load; None once it has loaded all."""
+        return None if self._found is None else str(self._found.path)
+
+    def loaded(self) -> None:
+        """Let go of what was found; does nothing once more."""
+        if self._found is not None:
+            restore(self._trainer, self._found.path)
+            self._found.close()
+            self._found = None
+
+    def measured(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take note of what an evaluation has found."""
+        self._metrics = step, {name: each for name, each in metrics.items() if isinstance(each, int | float)}
+
+    def save(self, storage_type: StorageType) -> SaveResult:
+        """Save the step at which the trainer is; to memory all of it, also where ``save_only_model`` says otherwise."""
+        result, trainer = self._save(storage_type), self._trainer
+        goes_on = trainer.state.global_step < trainer.state.max_steps and not trainer.control.should_training_stop
+        if result.saved and storage_type is StorageType.DISK and trainer.args.save_only_model and goes_on:
+            self._save(StorageType.MEMORY)
+        return result
+
+    def _save(self, storage_type: StorageType) -> SaveResult:
+        trainer, folder = self._trainer, self._folder
+        self.loaded()
+        step, lasting = trainer.state.global_step, storage_type is StorageType.DISK
+        if lasting and step >= trainer.state.max_steps:
+            self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
+        if step == self.saved_step:
+            folder.begin_anew()  # since then it was measured, or its epoch has ended
+        if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
+            folder.overlap(optimizer)
+            self._overlap = False  # from now on it does
+        before = trainer.state.best_model_checkpoint
+        self._name_best(step, lasting=lasting)
+        try:
+            files = self._contents.files(step, lasting=lasting) | unlogged(trainer)
+        except Unplanned as reason:
+            trainer.state.best_model_checkpoint = before
+            return folder.skip(step, reason)
+        measured = self._metrics[1] if self._metrics[0] == step else {}
+        # not best_global_step: that may be a step which was evaluated and not saved
+        best = _STEP.fullmatch(Path(trainer.state.best_model_checkpoint or "").name)
+        measured = measured | ({BEST: float(best[1])} if best else {})
+        common = self._contents.common(files)
+        result = folder.save_checkpoint(step, files, storage_type, common=common, metrics=measured)
+        if result.saved:
+            self.saved_step = step
+            self._lasting |= {step} if lasting else set()
+        else:
+            trainer.state.best_model_checkpoint = before
+            logger.warning("step %d was not saved: %s", step, result.reason)
+        return result
+
+    def _name_best(self, step: int, *, lasting: bool) -> None:
+        """As Trainer, which names the best checkpoint when its directory is there; here it may be on its way."""
+        state = self._trainer.state
+        if state.best_global_step:
+            best = self._directory / f"checkpoint-{state.best_global_step}"
+            on_its_way = state.best_global_step in self._lasting or (lasting and state.best_global_step == step)
+            if on_its_way or best.exists():
+                state.best_model_checkpoint = os.path.join(self._trainer.args.output_dir, best.name)  # noqa: PTH118
+
+    def wait(self) -> None:
+        """Wait until what was saved for storage is there, for all ranks; trouble is reported, and no reason to fail."""
+        self.loaded()
+        try:
+            self._folder.wait_latest_checkpoint()
+        except (PersistError, TimeoutError) as error:
+            logger.error("the newest checkpoints are not all on storage: %s", error)
+        if dist.is_initialized() and self._trainer.args.world_size > 1:
+            dist.barrier()
+        self._settle_best()
+
+    def wait_latest_checkpoint(self, timeout: float) -> None:
+        """Wait until what was saved for storage is there; raises TimeoutError or PersistError."""
+        self._folder.wait_latest_checkpoint(timeout)
+
+    def durable(self) -> str | None:
+        """Where the newest durable checkpoint lies; None if there is none."""
+        newest = self._folder.newest_durable()
+        return None if newest is None else os.path.join(self._trainer.args.output_dir, f"checkpoint-{newest}")  # noqa: PTH118
+
+    def _settle_best(self) -> None:
+        """Nothing is on its way any more: what a resume did not find may be there, or what was to come is not."""
+        state = self._trainer.state
+        self._lasting.clear()
+        self._name_best(state.global_step, lasting=False)
+        if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+            logger.error("the best checkpoint, %s, is not there: the model stays as it is", state.best_model_checkpoint)
+            state.best_model_checkpoint = None
+        if dist.is_initialized() and self._trainer.args.world_size > 1:
+            said = [state.best_model_checkpoint]
+            dist.broadcast_object_list(said, src=0)
+            state.best_model_checkpoint = said[0]
+
+    def close(self) -> None:
+        """End saving; what has not been loaded by then counts as failed."""
+        if self._found is not None:
+            self._found.close(loaded=False)
+            self._found = None
+        self._folder.close()
+
+
+def check(trainer: Trainer, options: CheckpointOptions) -> None:
+    """Raise ConfigError for what cannot be, and say what to do instead."""
+    args = trainer.args
+    if args.push_to_hub and args.hub_strategy != "end":
+        raise ConfigError(
+            f"push_to_hub with hub_strategy={args.hub_strategy.value!r} sends each checkpoint when it is saved, "
+            "which is not on storage yet. Use hub_strategy='end', or push a checkpoint once it is there."
+        )
+    if args.auto_find_batch_size:
+        raise ConfigError(
+            "auto_find_batch_size begins training anew with another batch size, from a checkpoint that is let go by "
+            "then. Find the size with transformers' Trainer first, and give it as per_device_train_batch_size."
+        )
+    if args.save_on_each_node:
+        raise ConfigError(
+            "save_on_each_node makes a checkpoint on the disk of each node; here all nodes make one, in an output_dir "
+            "that they share. Leave it out."
+        )
+    if options.get("overlap") and trainer.is_deepspeed_enabled:
+        raise ConfigError(
+            "checkpoint_options has overlap, and DeepSpeed's engine updates weights in its own ways: leave it out, or "
+            "train with fastckpt.deepspeed.DeepSpeedCheckpointer, which knows them"
+        )
+    strategy = options.get("deletion_strategy")
+    if strategy is not None and args.save_total_limit:
+        raise ConfigError(
+            f"save_total_limit={args.save_total_limit} and {type(strategy).__name__} both say what to delete: give one"
+        )
+    unknown = sorted(options.keys() - CheckpointOptions.__annotations__.keys())
+    if unknown:
+        known = ", ".join(CheckpointOptions.__annotations__)
+        raise ConfigError(f"checkpoint_options has {', '.join(unknown)}; known are {known}")
+
+
+def _rotation(args: Any) -> CheckpointDeletionStrategy | None:
+    """What ``save_total_limit`` says."""
+    limit = args.save_total_limit
+    if limit is None or limit <= 0:
+        return None
+    if args.metric_for_best_model is None:
+        return KeepLatestStepStrategy(limit, args.output_dir)
+    return KeepNamedStrategy(limit, BEST, args.output_dir)
+
+
+def _torch_optimizer(trainer: Trainer) -> Any:
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)

@@ -1,0 +1,54 @@
+"""Removes what ModelCheckpoint does not keep, and what was flushed and is needed no more."""
+
+import logging
+from collections.abc import Callable
+from contextlib import closing
+
+from fastckpt._core.storage.store import Kept, Store, normalised, open_store
+from fastckpt.errors import FastckptError
+from fastckpt.lightning.saves import IN_MEMORY, KEPT_FOR
+
+logger = logging.getLogger("fastckpt")
+
+
+class Removal:
+    """What is to be removed, on the first rank: the newest durable checkpoint never is, so some of it must wait."""
+
+    def __init__(self) -> None:
+        self._unwanted: set[str] = set()
+
+    def remove(self, path: str) -> None:
+        """Have a file removed by `carry_out`, as soon as it can be."""
+        self._unwanted.add(normalised(path))
+
+    def keep(self, path: str) -> None:
+        """A file of this name is wanted again."""
+        self._unwanted.discard(normalised(path))
+
+    def carry_out(self, directory: str, unlink: Callable[[str], None], *, is_busy: bool) -> None:
+        """Remove what can be removed by now. What ``unlink`` removes are files that something else wrote.
+
+        Args:
+            directory: The checkpoint directory.
+            is_busy: Whether anything may still be on its way there.
+        """
+        try:
+            with closing(open_store(directory)) as store:
+                scan = store.scan()
+                for kept in scan.whole[1:]:
+                    if self._is_unwanted(kept):
+                        self._delete(store, kept)
+                ours = {str(kept.path) for kept in scan.places}
+            for path in sorted(self._unwanted - ours) if not is_busy else ():
+                unlink(path)
+                self._unwanted.discard(path)
+        except (FastckptError, OSError) as error:
+            logger.warning("checkpoints that are not kept could not be removed: %s", error)
+
+    def _is_unwanted(self, kept: Kept) -> bool:
+        is_flush = kept.manifest.details.get(KEPT_FOR) == IN_MEMORY
+        return is_flush or str(kept.path) in self._unwanted
+
+    def _delete(self, store: Store, kept: Kept) -> None:
+        store.delete(kept.id)
+        self._unwanted.discard(str(kept.path))

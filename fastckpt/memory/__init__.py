@@ -1,1 +1,0 @@
-"""Shared memory of this node: the arena, its slots, and the images in them."""

@@ -1,1 +1,0 @@
-"""Decisions as pure functions: when, which, where from."""

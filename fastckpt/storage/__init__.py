@@ -1,1 +1,0 @@
-"""Durable places for checkpoints."""

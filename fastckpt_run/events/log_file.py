@@ -1,0 +1,116 @@
+"""A file of events in a checkpoint directory, written by a thread of its own: storage may fail or hang as it likes."""
+
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.report.events import FOLDER, Name, in_folder
+from fastckpt._core.storage.io.modes import make_directory, open_file
+
+logger = logging.getLogger("fastckpt.launcher")
+
+WAITING = 4 << 20
+"""Bytes of lines that wait for storage, at most; beyond that the oldest are lost."""
+BATCH = 1 << 16
+"""Bytes that are written at once."""
+KEPT = 50
+"""Files of a host that are kept; older ones are removed."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before storage that failed is tried again: twice as long each time."""
+
+
+class EventLog:
+    """Appends lines to a new file below ``directory``; nobody ever waits for it but `close`.
+
+    Between writes the file is not open, so that it keeps no file system from being unmounted or made read-only.
+    """
+
+    def __init__(self, directory: Path, lines: Iterable[bytes]) -> None:
+        self._folder = directory / FOLDER
+        self._path: Path | None = None
+        self._waiting = deque(lines)
+        self._size = sum(map(len, self._waiting))
+        self._rest = b""
+        self._lost = 0
+        self._closed = False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="fastckpt-events", daemon=True)
+        self._thread.start()
+
+    def tell(self, line: bytes) -> None:
+        """Have a line written, sooner or later."""
+        with self._wake:
+            self._waiting.append(line)
+            self._size += len(line)
+            while self._size > WAITING:
+                self._size -= len(self._waiting.popleft())
+                self._lost += 1
+                metrics.counts["events_lost"] += 1
+            self._wake.notify()
+
+    def close(self, seconds: float) -> bool:
+        """Have the rest written, for at most so long; whether it was."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join(seconds)
+        return not (self._thread.is_alive() or self._waiting or self._rest)
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while self._rest or self._take():
+            try:
+                self._rest = self._write(self._rest)
+                pause = FIRST_PAUSE
+            except OSError as error:
+                if pause == FIRST_PAUSE:
+                    logger.debug("events cannot be written to %s: %s", self._folder, error)
+                if not self._rest_for(pause):
+                    return
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _take(self) -> bytes:
+        """Take the next lines, once there are some; none at the end."""
+        with self._wake:
+            while not self._waiting and not self._closed:
+                self._wake.wait()
+            lines = list[bytes]()
+            if self._lost:
+                lines.append(metrics.to_line(metrics.stamp("events_lost") | {"count": self._lost}))
+                self._lost = 0
+            full = self._size - BATCH
+            while self._waiting and self._size > full:
+                lines.append(self._waiting.popleft())
+                self._size -= len(lines[-1])
+            self._rest = b"".join(lines)
+            return self._rest
+
+    def _rest_for(self, seconds: float) -> bool:
+        """Give storage time; False if there is none left."""
+        with self._wake:
+            return not self._closed and (self._wake.wait_for(lambda: self._closed, seconds) or True)
+
+    def _write(self, data: bytes) -> bytes:
+        """What could not be written."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._path = self._path or self._new()
+        file = open_file(self._path, flags)
+        try:
+            return data[os.write(file, data) :]
+        finally:
+            os.close(file)
+
+    def _new(self) -> Path:
+        """The path of a new file, after those of all launches before; this host's oldest make room."""
+        make_directory(self._folder)  # in what the saver made: a directory that was removed stays so
+        logs = in_folder(self._folder)
+        new = Name.new(logs[-1][0].number + 1 if logs else 1, socket.gethostname())
+        ours = [path for name, path in logs if name.host == new.host]
+        for path in ours[: max(0, len(ours) - KEPT + 1)]:
+            path.unlink(missing_ok=True)
+        return self._folder / new.to_text(os.getpid())

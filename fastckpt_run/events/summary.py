@@ -1,0 +1,146 @@
+"""What the agent says at the end of a job of what became of its checkpoints."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from fastckpt._core import metrics
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.report.events import parsed
+from fastckpt._core.report.goodput import USEFUL
+from fastckpt._core.report.report import Report
+from fastckpt._core.report.report import report as report_on
+from fastckpt._core.saver.stats import Copies, Tally
+from fastckpt.errors import NotDurable
+from fastckpt_run import formatting
+
+logger = logging.getLogger("fastckpt.report")
+
+_SHOWN = 5
+"""How many of the reasons, of the bad checkpoints and of the failures are shown."""
+_SMALLEST = 1000
+"""The part of all time that a cause must have to be shown: one of so many."""
+
+
+def report(tallies: Iterable[Tally]) -> None:
+    """Log a block for each checkpoint directory of which there is something to say, and record it as an event."""
+    for tally in tallies:
+        lines = list(_lines(tally))
+        if lines:
+            logger.info("%s", "\n".join([f"checkpoints in {tally.directory}", *lines]))
+        metrics.event(
+            "report",
+            directory=str(tally.directory),
+            persisted=tally.persisted,
+            bytes=tally.size,
+            seconds=tally.seconds,
+            newest_durable=tally.durable,
+            not_durable=tally.lacking,
+            overtaken=tally.overtaken,
+            skipped=dict(tally.skips),
+            persist_failures=tally.failures,
+            last_failure=tally.last_failure,
+            missed=len(tally.asked),
+            bad=tally.bad,
+            resumes=dict(tally.resumes),
+            remote=tally.remote and asdict(tally.remote),
+        )
+
+
+def conclude(lines: Iterable[bytes]) -> None:
+    """Log where the time of this launch went, as its events tell it."""
+    try:
+        found = report_on([parsed(Path(), lines)])
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        logger.exception("where the time of this launch went is not known")
+        return
+    if found.goodput is not None:
+        logger.info("%s", "\n".join(_time(found)))
+
+
+def _time(found: Report) -> Iterator[str]:
+    yield f"{formatting.duration(found.total)}, of which"
+    causes = sorted(found.lost.items(), key=lambda item: (item[0] != USEFUL, -item[1]))
+    for cause, spent in causes:
+        if cause == USEFUL or spent * _SMALLEST > found.total:
+            more = f", {formatting.count(found.steps.new, 'step')}" if cause == USEFUL else ""
+            share, duration = formatting.share(spent, found.total), formatting.duration(spent)
+            yield f"  {formatting.CAUSES[cause]:19} {share:>8}  {duration}{more}"
+    for one in found.failures[-_SHOWN:]:
+        yield f"  {formatting.failure(one)}; {formatting.recovery(one)}"
+    if (earlier := len(found.failures) - _SHOWN) > 0:
+        yield f"  and {formatting.count(earlier, 'failure')} before"
+
+
+def require_durable(tallies: Iterable[Tally]) -> None:
+    """Raise NotDurable if a newest checkpoint that was to be durable is not."""
+    for tally in tallies:
+        if tally.lacking is not None:
+            newest = f"the newest that is is {tally.durable}" if tally.durable else "none is"
+            why = tally.last_failure.rstrip(".") or "it was not done in time"
+            raise NotDurable(
+                f"the script succeeded, but {tally.lacking} is not durable in {tally.directory}, and {newest}: {why}. "
+                f"Launch the job here again: it resumes from what is kept in memory, and persists it."
+            )
+
+
+def _lines(tally: Tally) -> Iterator[str]:
+    if tally.persisted:
+        size = f"{decimal(tally.size)} in {tally.seconds:.1f} s"
+        yield f"  persisted    {formatting.count(tally.persisted, 'checkpoint')}, {size}"
+    if tally.overtaken:
+        yield f"  overtaken    {formatting.count(tally.overtaken, 'save')}: a newer one was persisted instead"
+    yield from _durable(tally)
+    if tally.remote:
+        yield from _remote(tally.remote, tally.durable)
+    if tally.skips:
+        yield f"  skipped      {formatting.count(tally.skips.total(), 'save')}"
+        yield from _reasons(tally.skips)
+    yield from _trouble(tally)
+    if tally.resumes:
+        times = (f"{formatting.count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
+        yield f"  resumed      {', '.join(times)}"
+    if tally.bad:
+        yield f"  bad          {formatting.count(len(tally.bad), 'checkpoint')}"
+        yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+
+
+def _durable(tally: Tally) -> Iterator[str]:
+    if tally.durable:
+        yield f"  durable      {tally.durable}"
+    elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
+        # what was loaded from elsewhere is durable there
+        yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
+    if tally.lacking:
+        yield f"  not durable  {tally.lacking}"
+
+
+def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
+    newest = f"the newest there is {copies.newest}" if copies.newest else "none is known to be there"
+    yield f"  remote       {copies.location}: {formatting.count(copies.uploaded, 'checkpoint')} uploaded; {newest}"
+    if copies.failures:
+        yield f"  failed       {formatting.count(copies.failures, 'upload')}, the last one: {copies.last_failure}"
+    if durable and (copies.newest is None or copies.newest < durable):
+        yield f"  not remote   {durable}"
+
+
+def _why_nothing(tally: Tally) -> str:
+    if tally.failures:
+        return tally.last_failure
+    if tally.saves:
+        return f"{formatting.count(tally.saves, 'checkpoint')} came to be whole in memory, and no further"
+    return "no save came to be whole in memory"
+
+
+def _trouble(tally: Tally) -> Iterator[str]:
+    if tally.failures:
+        yield f"  failed       {formatting.count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
+    if tally.asked:
+        yield f"  missed       {formatting.count(len(tally.asked), 'checkpoint')} that should have been persisted"
+
+
+def _reasons(skips: Counter[str]) -> Iterator[str]:
+    return (f"               {count} as {reason}" for reason, count in skips.most_common(_SHOWN))

@@ -1,0 +1,1 @@
+"""Runs in: agent. Failures of workers: what died, why, whether to start again, and how it is reported."""

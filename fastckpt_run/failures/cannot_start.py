@@ -1,0 +1,133 @@
+"""Tell a script that cannot start, however often one tries, from one that began and failed."""
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fastckpt_run.failures.tracebacks import last_traceback
+
+_BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)(: |$)")
+_LIBRARY = re.compile(r"\.so\b")
+"""In an ImportError of a shared library, which another rank may be building just then."""
+_NO_MODULE = re.compile(r"/.*: (No module named \S+|Error while finding module specification for .*)")
+_USAGE = re.compile(r"^usage: ", re.IGNORECASE | re.MULTILINE)
+_REFUSED = re.compile(r"(\S.*: )?error: ", re.IGNORECASE)
+_FRAME = re.compile(r'  File "(?P<file>[^<].*)", line (?P<line>\d{1,9}), in (?P<function>.+)')
+_IN_CHILD = ", in spawn_main"
+"""Ends a line of the traceback of a process that multiprocessing spawned."""
+_REFUSED_ARGUMENTS = 2
+"""The exit code of argparse, click and others for arguments that they do not understand."""
+_HARMLESS = {*sys.stdlib_module_names, "torch"}
+"""Modules whose functions a script may call before its imports are over, and that do not train by themselves."""
+
+
+def why_not_started(words: str, exitcode: int) -> str:
+    """Why a worker whose stderr ended with ``words`` can never start; empty unless that is certain.
+
+    Certain are arguments that a parser refused, and errors of imports, or of syntax, in those lines at the top of
+    a script before which it cannot have trained. An import inside a function or after the training may fail late.
+    """
+    lines = words.rstrip().splitlines()
+    last = lines[-1] if lines else ""
+    if exitcode == _REFUSED_ARGUMENTS:
+        return last if _REFUSED.match(last) and _USAGE.search(words) else ""
+    if exitcode == 1 and (found := _NO_MODULE.fullmatch(last)):
+        return found[1]
+    broken = exitcode == 1 and _BROKEN.match(last) and not _LIBRARY.search(last)
+    return last if broken and _was_starting(last_traceback(words), last) else ""
+
+
+def _was_starting(traceback: list[str], error: str) -> bool:
+    """Whether the lines of a traceback lead through the first imports of a script, or the script was not compiled."""
+    if any(line.endswith(_IN_CHILD) for line in traceback):
+        return False
+    frames = [found for line in traceback if (found := _FRAME.fullmatch(line))]
+    if not frames:
+        return not error.startswith(("ImportError", "ModuleNotFoundError"))
+    script = next((frame for frame in frames if frame["function"] == "<module>"), None)
+    return script is not None and is_among_first_imports(_text(Path(script["file"])), int(script["line"]))
+
+
+def names_us(script: Path) -> bool:
+    """Whether a script names this library, so that one can expect a checkpointer of it."""
+    return "fastckpt" in _text(script)
+
+
+def broken_syntax(script: Path) -> str:
+    """What is wrong with the syntax of a script that Python would have to compile; empty if nothing is."""
+    try:
+        ast.parse(script.read_bytes(), str(script))
+    except SyntaxError as error:
+        return f"{type(error).__name__}: {error}"
+    except (OSError, ValueError, RecursionError):
+        pass  # not there, or not for us to say
+    return ""
+
+
+def is_among_first_imports(source: str, line: int) -> bool:
+    """Whether line number ``line`` of a script imports, or raises, and nothing before it can have trained."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    harmless = {*dir(builtins)} - {"exec", "eval", "compile", "__import__"}
+    for statement in _in_order(tree.body):
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            return isinstance(statement, ast.Import | ast.ImportFrom | ast.Raise)
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            harmless |= _names(statement)
+        elif _may_train(statement, harmless):
+            return False
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):  # a name that no file can have
+        return ""
+
+
+def _in_order(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module as they are executed, without those inside functions, classes and loops."""
+    for statement in body:
+        match statement:
+            case ast.If():
+                yield from _in_order([*statement.body, *statement.orelse])
+            case ast.Try():
+                handled = [inner for handler in statement.handlers for inner in handler.body]
+                yield from _in_order([*statement.body, *handled, *statement.orelse, *statement.finalbody])
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case _:
+                yield statement
+
+
+def _names(statement: ast.Import | ast.ImportFrom) -> set[str]:
+    """The names of harmless modules, and of what is in them, that an import binds."""
+    module = statement.module if isinstance(statement, ast.ImportFrom) else None
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for alias in statement.names
+        if (module or alias.name).partition(".")[0] in _HARMLESS
+    }
+
+
+def _may_train(statement: ast.stmt, harmless: set[str]) -> bool:
+    """Whether a statement has a loop, or calls what is not known to be harmless."""
+    if isinstance(statement, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith):
+        return True
+    calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))
+    return any(root is not None and root not in harmless for root in map(_root, calls))
+
+
+def _root(function: ast.expr) -> str | None:
+    """The first name in an expression such as ``a.b[0].c``; None if it begins with a value."""
+    while isinstance(function, ast.Attribute | ast.Subscript):
+        function = function.value
+    if isinstance(function, ast.Name):
+        return function.id
+    return None if isinstance(function, ast.Constant | ast.Call) else ""

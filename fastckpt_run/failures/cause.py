@@ -1,0 +1,80 @@
+"""What a worker that failed said last: its exception, the frame that raised it, and the file that has its stderr."""
+
+import re
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import torch
+from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+import fastckpt
+from fastckpt_run.failures.tracebacks import last_traceback, tail_of
+
+_RANK = re.compile(r"^\[rank\d{1,9}\]: ?", re.MULTILINE)
+"""What torch puts before each line of a traceback once there is a process group."""
+_FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>.+)')
+_PYTHON = f"{sysconfig.get_path('stdlib')}/"
+_TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
+_LONGEST = 200
+"""Characters of an exception that are told."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """As far as it is known; each is empty if not.
+
+    Attributes:
+        exception: Type and message, such as ``ValueError: bad batch``.
+        frame: The innermost frame that is not of Python's library, torch or fastckpt, such as ``step (train.py:57)``;
+            if there is none, the innermost.
+        log: The path of the file to which the worker's stderr went.
+    """
+
+    exception: str = ""
+    frame: str = ""
+    log: str = ""
+
+
+def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -> Cause:
+    """Why a worker failed.
+
+    Args:
+        failure: As torch found it.
+        reported: The traceback that a preloaded worker has left; empty if there is none.
+        workers: Whose streams may have been caught.
+    """
+    stderrs = getattr(workers, "stderrs", {})
+    log = str(stderrs.get(failure.local_rank) or "")
+    if failure.exitcode < 0:  # a traceback before a signal would be another matter
+        return Cause(log=log)
+    return _read(reported or recorded(failure) or (tail_of(log) if log else ""), log)
+
+
+def recorded(failure: ProcessFailure) -> str:
+    """The traceback in a worker's error file, which torch's ``record`` wrote; empty if there is none."""
+    extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
+    return str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+
+
+def _read(words: str, log: str) -> Cause:
+    """The exception and its frame in the last traceback of what was written."""
+    lines = last_traceback(_RANK.sub("", words))[1:]
+    frames = [found for line in lines if (found := _FRAME.match(line))]
+    exception = next((line for line in lines if line and not line[0].isspace()), "")
+    own = [found for found in frames if not _raises_for_others(found["file"])]
+    last = (own or frames)[-1] if frames and exception else None
+    frame = f"{last['function']} ({PurePath(last['file']).name}:{last['line']})" if last else ""
+    return Cause(_plain(exception), _plain(frame), log)
+
+
+def _raises_for_others(file: str) -> bool:
+    """Whether it is of torch, fastckpt or Python's library, whose errors tell of what a script gave them."""
+    return file.startswith(_TOOLS) or (file.startswith(_PYTHON) and "-packages/" not in file)
+
+
+def _plain(text: str) -> str:
+    """A line without what a terminal would obey, of reasonable length."""
+    text = "".join(c if c.isprintable() else " " for c in text).strip()
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

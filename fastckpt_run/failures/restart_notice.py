@@ -1,0 +1,215 @@
+"""One line on stderr for each restart: what failed, and what the workers have resumed; for a lost job, what failed."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.report.launches import Failure
+from fastckpt_run import formatting
+from fastckpt_run.failures.cause import Cause
+
+logger = logging.getLogger("fastckpt.launcher")
+
+PATIENCE = 10.0
+"""Seconds after which a restart is told of though no worker of this job has ever had a checkpointer."""
+_NAMED = 3
+"""How many of the workers that failed at once are named."""
+_ELSEWHERE = "workers were stopped for another node, which failed or joined"
+
+
+@dataclass
+class _Round:
+    """What was heard of one generation of workers; instants are nanoseconds of the monotonic clock."""
+
+    started: int = 0
+    size: int = 0
+    trains: bool = False
+    joined: set[int] = field(default_factory=set)
+    loads: dict[str, dict[int, tuple[int, int, str]]] = field(default_factory=dict)
+
+    def hear(self, event: dict[str, Any], at: int) -> None:
+        """Take note of an event of this generation."""
+        match event["event"]:
+            case "workers_started":
+                self.started, self.size = at, len(event["pids"])
+            case "worker_joined":
+                self.joined.add(event["local_rank"])
+            case "resumed" | "started_fresh":
+                ranks = self.loads.setdefault(event["directory"], {})
+                ranks.setdefault(event["local_rank"], (at, event.get("step", -1), event.get("tier", "")))
+            case "first_step":
+                self.trains = True
+
+    @property
+    def loaded(self) -> set[int]:
+        """The local ranks that have loaded, or know that there is nothing to load."""
+        return {rank for ranks in self.loads.values() for rank in ranks}
+
+
+@dataclass
+class _Pending:
+    """A restart that is not told of yet."""
+
+    what: str
+    at: int
+    left: int
+
+
+class RestartNotice:
+    """Hears the events of this process, and tells of a restart when its workers have their state, or are gone again.
+
+    Args:
+        telemetry: How far the workers are, by checkpoint directory.
+        limit: What --max-restarts says.
+    """
+
+    def __init__(self, telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]], limit: int) -> None:
+        self._telemetry = telemetry
+        self._limit = limit
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._round = _Round()
+        self._pending: _Pending | None = None
+        self._hang: dict[str, Any] = {}
+        self._failed_at = 0
+        self._has_joined = False
+        self._furthest: dict[str, int] = {}
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take note of an event; it may come in any thread."""
+        if os.getpid() != self._pid:
+            return  # a forked worker: somebody may have had the lock
+        at = round(event["monotonic"] * 1e9)
+        with self._lock:
+            match event["event"]:
+                case "rendezvous":  # and not with their start: one may have joined before the last is started
+                    self._round, self._hang, self._failed_at = _Round(), {}, 0
+                case "worker_died":
+                    self._failed_at = self._failed_at or at
+                case "hang":
+                    self._hang, self._failed_at = event, at
+                case _:
+                    self._round.hear(event, at)
+            self._has_joined |= bool(self._round.joined)
+
+    def failed(self, culprits: Mapping[int, tuple[int, Cause]], left: int, *, nodes: int, follows: bool) -> None:
+        """Workers of this node have failed.
+
+        Args:
+            culprits: By rank: exit code, and why.
+            left: How many restarts are left, before this one.
+            nodes: How many nodes the job has.
+            follows: Whether another node waits already, so that it may have failed first.
+        """
+        self._tell("but the workers failed again before they had loaded anything")
+        after = max(0, left - 1)
+        failures = [self._failure(rank, *why) for rank, why in culprits.items()]
+        for one in failures:
+            metrics.event(
+                "worker_failed",
+                rank=one.rank,
+                exitcode=one.exitcode,
+                exception=one.exception,
+                frame=one.frame,
+                host=one.host,
+                log=one.log,
+                restarts_left=after,
+                restarts=self._limit,
+            )
+        what = _named(failures, nodes)
+        if follows:
+            what = f"{_ELSEWHERE}; then {what}"
+        if left:
+            self._pending = _Pending(what, self._failed_at or time.monotonic_ns(), after)
+        else:
+            why = "" if self._limit else ": --max-restarts is 0"
+            logger.error("%s; not restarted%s (%s)", what, why, "; ".join(map(formatting.where, failures[:_NAMED])))
+
+    def stopped(self) -> None:
+        """All workers are dead and reaped: see how far they had come."""
+        for directory, ranks in self._telemetry().items():
+            reached = max((max(0, last.step) + last.steps - last.named for last in ranks if last.beat), default=0)
+            self._furthest[directory] = max(self._furthest.get(directory, 0), reached)
+
+    def interrupted(self, left: int) -> None:
+        """Workers that run are to be restarted for the sake of another node."""
+        self._tell("but the workers were stopped again before they had loaded anything")
+        self._pending = _Pending(_ELSEWHERE, time.monotonic_ns(), left)
+
+    def look(self, left: int) -> None:
+        """Tell of the last restart if it is time to, and it was not told of; ``left`` is how many more there may be."""
+        if self._pending is not None and self._is_due():
+            self._pending.left = left
+            self._tell()
+
+    def end(self) -> None:
+        """The job ends."""
+        self._tell()
+
+    def _is_due(self) -> bool:
+        now = self._round
+        if now.started < (self._pending.at if self._pending else 0):
+            return False
+        if not self._has_joined:
+            return time.monotonic_ns() - now.started > PATIENCE * 1e9
+        return now.trains or len(now.loaded) >= now.size or (bool(now.loaded) and now.joined <= now.loaded)
+
+    def _tell(self, otherwise: str = "") -> None:
+        """Log the line of the restart that is not told of yet, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        with self._lock:
+            directory, ranks = max(self._round.loads.items(), key=lambda item: len(item[1]), default=("", {}))
+            started = self._round.started if self._round.started > pending.at else 0
+        at, step, tier = max(ranks.values(), default=(started, -1, ""))
+        repeated = max(0, self._furthest.get(directory, 0) - max(0, step)) if ranks else 0
+        seconds = max(0, at - pending.at) / 1e9
+        if not started:
+            how = "the job ended before they were started again"
+        elif not ranks:
+            how = ", ".join(filter(None, [f"restarted after {seconds:.1f} s", otherwise]))
+        else:
+            how = f"resumed step {step} from {tier}" if tier else "began afresh, as there was nothing to resume,"
+            how += f" after {seconds:.1f} s, {formatting.count(repeated, 'step') if repeated else 'no step'} repeated"
+        text = f"{pending.what}; {how}, {pending.left} of {self._limit} restarts left"
+        logger.warning("%s", text)
+        metrics.event(
+            "restarted",
+            text=text,
+            seconds=seconds,
+            step=step,
+            tier=tier,
+            repeated=repeated,
+            restarts_left=pending.left,
+            restarts=self._limit,
+        )
+
+    def _failure(self, rank: int, exitcode: int, cause: Cause) -> Failure:
+        hung = rank in self._hang.get("culprits", ())
+        place = next((str(one["place"]) for one in self._hang.get("ranks", ()) if one["rank"] == rank), "")
+        return Failure(
+            self._failed_at,
+            "hung" if hung else "died",
+            rank,
+            exitcode,
+            round(1e9 * self._hang["silent"]) if hung else 0,
+            exception=cause.exception,
+            frame=place if hung else cause.frame,
+            host=socket.gethostname(),
+            log=cause.log,
+        )
+
+
+def _named(failures: Iterable[Failure], nodes: int) -> str:
+    """The workers that failed, in words; where, too, if there are several nodes."""
+    told = [formatting.what(one, host=one.host if nodes > 1 else "") for one in failures]
+    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    return "; ".join(told[:_NAMED]) + more

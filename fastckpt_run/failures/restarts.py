@@ -1,0 +1,196 @@
+"""Decide after each failure whether the workers are started again, and say why if not."""
+
+import logging
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import PContext
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from fastckpt._core import metrics
+from fastckpt._core.config import Settings
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.policy.restarts import Attempt, Position, Stretch, given_back, parse_budget, stalls
+from fastckpt_run.failures.cannot_start import broken_syntax, names_us, why_not_started
+from fastckpt_run.failures.cause import recorded
+from fastckpt_run.failures.deaths import describe
+from fastckpt_run.failures.tracebacks import tail_of
+from fastckpt_run.script import script_of
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_REMEDY = """\
+Another start would go the same way. Find the cause in what the workers printed, and launch the job here again: it
+resumes the newest checkpoint. If the cause is not in the job, allow more with --fast-max-stalls; 0 is any number."""
+
+
+class Restarts:
+    """What all starts of a node's workers came to, as the workers said it in the telemetry, and what follows from it.
+
+    Attributes:
+        limit: What --max-restarts says.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        spec: WorkerSpec,
+        telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]],
+        last_words: Callable[[int], str],
+        hung: Container[int],
+    ) -> None:
+        """Remember where to learn what.
+
+        Args:
+            settings: Of the job.
+            spec: What the workers run.
+            telemetry: How far they are, by checkpoint directory.
+            last_words: With what traceback a pid ended, if that is known; else empty.
+            hung: The pids that were killed for that.
+        """
+        self.limit = spec.max_restarts
+        self._script = script_of(spec)
+        self._max_stalls = settings.max_stalls
+        self._budget = parse_budget(settings.restart_budget)
+        self._telemetry = telemetry
+        self._last_words = last_words
+        self._hung = hung
+        self._attempts: list[Attempt] = []
+        self._stalled: list[Attempt] = []
+        self._trained = 0.0
+        self._watched = False
+        self._start = time.monotonic_ns()
+
+    def started(self) -> None:
+        """The workers are started: what they had said before is not theirs."""
+        self._start = time.monotonic_ns()
+
+    def interrupted(self) -> None:
+        """The workers are to be restarted though none of them has failed, for instance because a node joins."""
+        self._end(failed=False)
+
+    def would_restart(self, left: int) -> bool:
+        """Whether workers that failed now would be started again, of ``left`` restarts."""
+        if not self._max_stalls or len(self._stalled) + 1 < self._max_stalls:
+            return left > 0
+        return left > 0 and len(stalls([*self._attempts, self._attempt()])) < self._max_stalls
+
+    def failed(self, failures: Mapping[int, ProcessFailure], workers: PContext | None, left: int) -> int:
+        """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
+        stopped = getattr(workers, "stopped", ())
+        culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
+        began = bool(self._attempts) or any(self._heard().values())
+        self._end(failed=True, why=self._described(culprits))
+        if not self.limit:
+            return 0
+        if not began and (why := self._cannot_start(culprits.values(), workers)):
+            return self._give_up("cannot_start", f"no restart: the script cannot start: {why}", left)
+        if self._max_stalls and len(self._stalled) >= self._max_stalls:
+            return self._give_up("stalled", self._explanation(self._stalled), left)
+        back = self._give_back(left)
+        if not left + back:
+            self._give_up("spent", f"no restart: --max-restarts allows {self.limit}, and none is left", left)
+        return back
+
+    def _heard(self) -> dict[str, list[Telemetry]]:
+        """What the workers have said since they were started."""
+        told = self._telemetry()
+        return {directory: [line for line in lines if line.beat >= self._start] for directory, lines in told.items()}
+
+    def _attempt(self, why: str = "") -> Attempt:
+        """What the workers have come to if they fail now."""
+        heard = self._heard()
+        self._watched |= any(heard.values())
+        stretches = {directory: _stretch(lines) for directory, lines in heard.items() if any(map(_has_moved, lines))}
+        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), why=why)
+
+    def _end(self, *, failed: bool, why: str = "") -> None:
+        attempt = self._attempt(why)
+        if attempt not in stalls([*self._attempts, attempt])[-1:]:
+            self._trained += attempt.seconds
+        self._attempts.append(replace(attempt, failed=failed))
+        self._stalled = stalls(self._attempts)
+
+    def _described(self, failures: Mapping[int, ProcessFailure]) -> str:
+        hows = {rank: "hung" if f.pid in self._hung else describe(f.exitcode) for rank, f in failures.items()}
+        return ", ".join(f"worker {rank} {how}" for rank, how in hows.items())
+
+    def _give_back(self, left: int) -> int:
+        if self._budget is None:
+            return 0
+        restarts, self._trained = given_back(self._budget, self._trained, self.limit - left)
+        if restarts:
+            metrics.event("restarts_given_back", restarts=restarts, restarts_left=left + restarts)
+            logger.info("training went on: %d of %d restarts are left again", left + restarts, self.limit)
+        return restarts
+
+    def _give_up(self, why: str, text: str, left: int) -> int:
+        metrics.event("gave_up", why=why, text=text, restarts_left=left)
+        logger.error("%s", text)
+        return -left
+
+    def _explanation(self, stalled: Sequence[Attempt]) -> str:
+        starts = {id(attempt): number for number, attempt in enumerate(self._attempts, start=1)}
+        lines = (f"  start {starts[id(attempt)]} {_way(attempt)}: {attempt.why}" for attempt in stalled)
+        times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"
+        head = f"no restart: the workers failed {times} before they came further than before (--fast-max-stalls):"
+        return "\n".join([head, *lines, _REMEDY])
+
+    def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
+        """Why the script cannot start; empty unless that is certain."""
+        for failure in failures:
+            words = self._last_words(failure.pid) or _last_words(failure, workers)
+            why = why_not_started(words, failure.exitcode) if words else self._guess(failure.exitcode)
+            if why:
+                return why
+        return ""
+
+    def _guess(self, exitcode: int) -> str:
+        """The same, of a worker whose last words are not known."""
+        if self._script is None:
+            return ""
+        if exitcode == 1:
+            return broken_syntax(self._script)
+        if exitcode == 2 and names_us(self._script):
+            return "exit code 2, as of refused arguments, before it had a checkpointer"
+        return ""
+
+
+def _has_moved(line: Telemetry) -> bool:
+    return line.step >= 0 or line.steps > 0
+
+
+def _stretch(lines: Sequence[Telemetry]) -> Stretch:
+    reached = (Position(line.step, line.steps - line.named) for line in lines)
+    return Stretch(max(line.loaded for line in lines), max(reached))
+
+
+def _seconds(lines: Sequence[Telemetry]) -> float:
+    firsts = [line.first for line in lines if line.first]
+    return (max(line.beat for line in lines) - min(firsts)) / 1e9 if firsts else 0.0
+
+
+def _way(attempt: Attempt) -> str:
+    """How far an attempt came, in words."""
+    if not attempt.stretches:
+        return "ended before anything was loaded or done"
+    ways = []
+    for directory, (resumed, (step, since)) in attempt.stretches.items():
+        begin = f"resumed step {resumed}" if resumed >= 0 else "began afresh"
+        end = f"came to step {step}" if step > resumed else "came"
+        further = f" {since} steps further" if since else ""
+        ways.append(
+            f"{begin} and {end}{further}{f' in {directory}' if len(attempt.stretches) > 1 else ''}"
+            if further or step > resumed
+            else f"{begin} and came no step further"
+        )
+    return "; ".join(ways)
+
+
+def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
+    """The end of what a worker wrote to its stderr, if that was caught, or recorded of its exception."""
+    if isinstance(failure.message, dict):
+        return recorded(failure)
+    return tail_of(workers.stderrs[failure.local_rank]) if workers is not None else ""

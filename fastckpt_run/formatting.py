@@ -1,0 +1,116 @@
+"""What a report says, in words: durations, causes of lost time, failures."""
+
+from collections.abc import Sequence
+
+from fastckpt._core.report import goodput as g
+from fastckpt._core.report.frequency import Decided
+from fastckpt._core.report.launches import Failure
+from fastckpt._core.report.report import Recovery
+from fastckpt_run.failures.deaths import describe
+
+CAUSES = {
+    g.USEFUL: "useful steps",
+    g.STALL: "stalled by saves",
+    g.REPEATED: "repeated steps",
+    g.INTERRUPTED: "interrupted steps",
+    g.DETECTION: "noticing a failure",
+    g.STOP: "stopping workers",
+    g.RENDEZVOUS: "rendezvous",
+    g.START: "starting workers",
+    g.IMPORTS: "imports",
+    g.SETUP: "set-up",
+    g.RESUME: "resume",
+    g.END: "end",
+    g.DOWN: "no agent",
+    g.UNEXPLAINED: "unexplained",
+}
+"""Each cause, in two or three words; docs/events.md has the definitions."""
+
+
+def duration(nanoseconds: int | None) -> str:
+    """A time for people, such as ``4 min 10 s``; ``?`` for None."""
+    if nanoseconds is None:
+        return "?"
+    if nanoseconds < 1e9:
+        return f"{nanoseconds / 1e6:.3g} ms" if nanoseconds < 999.5e6 else "1.00 s"
+    seconds = nanoseconds / 1e9
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    if minutes < 100:
+        return _two(int(minutes), "min", int(seconds) % 60, "s")
+    return (
+        _two(int(hours), "h", int(minutes) % 60, "min") if hours < 100 else _two(int(days), "d", int(hours) % 24, "h")
+    )
+
+
+def _two(number: int, unit: str, rest: int, smaller: str) -> str:
+    return f"{number} {unit} {rest} {smaller}" if rest else f"{number} {unit}"
+
+
+def share(part: int, whole: int) -> str:
+    """A part, in percent."""
+    return f"{100 * part / whole:.2f} %" if whole else "?"
+
+
+def part(value: float | None) -> str:
+    """A part of training time, in percent; ``-`` if it is not known."""
+    return "-" if value is None else f"{value:.2%}".replace("%", " %")
+
+
+def frequency(decisions: Sequence[Decided]) -> str:
+    """When it is saved by the last of some decisions, and what checkpoints cost when that was measured last."""
+    last = decisions[-1]
+    if last.memory is None or last.storage is None:
+        return f"none yet: what checkpoints cost is measured since step {last.step:,}"
+    said = f"a snapshot every {count(last.memory, 'step')}, a persist every {last.storage:,}"
+    measured = next((one for one in reversed(decisions) if one.overhead is not None), None)
+    if measured is None:
+        return said
+    bound = "" if measured.bound is None else f", of {part(measured.bound)} at most"
+    return f"{said}; checkpoints cost {part(measured.overhead)} of training lately{bound}"
+
+
+def rate(number: float) -> str:
+    """How many per second, of whatever."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
+
+
+def count(number: int, what: str, many: str = "") -> str:
+    """How many of something there are."""
+    return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
+def goodput(part: float | None) -> str:
+    """The useful part of all time."""
+    return "unknown: no steps were told of" if part is None else f"{100 * part:.2f} %"
+
+
+def failure(one: Recovery, *, nodes: int = 1) -> str:
+    """What failed; where, too, if there are several nodes."""
+    return what(one) if nodes == 1 else f"node {one.node}: {what(one, host=one.host)}"
+
+
+def what(one: Recovery | Failure, *, host: str = "") -> str:
+    """What failed and why, as far as that is known; where, if a host is given."""
+    there, place = f" on {host}" if host else "", f" in {one.frame}" if one.frame else ""
+    if one.kind == "died":
+        why = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
+        return f"rank {one.rank} died{there}: {describe(one.exitcode)}{why}{place}"
+    if one.kind == "hung":
+        return f"rank {one.rank} hung{there} for {duration(one.silent)}{place}"
+    return "the agent died" if one.kind == "agent" else "stopped for another node"
+
+
+def where(one: Recovery | Failure) -> str:
+    """The host on which it failed, and the file that has what it wrote to stderr, if there is one."""
+    return f"on {one.host}" + (f", log {one.log}" if one.log else "")
+
+
+def recovery(one: Recovery) -> str:
+    """How training went on after it."""
+    if one.step is None:
+        return "did not go on"
+    whence = f"step {one.step} in {one.tier}" if one.tier else "the beginning"
+    back = f" after {duration(one.first_step)}" if one.first_step is not None else ""
+    return f"went on{back} from {whence}, {count(one.repeated, 'step')} repeated"

@@ -1,0 +1,1 @@
+"""Runs in: agent. Detection of workers that hang, and of the rank that is to blame."""

@@ -1,0 +1,251 @@
+"""Notice that workers hang, say which and where, and kill the culprit: what follows is as after any other death."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt._core import metrics
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.stacks import Stacks, ask
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt._core.policy.hangs import Sight, Witness, culprits, hung, limits, occupied
+from fastckpt_run.failures.deaths import peek
+from fastckpt_run.grace import kill_group
+from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
+from fastckpt_run.hangs.step_times import Lines, Pace, Waits
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_STACKS_TIMEOUT = 5.0
+"""Seconds that all workers have to write their stacks."""
+_DEATH_TIMEOUT = 5.0
+"""Seconds in which a culprit that was killed is dead, unless the kernel does not let it."""
+_REMEMBERED = 86400.0
+"""Seconds for which a hang is remembered, in case it was none."""
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
+"""Where ranks wait for each other; autograd, for the gradients of others."""
+_DEBUGGERS = ('/bdb.py", line', "/pydevd", "/IPython/terminal/")
+"""In the stacks of who is at a prompt of pdb or its like, or runs under another debugger written in Python."""
+_GLANCE = 0.25
+"""Seconds for which it is watched whether workers compute."""
+_BUSY = 0.2
+"""Share of a processor from which on a worker computes, wherever its stack says that it waits."""
+
+_SHORT = 0.25
+"""Seconds of silence in which nobody asks whether a worker still runs."""
+_NOTHING = Telemetry(pid=-1)
+"""Of a worker that has said nothing since it was started."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What was found: who is to blame, and all workers of the node as they were found, by local rank."""
+
+    culprits: tuple[int, ...]
+    reason: str
+    sights: Mapping[int, Sight]
+    witnesses: Mapping[int, Witness]
+    stacks: Mapping[int, Stacks]
+    last: Lines
+
+
+class HangWatch:
+    """Looks at what the workers of this node say of themselves, and takes them for hung by the limits of ``setting``.
+
+    Args:
+        setting: "auto", "off" or seconds.
+        read: What each local rank said last, by checkpoint directory.
+
+    Attributes:
+        killed: The pids of workers that were killed because they hung, since they were started last.
+    """
+
+    def __init__(self, setting: str, read: Callable[[], Mapping[str, Sequence[Telemetry]]]) -> None:
+        self._setting = setting
+        self._read = read
+        self._pids: Mapping[int, int] = {}
+        self._processes: Mapping[int, Process] = {}
+        self._ranks: Mapping[int, int] = {}
+        self._sees_all = True
+        self._known: set[int] = set()
+        self.killed: set[int] = set()
+        self._hangs: list[float] = []
+        self._pace = Pace()
+        self._waits = Waits()
+        # It may be that those who are silent were not let run, and this process neither: from then on counts.
+        self._awake = self._looked = self._started = time.monotonic()
+        self._activity = Activity((), self._started)
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks, at most."""
+        if self._setting == "off":
+            return math.inf
+        return 1.0 if self._setting == "auto" else min(1.0, float(self._setting) / 10)
+
+    def started(self, pids: Mapping[int, int], workers: Sequence[Worker]) -> None:
+        """Watch new workers of this node, whose processes are given by local rank."""
+        self.killed.clear()
+        self._pids = dict(pids)
+        self._processes = {rank: Process.of(pid) for rank, pid in pids.items()}
+        self._ranks = {worker.local_rank: worker.global_rank for worker in workers}
+        self._sees_all = len(pids) == workers[0].world_size
+        self._awake = self._looked = self._started = time.monotonic()
+        self._activity = Activity(pids.values(), self._started)
+        self._waits.begin()
+        self._pace.begin(self._started)
+
+    def end_hang(self, *, may_restart: bool) -> bool:
+        """If the job hangs, tell how, and kill who is to blame; whether it did.
+
+        That takes some seconds, in which workers are asked for their stacks.
+
+        Args:
+            may_restart: Whether there would be a restart, so that an error can be made good.
+        """
+        hang = self._look(may_restart=may_restart)
+        if hang is not None:
+            _tell(hang, self._ranks, self._pids)
+            self._kill(hang)
+        return hang is not None
+
+    def _look(self, *, may_restart: bool) -> Hang | None:
+        if self._setting == "off":
+            return None
+        now = time.monotonic()
+        passed = self._notice_pause(now)
+        lines = self._lines()
+        self._pace.see(lines)
+        self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
+        allowed = limits(
+            self._setting, self._pace.slowest(now), len(self._hangs),
+            start=self._pace.start, sees_all=self._sees_all, may_restart=may_restart,
+        )  # fmt: skip
+        sights = self._sights(now, lines)
+        if occupied(list(sights.values()), allowed):
+            self._waits.pass_by(passed)
+        idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
+        ranks = hung(list(sights.values()), allowed, idle)
+        return self._inspect(lines, sights, ranks) if ranks else None
+
+    def _kill(self, hang: Hang) -> None:
+        """Kill the culprits; all workers, if none of those can be killed."""
+        self._hangs.append(time.monotonic())
+        self._begin_anew()
+        for ranks in (hang.culprits, self._pids):
+            running = [self._pids[rank] for rank in ranks if self._processes[rank].is_alive()]
+            for pid in running:
+                kill_group(pid)
+            self.killed.update(running)
+            end = time.monotonic() + _DEATH_TIMEOUT
+            while running and time.monotonic() < end:
+                if any(peek(pid) is not None for pid in running):
+                    return
+                time.sleep(0.001)
+
+    def _notice_pause(self, now: float) -> float:
+        """Seconds since the last look; if these are too many, this process was not let run."""
+        passed, self._looked = now - self._looked, now
+        if passed > 2 * self.interval + 1.0:
+            self._begin_anew()
+        return passed
+
+    def _begin_anew(self) -> None:
+        """Silence so far does not count."""
+        self._awake = time.monotonic()
+        self._waits.begin()
+
+    def _lines(self) -> dict[int, Telemetry]:
+        """What each worker said last since it was started; one that is open goes before one that is closed."""
+        found: dict[int, Telemetry] = {}
+        for directory in self._read().values():
+            for rank, line in enumerate(directory):
+                if line.beat > self._started * 1e9 and rank in self._pids:
+                    found[rank] = max(found.get(rank, line), line, key=lambda said: (said.pid > 0, said.beat))
+        return found
+
+    def _idle(self, now: float, lines: Lines) -> float:
+        spoken = max([line.beat / 1e9 for line in lines.values()], default=now)
+        return self._activity.idle(now, max(spoken, self._awake))
+
+    def _sights(self, now: float, lines: Lines) -> dict[int, Sight]:
+        """All running ranks that have a checkpointer, or had one when they were restarted."""
+        self._known |= {rank for rank, line in lines.items() if line.pid}
+        self._known -= {rank for rank, line in lines.items() if not line.pid}
+        found = {}
+        for rank in self._known & self._pids.keys():
+            line = lines.get(rank, _NOTHING)
+            silent, waited = now - max(line.beat / 1e9, self._awake), self._waits.of(rank, line.beat)
+            if silent < _SHORT or self._runs(rank, line.pid):
+                found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
+        return found
+
+    def _runs(self, rank: int, speaker: int) -> bool:
+        """Whether a worker runs, and who speaks for it, too: a child of it, perhaps, if it is a script."""
+        return self._processes[rank].is_alive() and (speaker <= 0 or bool(state_of(speaker)))
+
+    def _inspect(self, lines: Lines, sights: Mapping[int, Sight], ranks: Sequence[int]) -> Hang | None:
+        """Look closely when ``ranks`` seem to hang; None if they do not after all."""
+        speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
+        states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}
+        if "t" in states.values():
+            self._begin_anew()
+            return None  # somebody debugs it
+        before = processor_times(self._pids.values())
+        time.sleep(_GLANCE)
+        after = processor_times(self._pids.values())
+        running = [rank for rank, state in states.items() if state != "T"]
+        stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
+        if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
+            logger.info("workers that are silent are being debugged")
+            self._begin_anew()
+            return None
+        now = self._lines()
+        spoke = {rank for rank in sights if now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat}
+        if spoke.issuperset(ranks):
+            logger.info("workers that were silent went on while they were asked for their stacks")
+            return None
+        lately = max(sights[rank].own for rank in ranks) / 2
+        spoke |= {rank for rank, sight in sights.items() if sight.own < lately and rank not in ranks}
+        witnesses = {}
+        for rank, pid in self._pids.items():
+            line, stack = lines.get(rank, _NOTHING), stacks.get(rank, Stacks())
+            waits = _waits(stack) and after[pid] - before[pid] < _BUSY * _GLANCE
+            has_left, place = not (line.pid and states[rank]), str(stack.innermost or "")
+            witnesses[rank] = Witness(rank, line.steps, states[rank], rank in spoke, has_left, waits, place)
+        blamed, reason = culprits(list(witnesses.values()), sees_all=self._sees_all)
+        return Hang(tuple(each.rank for each in blamed), reason, sights, witnesses, stacks, lines)
+
+
+def _waits(stacks: Stacks) -> bool:
+    """Whether a worker's main thread is where ranks wait for each other."""
+    return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
+
+
+def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
+    """Log a hang, with the stacks of all workers, and record it; ``ranks`` are those in the job, by local rank."""
+    blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
+    silent = max(sight.silent for sight in hang.sights.values())
+    logger.error("the job hangs, for %.1f s: %s %s; killing", silent, blamed, hang.reason)
+    found = []
+    for rank, witness in sorted(hang.witnesses.items()):
+        last, sight = hang.last.get(rank, Telemetry()), hang.sights.get(rank)
+        told: dict[str, Any] = {"rank": ranks[rank], "local_rank": rank, "worker_pid": pids[rank]}
+        told |= {"silent": sight.silent if sight else None, "step": last.step, "steps": last.steps, "phase": last.phase}
+        found.append(told | {"state": witness.state, "place": witness.place})
+        text = hang.stacks.get(rank, Stacks()).text.rstrip() or "its stacks cannot be had"
+        logger.error(
+            "rank %d (local rank %d, pid %d, state %s) after %d steps, %s:\n%s",
+            ranks[rank], rank, pids[rank], witness.state or "exited", witness.steps,
+            f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer", text,
+        )  # fmt: skip
+    metrics.event("hang", culprits=[ranks[r] for r in hang.culprits], reason=hang.reason, silent=silent, ranks=found)
+
+
+def _name(rank: int, witness: Witness) -> str:
+    return f"rank {rank}" + (f", in {witness.place}," if witness.place else "")

@@ -1,0 +1,107 @@
+"""What workers do, as the kernel tells it: whether they compute, wait, are stopped or gone."""
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from fastckpt._core.memory.processes import stat_of
+
+_WINDOW = 10.0
+"""Seconds over which it is compared what a worker and its children have done."""
+_BUSY = 0.01
+"""Share of a processor with which a thread does something. One that waits in gloo polls, with 0.002."""
+_MOVED = 10_000
+"""Bytes per second that a process reads and writes when it does something: to files, pipes and through TLS."""
+_TICK = 1 / os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+Deeds = dict[tuple[int, str], float]
+"""What has been done so far by each thread, and by the children of each process that have ended; in units of what
+counts as doing something for a second."""
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel gives a process's state; empty if it has exited."""
+    fields = stat_of(_PROC / str(pid))
+    return fields[0] if fields and fields[0] not in "ZX" else ""
+
+
+def processor_times(workers: Collection[int]) -> dict[int, float]:
+    """Seconds of processor time that each worker has had, with the processes that it started."""
+    times = dict.fromkeys(workers, 0.0)
+    for worker, _, fields in _members(workers):
+        times[worker] += sum(map(int, fields[11:15])) * _TICK
+    return times
+
+
+class Activity:
+    """When workers have last done anything."""
+
+    def __init__(self, workers: Collection[int], now: float) -> None:
+        self._workers = workers
+        self._last = self._sampled = now
+        self._deeds: Deeds = {}
+        self._runnable: set[int] = set()
+
+    def idle(self, now: float, spoken: float) -> float:
+        """Seconds for which none has said or done anything; ``spoken`` is when one said something."""
+        self._last = max(self._last, spoken)
+        if now - spoken < _WINDOW:
+            self._deeds = {}
+        elif not self._deeds or now - self._sampled >= _WINDOW:
+            self._sample(now)
+        return now - self._last
+
+    def _sample(self, now: float) -> None:
+        before, runnable = self._deeds, self._runnable
+        self._deeds, waiting = _deeds(self._workers)
+        self._runnable = {thread for thread, state in waiting.items() if state == "R"}
+        passed, self._sampled = now - self._sampled, now
+        done = max([much - before.get(what, 0.0) for what, much in self._deeds.items()], default=0.0)
+        starved = not runnable.isdisjoint(self._runnable)
+        if not before or done > passed or starved or "D" in waiting.values():
+            self._last = now
+
+
+def _deeds(workers: Collection[int]) -> tuple[Deeds, dict[int, str]]:
+    """What has been done, and which threads wait for a disk (D) or a processor (R)."""
+    found: Deeds = {}
+    waiting = {}
+    for _, pid, fields in _members(workers):
+        process = _PROC / str(pid)
+        found[pid, "children"] = sum(map(int, fields[13:15])) * _TICK / _BUSY
+        found[pid, "bytes"] = _moved(process) / _MOVED
+        for thread in _numbered(process / "task"):
+            if own := stat_of(thread):
+                found[int(thread.name), "time"] = sum(map(int, own[11:13])) * _TICK / _BUSY
+                if own[0] in "DR":
+                    waiting[int(thread.name)] = own[0]
+    return found, waiting
+
+
+def _members(workers: Collection[int]) -> Iterator[tuple[int, int, list[str]]]:
+    """All processes of these workers' sessions, and their descendants, each after its worker."""
+    everything = {int(process.name): fields for process in _numbered(_PROC) if (fields := stat_of(process))}
+    for pid, fields in everything.items():
+        above = pid
+        while above not in workers and above in everything:
+            session = int(everything[above][3])
+            above = session if session in workers else int(everything[above][1])
+        if above in workers:
+            yield above, pid, fields
+
+
+def _numbered(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.isdigit()]
+    except OSError:
+        return []
+
+
+def _moved(process: Path) -> int:
+    """Bytes that a process has read and written, as far as it may be known."""
+    try:
+        lines = (process / "io").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "wchar:")))

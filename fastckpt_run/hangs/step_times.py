@@ -1,0 +1,70 @@
+"""How long the steps and the starts of a job have taken, and for how long each rank has waited for others."""
+
+import math
+from collections.abc import Mapping
+
+from fastckpt._core.memory.telemetry import Telemetry
+
+_RECENT = 600.0
+"""Seconds after which a slow step counts half."""
+
+Lines = Mapping[int, Telemetry]
+"""What each local rank has said last."""
+
+
+class Pace:
+    """How long steps take: the slowest of the recent ones; and starts.
+
+    Attributes:
+        start: Seconds from the slowest start of workers to their first step, or how far towards it they have come.
+    """
+
+    def __init__(self) -> None:
+        self.start = self._slowest = self._when = 0.0
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """New processes, started ``now``, count their steps from the start; their first ones tell nothing."""
+        self._began = now
+        self._last: dict[int, Telemetry] = {}
+
+    def see(self, lines: Lines) -> None:
+        """Take note of what workers say."""
+        for rank, line in lines.items():
+            self.start = max(self.start, (line.first or line.beat) / 1e9 - self._began)
+            if line.phase:
+                self._last.pop(rank, None)  # the time that it takes is no step's
+                continue
+            last = self._last.get(rank, line)
+            if line.steps != last.steps or rank not in self._last:
+                self._last[rank] = line
+            if line.steps > last.steps > 0:
+                now = line.beat / 1e9
+                took = (line.beat - last.beat) / (line.steps - last.steps) / 1e9
+                self._slowest, self._when = max(took, self.slowest(now)), now
+
+    def slowest(self, now: float) -> float:
+        """Seconds of the slowest step, half of it for each ten minutes that it is past."""
+        return self._slowest * math.exp2(-max(0.0, now - self._when) / _RECENT)
+
+
+class Waits:
+    """A clock that runs while ranks may wait for others, and what it showed when each spoke last."""
+
+    def __init__(self) -> None:
+        self._clock = 0.0
+        self._shown: dict[int, tuple[int, float]] = {}
+
+    def begin(self) -> None:
+        """Count anew."""
+        self._shown.clear()
+
+    def pass_by(self, seconds: float) -> None:
+        """So much time has passed in which all ranks may have waited."""
+        self._clock += seconds
+
+    def of(self, rank: int, beat: int) -> float:
+        """For how long a rank may have waited since it spoke at ``beat``."""
+        if self._shown.get(rank, (-1, 0.0))[0] != beat:
+            self._shown[rank] = (beat, self._clock)
+        return self._clock - self._shown[rank][1]

@@ -1,0 +1,159 @@
+"""The agent's side of one template: start it, wait for it with deadlines, have it fork, end it."""
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import Any
+
+from fastckpt.errors import FastckptError
+from fastckpt_run.failures.tracebacks import tail_of
+from fastckpt_run.preload.environment import current
+from fastckpt_run.preload.fork_request import GO, READY, Order
+from fastckpt_run.preload.fork_safety import working_directory
+from fastckpt_run.preload.imports import Outcome, Plan
+from fastckpt_run.preload.orphans import adopting, kill_forks
+
+logger = logging.getLogger("fastckpt.launcher")
+
+_ANSWER = 10.0
+_MESSAGE = 1 << 20
+_START = """import sys
+if not sys.flags.safe_path: del sys.path[0]
+sys.path.append(sys.argv[1])
+from fastckpt_run.preload import template
+run, end = template.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+end(run())"""
+
+
+class TemplateError(FastckptError):
+    """A template cannot fork, or does not answer."""
+
+
+class Template:
+    """A process that imports what a plan says and then forks workers; it ends with this process at the latest."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.started = time.monotonic()
+        self.inherited = inheritance()
+        self.environment = current()
+        self._output = [os.memfd_create("fastckpt-template", os.MFD_CLOEXEC) for _ in range(2)]
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours = str(Path(__file__).parent.parent.parent)
+        with closing(theirs):
+            self._process = Popen(
+                [sys.executable, "-u", "-c", _START, ours, str(theirs.fileno()), str(os.getpid())],
+                stdin=DEVNULL,
+                stdout=self._output[0],
+                stderr=self._output[1],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+        self._outcome: Outcome | None = None
+        with suppress(OSError):  # it has died already, which the first wait will tell
+            self._socket.send(json.dumps(asdict(plan)).encode())
+
+    @property
+    def known(self) -> bool:
+        """Whether it has told what came of its imports."""
+        return self._outcome is not None
+
+    def look(self) -> None:
+        """Raise TemplateError if it has died."""
+        if self._process.poll() is not None:
+            raise TemplateError(f"the template ended: {self._last_words()}")
+
+    def outcome(self, deadline: float) -> Outcome | None:
+        """What came of its imports; None if it is not known at ``deadline`` (time.monotonic)."""
+        if self._outcome is None and (answer := self._answer(deadline)) is not None:
+            self._outcome = Outcome(**answer)
+        return self._outcome
+
+    def fork(self, order: Order, streams: Sequence[int]) -> tuple[int, int]:
+        """Fork a worker, which becomes a child of this process, and let it go; ``streams`` are its descriptors 0-2.
+
+        Returns its pid, and the memory file of its order and report, which is the caller's to close. Raises
+        TemplateError if it did not work: then there is no such worker.
+        """
+        let, go = os.pipe()
+        memory = order.write()
+        try:
+            with adopting():
+                try:
+                    pid = self._forked([*streams, memory, let])
+                except BaseException:
+                    self.close()
+                    kill_forks(self.pid, let)
+                    raise
+            os.write(go, GO)
+        except BaseException:
+            os.close(memory)
+            raise
+        finally:
+            os.close(let)
+            os.close(go)
+        return pid, memory
+
+    def _forked(self, descriptors: list[int]) -> int:
+        try:
+            socket.send_fds(self._socket, [READY], descriptors)
+        except OSError as error:
+            raise TemplateError(f"the template has gone: {error.strerror}") from error
+        answer = self._answer(time.monotonic() + _ANSWER)
+        if answer is None:
+            raise TemplateError(f"the template did not answer in {_ANSWER:.0f} s")
+        if "pid" not in answer:
+            raise TemplateError(f"the template could not fork: {answer.get('error')}")
+        pid = int(answer["pid"])
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError as error:
+            raise TemplateError(f"the fork {pid} did not become a child of the agent") from error
+        return pid
+
+    def _answer(self, deadline: float) -> dict[str, Any] | None:
+        """Its next message; None if there is none before the deadline. Raises TemplateError if it has ended."""
+        self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+        try:
+            text = self._socket.recv(_MESSAGE)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except OSError:
+            text = b""
+        if not text:
+            raise TemplateError(f"the template ended: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def _last_words(self) -> str:
+        with suppress(TimeoutExpired):
+            self._process.wait(1.0)
+        code = self._process.returncode
+        lines = tail_of(f"/proc/self/fd/{self._output[1]}").strip().splitlines()
+        return lines[-1] if lines else f"exit code {code}"
+
+    def close(self) -> None:
+        """Kill it, if it lives, and reap it; may be called again."""
+        self._process.kill()
+        with suppress(TimeoutExpired):  # the kernel may not let it go, while it reads from a dead file system
+            self._process.wait(_ANSWER)
+        self._socket.close()
+        for descriptor in self._output:
+            os.close(descriptor)
+        self._output = []
+
+
+def inheritance() -> tuple[object, ...]:
+    """What an executed child would have from this process, and a fork of a template has from then."""
+    status = Path("/proc/thread-self/status").read_text().splitlines()
+    kept = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "CapEff:", "NoNewPrivs:", "Cpus_allowed:", "Mems_allowed:")
+    lines = tuple(line for line in status if line.startswith(kept))
+    return lines, Path("/proc/self/limits").read_text(), working_directory(), os.nice(0)

@@ -1,0 +1,80 @@
+"""Wait for the last flush of a job, whatever signals come meanwhile."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+
+from fastckpt._core.saver.server import Saver
+
+logger = logging.getLogger("fastckpt.launcher")
+
+SIGNALS_TO_GIVE_UP = 3
+given_up = threading.Event()
+"""Set when a flush or a heartbeat was left unfinished: its thread would keep this process from ending, or abort it."""
+_TICK = 0.1
+
+
+def close_patiently(saver: Saver, timeout: float, signals: int) -> None:
+    """Close ``saver``, for at most ``timeout`` seconds; a job's third signal gives up.
+
+    ``signals`` is how many have come before. Raises SignalException when it gives up.
+    """
+    closed = threading.Event()
+
+    def close() -> None:
+        try:
+            saver.close()
+        finally:
+            closed.set()
+
+    with _counted(signals) as received:
+        # In a thread that the process does not wait for, if we give up.
+        threading.Thread(target=close, name="fastckpt-close", daemon=True).start()
+        end = time.monotonic() + timeout
+        while not closed.wait(_TICK):
+            if signals + len(received) >= SIGNALS_TO_GIVE_UP:
+                given_up.set()
+                raise SignalException("gave up the last flush", received[-1])
+            if time.monotonic() > end:
+                given_up.set()
+                logger.error("the saver does not end in %.0f s; leaving it, and the memory that it owns", timeout)
+                return
+        if saver.unfinished:
+            given_up.set()
+
+
+@contextmanager
+def _counted(before: int) -> Iterator[list[signal.Signals]]:
+    """Collect the signals that torch would turn into exceptions, which could hit anything, and be swallowed."""
+    received: list[signal.Signals] = []
+
+    def count(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        left = SIGNALS_TO_GIVE_UP - before - len(received)
+        if left > 0:
+            logger.warning("%s: the last flush goes on; %d more to give it up", received[-1].name, left)
+
+    numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is _terminate_process_handler]
+    for number in numbers:
+        signal.signal(number, count)
+    try:
+        yield received
+    finally:
+        for number in numbers:
+            signal.signal(number, _terminate_process_handler)
+
+
+def signals_in(error: BaseException | None) -> int:
+    """How many signals have come, one during the handling of another."""
+    count = 0
+    while error is not None:
+        count += isinstance(error, SignalException)
+        error = error.__context__
+    return count

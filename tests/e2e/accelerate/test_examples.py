@@ -1,0 +1,34 @@
+"""The examples for accelerate and Lightning: a second launch goes on where the first has ended."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.campaign]
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PRELOADED = {"accelerate": "auto", "lightning": "transformers,matplotlib.pyplot,s3fs"}
+
+
+def run(framework: str, folder: Path, steps: int) -> list[str]:
+    """Launch it; the lines of its steps."""
+    command = [str(Path(sys.executable).with_name("fastckpt-run")), "--standalone", "--nproc_per_node=2"]
+    script = [EXAMPLES / framework / "train.py", "--checkpoint-dir", folder / "checkpoints", "--steps", steps]
+    environment = os.environ | {"TMPDIR": str(folder), "FASTCKPT_PRELOAD": PRELOADED[framework]}
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [*command, *map(str, script)], capture_output=True, text=True, timeout=240, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("step ")]
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+def test_it_goes_on_within_an_epoch(framework, tmp_path):
+    """Its losses are those of one launch."""
+    assert len(EXAMPLES.joinpath(framework, "train.py").read_text().splitlines()) <= 60
+    parts = run(framework, tmp_path / "parts", 14) + run(framework, tmp_path / "parts", 40)
+    assert len(parts) == 4 and parts == run(framework, tmp_path / "whole", 40)

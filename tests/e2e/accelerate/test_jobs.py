@@ -1,0 +1,108 @@
+"""Real jobs with accelerate: ranks and agents die, stock code takes turns with ours, and all is the very same."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.accelerate.conftest import OPTIONS, run_stock
+from tests.faults.faults import kill, kill_agent
+from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+
+pytestmark = pytest.mark.frameworks
+
+FILES = {
+    "model.safetensors",
+    "optimizer.bin",
+    "scheduler.bin",
+    "custom_checkpoint_0.pkl",
+    "epochs.json",
+    "random_states_0.pkl",
+    "random_states_1.pkl",
+}
+
+
+def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
+    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
+    job.run_to_the_end("--wait", **OPTIONS)
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted())
+    assert [step for step, _ in job.resumes()][:2] == [0, 4]
+    assert {tier for _, tier in job.resumes()} == {"", "memory"}
+    (newest, *_) = job.stored()
+    assert {path.name for path in (job.checkpoint_dir / f"checkpoint-{newest}").iterdir()} == FILES | {"manifest.json"}
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("way", ["", "--stateful", "--hooks", "--bin"])
+def test_stock_code_takes_turns(tmp_path, uninterrupted, way):
+    """accelerate goes on from what we saved, and we from what it saves then: all is as if we alone had trained."""
+    stock, script = tmp_path / "stock", [way] if way else []
+    ours = uninterrupted(*script).checkpoint_dir / "checkpoint-10"
+    run_stock(tmp_path, ours, stock, "--steps", 14, *[each for each in script if each != "--bin"])
+    other = Job(tmp_path / "job").run("--resume-path", str(stock), *script, **OPTIONS)
+    assert other.ends() == uninterrupted(*script).ends(), other.text()
+    assert [line["said"] for line in other.log(1) if "said" in line] == [-1]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("way", ["", "--stateful", "--overlap", "--hooks", "--bin", "--named"])
+def test_each_way(new_job, uninterrupted, way, rank):
+    stage = "overlap" if way == "--overlap" and rank == 0 else "snapshot"  # what others have is never deferred
+    phases = ("snapshot.fill", f"{stage}.commit", f"{stage}.notify")
+    kills = [kill(rank, at=phase, step=10 + 4 * i) for i, phase in enumerate(phases)]
+    kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
+    script = [way] if way else []
+    job = new_job().befalls(*kills).run(*script, **OPTIONS)
+    assert_all_struck(job)
+    assert_as_if_nothing_had_happened(job, uninterrupted(*script))
+
+
+def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path):
+    """The order of the epoch that was interrupted, and those of later ones, are as without the kill."""
+
+    def used(name: str, *arguments: str) -> dict[int, set[str]]:
+        command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", "--max-restarts=2"]
+        program = str(Path(__file__).with_name("epochs.py"))
+        variables = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "FASTCKPT_PRELOAD": "accelerate"}
+        done = subprocess.run(
+            [*command, program, str(tmp_path / name), *arguments],
+            env=variables, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("went on") == len(arguments) - 1, done.stderr
+        assert "no epochs of data loaders" not in done.stderr
+        return {rank: set((tmp_path / name / f"used.{rank}").read_text().splitlines()) for rank in (0, 1)}
+
+    undisturbed = used("undisturbed", "skip")
+    assert len({line.split(maxsplit=2)[2] for lines in undisturbed.values() for line in lines}) == 30, "orders differ"
+    assert used("skip", "skip", "dies") == undisturbed
+    assert used("stateful", "stateful", "dies") == undisturbed
+
+
+@pytest.mark.campaign
+def test_all_that_memory_had_is_lost(new_job, uninterrupted):
+    """The host is another one: what is durable goes on."""
+    job = new_job()
+    assert job.start("--steps", "13", "--die", **OPTIONS).wait() == -9, job.text()
+    for path in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        os.system(f"rm -rf {path}")
+    job.run(**OPTIONS)
+    assert job.resumes() == [(0, ""), (10, "storage")]
+    assert job.ends() == uninterrupted().ends()
+
+
+@pytest.mark.campaign
+def test_going_back_by_name(new_job, uninterrupted):
+    job = new_job().run("--named", **OPTIONS)
+    back = str(job.checkpoint_dir / "step_10")
+    job.befalls(kill(1, at="snapshot.fill", step=16))
+    job.run("--named", "--resume-path", back, **OPTIONS)
+    assert [step for step, _ in job.resumes()] == [0, 10, 14]
+    assert job.ends() == uninterrupted().ends()
+    weights = load_file(job.checkpoint_dir / "step_20" / "model.safetensors")
+    assert "0.weight" in weights, "as accelerate names what DDP has"

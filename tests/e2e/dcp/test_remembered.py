@@ -1,0 +1,143 @@
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+from fastckpt.dcp import cached_names
+from fastckpt.dcp.cached_names import named_state
+
+
+class Net(nn.Module):
+    """A buffer, a tied weight, a frozen one, and what is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.norm, self.frozen = nn.BatchNorm1d(4), nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": int(self.norm.num_batches_tracked)}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.first(x)))
+
+
+def step(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    model(torch.randn(3, 4)).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def parts(state: Any) -> Any:
+    """All of it, with its order, kinds and bytes."""
+    if isinstance(state, torch.Tensor):
+        return type(state), state.dtype, state.shape, state.numpy().tobytes()
+    if isinstance(state, dict):
+        return [(key, parts(value)) for key, value in state.items()]
+    return [type(state), *map(parts, state)] if isinstance(state, list | tuple) else state
+
+
+@pytest.fixture
+def training() -> tuple[Net, tuple[torch.optim.Optimizer, ...]]:
+    torch.manual_seed(0)
+    model = Net()
+    matrices, vectors = [p for p in model.parameters() if p.dim() > 1], [model.second.bias, model.first.bias]
+    groups = [{"params": vectors, "lr": 0.1}, {"params": matrices}]
+    optimizers = torch.optim.AdamW(groups), torch.optim.SGD(model.norm.parameters(), 0.1, momentum=0.9)
+    step(model, *optimizers)
+    return model, optimizers
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each time that torch is asked."""
+    times: list[int] = []
+
+    def ask(*args: object) -> object:
+        times.append(1)
+        return get_state_dict(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cached_names, "get_state_dict", ask)
+    return times
+
+
+def test_is_what_torch_gives(training, monkeypatch):
+    model, optimizers = training
+    times = asked(monkeypatch)
+    for _ in range(3):
+        step(model, *optimizers)
+        optimizers[0].param_groups[0]["lr"] *= 0.5
+        found = named_state(model, optimizers)
+        assert parts(found) == parts(get_state_dict(model, optimizers))
+    assert len(times) == 1
+    assert found[0]["first.weight"].data_ptr() == model.first.weight.data_ptr()  # no copy
+
+
+def another_parameter(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    new = nn.Parameter(torch.zeros(4))
+    optimizers[0].state[new] = optimizers[0].state.pop(model.first.bias)
+    model.first.bias = optimizers[0].param_groups[0]["params"][1] = new
+
+
+def added_group(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    model.third = nn.Linear(4, 4)
+    optimizers[0].add_param_group({"params": list(model.third.parameters())})
+
+
+def untied(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    model.second.weight = nn.Parameter(torch.zeros(4, 4))
+
+
+def swapped(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    model.first, model.second = model.second, model.first
+
+
+def other_order(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    optimizers[0].param_groups[0]["params"].reverse()
+
+
+def fresh_optimizer(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    optimizers[1].state.clear()
+
+
+def more_buffers(model: Net, optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+    model.register_buffer("more", torch.zeros(2))
+
+
+CHANGES = [another_parameter, added_group, untied, swapped, other_order, fresh_optimizer, more_buffers]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen(training, monkeypatch, change: Callable[..., None]):
+    model, optimizers = training
+    named_state(model, optimizers)
+    times = asked(monkeypatch)
+    change(model, optimizers)
+    want = get_state_dict(*copy.deepcopy((model, optimizers)))
+    assert parts(named_state(model, optimizers)) == parts(want)
+    assert len(times) == 1
+    assert parts(named_state(model, optimizers)) == parts(want)
+    assert len(times) == 1
+
+
+def test_names_of_wrappers_are_left_to_torch(training, monkeypatch):
+    model, optimizers = training
+    times = asked(monkeypatch)
+    compiled = torch.compile(model)
+    for _ in range(2):
+        assert parts(named_state(compiled, optimizers)) == parts(get_state_dict(compiled, optimizers))
+    assert len(times) == 2
+
+
+def test_fewer_optimizers(training):
+    model, optimizers = training
+    named_state(model, optimizers)
+    assert parts(named_state(model, optimizers[:1])) == parts(get_state_dict(model, optimizers[:1]))

@@ -1,0 +1,484 @@
+"""What dcp.save, dcp.async_save and dcp.load do with our writer and reader, in a job of one rank."""
+
+import copy
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from fastckpt._core.inspect.checkpoint_files import find
+from fastckpt._core.inspect.inventory import take
+from fastckpt._core.inspect.values import StateFile
+from fastckpt._core.inspect.which import decide
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import arena_path, slots_of
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.dcp import SharedMemoryReader, SharedMemoryWriter, StorageType
+from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy
+from fastckpt.errors import ConfigError, NoLoadableCheckpoint
+from tests.e2e.dcp.train import same
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[SharedMemoryWriter]:
+    with SharedMemoryWriter(tmp_path / "run") as made:
+        yield made
+
+
+@pytest.fixture
+def reader(writer: SharedMemoryWriter) -> SharedMemoryReader:
+    return SharedMemoryReader(writer)
+
+
+def state(value: float, text: str = "") -> dict[str, Any]:
+    flat = torch.full((1000,), float(value))
+    return {
+        "model": {"weight": flat[:600].view(20, 30), "bias": flat[600:], "columns": torch.full((4, 6), value)[:, 1:3]},
+        "steps": [torch.tensor(value), int(value)],
+        "text": text,
+    }
+
+
+def save(writer: SharedMemoryWriter, step: int, value: Any = None, **options: Any) -> Metadata:
+    return dcp.save(value or state(step), storage_writer=writer, checkpoint_id=str(step), **options)
+
+
+def load(reader: SharedMemoryReader, checkpoint_id: Any = None) -> dict[str, Any]:
+    loaded = state(-1)
+    dcp.load(loaded, storage_reader=reader, checkpoint_id=checkpoint_id)
+    return loaded
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_what_was_saved_last_is_loaded_from_memory(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    assert reader.find() is None
+    for step in (1, 2):
+        save(writer, step)
+        assert writer.result and writer.result.step == step
+    assert reader.find() == 2
+    assert same(load(reader), state(2))
+    assert (reader.loaded_step, reader.loaded_from) == (2, "memory")
+
+
+def test_the_shards_of_one_of_two_nodes_are_no_reason_to_start_afresh(
+    writer: SharedMemoryWriter, reader: SharedMemoryReader
+):
+    writer.storage_type = StorageType.MEMORY
+    save(writer, 1)
+    slot = next(slot for slot in writer._writer.link.arena.glob("slot-*") if slots.read(slot).committed)
+    done = slots.read(slot).done[0]
+    of_two = {"world_size": 2, "nodes": 2, "attempt": "a"}
+    slots.commit(slot, 0, replace(done, details=done.details | of_two))
+    with pytest.raises(NoLoadableCheckpoint, match="step 1 of history 1 in memory of node 0"):
+        reader.find()
+    slots.commit(slot, 0, done)
+    assert reader.find() == 1
+
+
+def test_the_next_job_loads_from_storage(tmp_path: Path):
+    with SharedMemoryWriter(tmp_path) as writer:
+        save(writer, 7)
+        assert writer.wait() == 7
+    with SharedMemoryWriter(tmp_path) as writer:
+        reader = SharedMemoryReader(writer)
+        assert same(load(reader), state(7))
+        assert (reader.loaded_step, reader.loaded_from) == (7, "storage")
+
+
+@pytest.mark.parametrize("name", ["{run}/checkpoint-2", "{run}/checkpoint-2/", "{run}/step-2", "checkpoint-2", "2"])
+def test_a_step_is_loaded_by_any_name_of_it(writer: SharedMemoryWriter, reader: SharedMemoryReader, name: str):
+    writer.storage_type = StorageType.MEMORY
+    for step in (1, 2, 3):
+        dcp.save(state(step), storage_writer=writer, checkpoint_id=Path(writer._writer.directory, f"checkpoint-{step}"))
+    asked = name.format(run=writer._writer.directory)
+    assert same(load(reader, asked), state(2))
+    assert same(load(reader), state(3)), "what was asked for once must not be loaded ever after"
+
+
+def test_steps_start_anew_after_a_load(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step in (1, 2, 3):
+        save(writer, step)
+    load(reader, "1")
+    save(writer, 2, state(20))
+    assert same(load(reader), state(20)), "what is saved after a load is newer than all before"
+
+
+@pytest.mark.parametrize("checkpoint_id", ["/elsewhere/checkpoint-1", "/elsewhere/step-1", "{run}/1", "run", ""])
+def test_a_save_elsewhere_is_refused(writer: SharedMemoryWriter, checkpoint_id: str):
+    asked = checkpoint_id.format(run=writer._writer.directory)
+    with pytest.raises(ConfigError, match="checkpoint-<step>"):
+        dcp.save(state(1), storage_writer=writer, checkpoint_id=asked)
+
+
+def test_what_torch_wrote_under_such_a_name_is_not_mistaken(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    name = f"{writer._writer.directory}/step-2"
+    dcp.save(state(5), checkpoint_id=name)
+    save(writer, 2)
+    assert same(load(reader, name), state(5))
+    with pytest.raises(ConfigError, match="or the step alone"):
+        dcp.save(state(3), storage_writer=writer, checkpoint_id=name)
+
+
+def test_a_save_without_a_step_is_refused(writer: SharedMemoryWriter):
+    with pytest.raises(CheckpointException, match="which step"):
+        dcp.save(state(1), storage_writer=writer)
+
+
+def test_a_step_is_saved_once(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1)
+    with pytest.raises(CheckpointException, match="was saved before"):
+        save(writer, 1, state(5))
+    with pytest.raises(CheckpointException, match="comes after step 1"):
+        save(writer, 0)
+    assert same(load(reader), state(1))
+
+
+def test_a_writer_that_is_closed_says_so(writer: SharedMemoryWriter):
+    writer.close()
+    with pytest.raises(CheckpointException, match="the checkpointer is closed"):
+        save(writer, 1)
+
+
+def test_saves_without_collectives_are_refused(writer: SharedMemoryWriter):
+    with pytest.raises(ConfigError, match="use_collectives"):
+        save(writer, 1, use_collectives=False)
+
+
+def test_a_save_that_fails_leaves_the_one_before(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    class Failing(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            raise RuntimeError("no data")
+
+    save(writer, 1)
+    with pytest.raises(CheckpointException, match="no data"):
+        save(writer, 2, planner=Failing())
+    assert same(load(reader), state(1))
+    save(writer, 3)
+    assert same(load(reader), state(3))
+
+
+def test_a_save_that_failed_is_made_again(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    class Failing(DefaultSavePlanner):
+        def resolve_data(self, write_item: Any) -> Any:
+            if write_item.index.fqn == "text":
+                raise RuntimeError("no data")
+            return super().resolve_data(write_item)
+
+    save(writer, 1)
+    for _ in range(3):
+        with pytest.raises(CheckpointException, match="no data"):
+            save(writer, 2, planner=Failing())
+    save(writer, 2, state(20))
+    with pytest.raises(CheckpointException, match="was saved before"):
+        save(writer, 2, state(30))
+    assert same(load(reader), state(20))
+    save(writer, 3)
+    assert writer.wait() == 3
+    assert [stored.id.step for stored in CheckpointDirectory(tmp_path / "run").checkpoints()] == [3, 2, 1]
+
+
+def test_a_rank_may_have_nothing_to_save(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    dcp.save({}, storage_writer=writer, checkpoint_id="1")
+    assert writer.result
+    dcp.load({}, storage_reader=reader)
+    assert reader.loaded_step == 1
+
+
+def test_places_stay_while_values_change(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    places = []
+    for step, text in ((1, ""), (2, "longer than before"), (3, "x")):
+        metadata = save(writer, step, state(step, text))
+        places.append({index: (entry.offset, entry.length) for index, entry in metadata.storage_data.items()})
+        assert same(load(reader), state(step, text))
+    assert places[0] == places[1] == places[2]
+
+
+def test_values_may_outgrow_their_place(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step, length in enumerate((0, 200_000, 10, 2_000_000)):
+        save(writer, step, state(step, "x" * length))
+        assert same(load(reader), state(step, "x" * length))
+
+
+def test_tensors_may_change_their_shapes(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step, size in enumerate((10, 100_000, 3)):
+        save(writer, step, {"w": torch.full((size,), float(step))})
+        loaded = {"w": torch.zeros(size)}
+        dcp.load(loaded, storage_reader=reader)
+        assert bool((loaded["w"] == step).all())
+
+
+def test_plans_that_dcp_caches_are_saved_alike(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step in range(3):
+        save(writer, step, planner=DefaultSavePlanner(enable_plan_caching=True))
+        assert same(load(reader), state(step))
+
+
+def test_all_that_is_saved_becomes_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_SLOTS", "2")
+    with SharedMemoryWriter(tmp_path) as writer:
+        for step in range(8):
+            save(writer, step)
+            assert writer.result, "a save waits for its slot"
+        assert writer.wait() == 7
+    assert [stored.id.step for stored in CheckpointDirectory(tmp_path).checkpoints()] == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+def test_saving_behind_training(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    values = state(1)
+    future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1")
+    values["model"]["weight"].zero_()
+    future.result()
+    assert same(load(reader), state(1))
+
+
+def test_other_threads_may_ask_meanwhile(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step in range(20):
+        future = dcp.async_save(state(step), storage_writer=writer, checkpoint_id=str(step))
+        while not future.done():
+            writer._writer.glance()
+        future.result()
+        assert writer.result, writer.result
+    assert writer.wait() == 19
+
+
+def test_a_load_within_a_save_is_no_half_checkpoint(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1)
+    write = writer.write_data
+
+    def load_within(*arguments: Any) -> Any:
+        written = write(*arguments)
+        reader.find()
+        return written
+
+    writer.write_data = load_within  # type: ignore[method-assign]
+    save(writer, 2)
+    assert writer.result is not None and not writer.result and "loaded meanwhile" in writer.result.reason
+    writer.write_data = write  # type: ignore[method-assign]
+    assert same(load(reader), state(1))
+    save(writer, 2)
+    assert same(load(reader), state(2))
+
+
+def test_what_another_rank_lacks_is_no_whole_checkpoint(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1)
+    write = writer.write_data
+
+    def of_two_ranks(*arguments: Any) -> Any:
+        written = write(*arguments)
+        written.value().append(WriteResult(MetadataIndex("__1_0.distcp"), 0, "no slot is free"))
+        return written
+
+    writer.write_data = of_two_ranks  # type: ignore[method-assign]
+    save(writer, 2)
+    assert writer.result is not None and (writer.result.saved, writer.result.reason) == (False, "no slot is free")
+    writer.write_data = write  # type: ignore[method-assign]
+    assert same(load(reader), state(1))
+    save(writer, 2)
+    assert same(load(reader), state(2))
+
+
+def test_another_process_cannot_save(writer: SharedMemoryWriter):
+    with pytest.raises(TypeError, match="THREAD"):
+        pickle.dumps(writer)
+    with pytest.raises(TypeError, match="THREAD"):
+        copy.deepcopy(writer)
+    assert AsyncCheckpointerType.THREAD.value == "thread"
+
+
+def test_stock_checkpoints_load(tmp_path: Path, reader: SharedMemoryReader):
+    dcp.save(state(4, "stock"), checkpoint_id=tmp_path / "stock")
+    assert same(load(reader, tmp_path / "stock"), state(4, "stock"))
+    assert (reader.loaded_step, reader.loaded_from) == (-1, "storage")
+
+
+def test_tensors_of_all_sorts_load(tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    dtypes = (torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.int8, torch.uint16)
+    sorts = {str(dtype): torch.tensor([0, 1, 2, 3, 1]).to(dtype) for dtype in (*dtypes, torch.float8_e5m2)}
+    sorts |= {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
+    sorts |= {"conjugate": torch.tensor([1 + 2j]).conj(), "parameter": torch.nn.Parameter(torch.ones(3))}
+    save(writer, 1, dict(sorts))
+    dcp.save(dict(sorts), checkpoint_id=tmp_path / "stock")
+    for place in ("1", tmp_path / "stock"):
+        loaded = {name: torch.zeros_like(tensor) for name, tensor in sorts.items()}
+        dcp.load(loaded, storage_reader=reader, checkpoint_id=place)
+        for name, tensor in sorts.items():
+            assert torch.equal(loaded[name], tensor), (place, name)
+
+
+def test_a_shape_that_does_not_fit_is_told_as_by_torch(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1, {"w": torch.ones(4)})
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        dcp.load({"w": torch.zeros(5)}, storage_reader=reader)
+
+
+def test_what_is_loaded_is_the_callers_own(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1)
+    first = load(reader)
+    first["model"]["weight"].fill_(9)
+    assert same(load(reader), state(1))
+    for step in range(2, 6):
+        save(writer, step)
+    assert bool((first["model"]["weight"] == 9).all()) and bool((first["model"]["bias"] == 1).all())
+
+
+def test_stock_torch_loads_what_memory_holds(tmp_path: Path, writer: SharedMemoryWriter):
+    save(writer, 1)
+    [slot] = [slot for slot in slots_of(writer._writer.link.arena) if (slot / ".begin").exists()]
+    loaded = state(-1)
+    dcp.load(loaded, checkpoint_id=slot)
+    assert same(loaded, state(1))
+
+
+def test_a_damaged_byte_on_storage_is_found(tmp_path: Path):
+    with SharedMemoryWriter(tmp_path) as writer:
+        for step in (1, 2):
+            save(writer, step)
+    bad = tmp_path / "checkpoint-2" / "__0_0.distcp"
+    flip(bad, bad.read_bytes().index(torch.tensor([2.0] * 4).numpy().tobytes()))
+    with SharedMemoryWriter(tmp_path) as writer:
+        reader = SharedMemoryReader(writer)
+        with pytest.raises(CheckpointException, match="is damaged: its xxh3-128"):
+            load(reader, tmp_path / "other" / ".." / "checkpoint-2")
+        assert same(load(reader), state(1))
+        assert reader.loaded_step == 1
+    assert len(list((tmp_path / ".fastckpt").glob("quarantine-*"))) == 1
+
+
+def test_a_damaged_byte_in_memory_is_found(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    save(writer, 1)
+    writer.wait()
+    [slot] = [slot for slot in slots_of(writer._writer.link.arena) if (slot / ".digests").exists()]
+    flip(slot / ".metadata", 100)
+    assert same(load(reader), state(1))
+    assert reader.loaded_from == "storage"
+
+
+def test_nothing_to_load_is_said(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
+        load(reader)
+    save(writer, 1)
+    with pytest.raises(CheckpointException, match="no such checkpoint yet"):
+        load(reader, "5")
+    assert same(load(reader), state(1))
+
+
+def test_a_load_that_fails_is_in_nobodys_way(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step in (1, 2, 3):
+        save(writer, step)
+    with pytest.raises(CheckpointException, match="Missing key"):
+        dcp.load({"unknown": torch.zeros(3)}, storage_reader=reader)
+    for step in (4, 5, 6, 7):
+        save(writer, step)
+        assert writer.result, "nothing is kept in memory for a load that is over"
+    assert same(load(reader), state(7))
+
+
+def test_what_was_found_may_be_left(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+    for step in (1, 2, 3):
+        save(writer, step)
+    assert reader.find() == 3
+    for step in (4, 5, 6, 7):
+        save(writer, step)
+        assert writer.result
+    assert same(load(reader), state(7)), "what is saved since is newer"
+
+
+def test_checkpoints_of_another_kind_are_no_fresh_start(tmp_path: Path):
+    with DdpCheckpointer(tmp_path) as other:
+        other.save_checkpoint(1, {"w": torch.ones(3)}, storage_type=StorageType.DISK)
+        other.wait_latest_checkpoint()
+    with SharedMemoryWriter(tmp_path) as writer:
+        with pytest.raises(NoLoadableCheckpoint, match="checkpoint-1 is of another kind"):
+            SharedMemoryReader(writer).find()
+        save(writer, 2)
+    with DdpCheckpointer(tmp_path) as other:
+        assert other.load_checkpoint()["w"].sum() == 3
+
+
+def test_a_lost_manifest_is_no_fresh_start(tmp_path: Path):
+    with SharedMemoryWriter(tmp_path) as writer:
+        save(writer, 1)
+    (tmp_path / "checkpoint-1" / "manifest.json").unlink()
+    with SharedMemoryWriter(tmp_path) as writer, pytest.raises(NoLoadableCheckpoint, match="no manifest"):
+        SharedMemoryReader(writer).find()
+
+
+def test_what_torch_wrote_into_the_directory_is_left_alone_and_no_fresh_start(
+    tmp_path: Path, writer: SharedMemoryWriter, reader: SharedMemoryReader
+):
+    stock = tmp_path / "run" / "checkpoint-3"
+    dcp.save(state(3), checkpoint_id=stock)
+    with pytest.raises(NoLoadableCheckpoint, match=r"checkpoint-3, which torch\.distributed\.checkpoint"):
+        reader.find()
+    assert stock.is_dir()
+    dcp.load(loaded := state(-1), checkpoint_id=stock)
+    assert same(loaded, state(3))
+    save(writer, 4)
+    writer.wait()
+    assert reader.find() == 4
+
+
+def test_older_checkpoints_are_deleted_as_asked(tmp_path: Path):
+    with SharedMemoryWriter(tmp_path, KeepLatestStepStrategy(2, str(tmp_path))) as writer:
+        for step in range(5):
+            save(writer, step)
+            writer.wait()
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
+
+
+def test_a_second_level_has_such_checkpoints_too(tmp_path: Path):
+    with SharedMemoryWriter(tmp_path / "near", remote=str(tmp_path / "far")) as writer:
+        save(writer, 1)
+    shutil.rmtree(tmp_path / "near")
+    with SharedMemoryWriter(tmp_path / "near", remote=str(tmp_path / "far")) as writer:
+        reader = SharedMemoryReader(writer)
+        assert same(load(reader), state(1))
+        assert reader.loaded_from == "remote"
+
+
+def test_a_store_beyond_the_file_system(tmp_path: Path):
+    url = f"memory://{tmp_path.name}/run"
+    for step in (1, 2):
+        with SharedMemoryWriter(url) as writer:
+            reader = SharedMemoryReader(writer)
+            if reader.find():
+                assert same(load(reader), state(1))
+                assert reader.loaded_from == "storage"
+            save(writer, step)
+            assert same(load(reader, f"{url}/checkpoint-{step}"), state(step))
+
+
+def test_tools_know_such_checkpoints(tmp_path: Path, writer: SharedMemoryWriter):
+    save(writer, 1)
+    writer.wait()
+    directory = writer._writer.directory
+    shm_dir = str(arena_path("", directory, 0).parent)
+    inventory = take(directory, shm_dir)
+    decision = decide(inventory, verifies=True)
+    assert decision.choice is not None and decision.choice.step == 1
+    for tier in ("memory", "storage"):
+        file = find(f"{directory}@1:{tier}", os.environ["FASTCKPT_SHM_DIR"]).files[".metadata"]
+        with StateFile(file) as found:
+            assert same(found.gathered(partial(torch.load, weights_only=True)), state(1)), tier

@@ -1,0 +1,104 @@
+"""Training whose saves overlap with it: each copy is held until something waits for it, as if it were slow."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastckpt._core import metrics
+from fastckpt._core.memory import slots
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from tests.unit._core.format.baking import assert_same, reference
+
+DEADLINE = 60.0
+
+
+class Held:
+    """Holds each copy until training waits for it, and then does what is to happen ``on`` a phase."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, int]] = []
+        self.holds = True
+        self.on: dict[str, Callable[[], object]] = {}
+        self._waits = threading.Event()
+
+    def see(self, phase: str, fields: dict[str, Any]) -> None:
+        if phase == "overlap.wait":
+            self._waits.set()
+        if phase == "overlap.copy":
+            assert not self.holds or self._waits.wait(DEADLINE), "nothing waits for the copy"
+            self._waits.clear()
+        if phase.startswith("overlap."):
+            self.said.append((phase, fields["step"]))
+        self.on.get(phase, int)()
+
+    def __enter__(self) -> "Held":
+        metrics.observe(self.see)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        metrics.unobserve(self.see)
+
+
+def newest(one: DdpCheckpointer) -> tuple[int, Path] | None:
+    """Step and slot of the newest whole checkpoint in memory."""
+    found = [(c.step, slot) for slot in one._writer.link.arena.glob("slot-*") if (c := slots.read(slot).committed)]
+    return max(found, default=None)
+
+
+def in_memory(one: DdpCheckpointer) -> tuple[int, Any]:
+    """Step and model of the newest whole checkpoint in memory, read by torch itself."""
+    found = newest(one)
+    assert found is not None
+    return found[0], torch.load(found[1] / "model.pt", weights_only=True)
+
+
+def net(width: int = 6) -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width), torch.nn.GELU(), torch.nn.Linear(width, 2)
+    )
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(8, 4)
+
+
+def proven(one: DdpCheckpointer, optimizer: torch.optim.Optimizer, state: Callable[[], Any]) -> None:
+    """Make the first save, which is copied at once, and a step after which saves overlap."""
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert not one.save_checkpoint(0, state(), storage_type=StorageType.MEMORY).pending
+    optimizer.step()
+
+
+def assert_right(
+    one: DdpCheckpointer,
+    iterate: Callable[[], object],
+    state: Callable[[], Any],
+    *,
+    after_save: Callable[[], object] = lambda: None,
+    steps: int = 4,
+) -> None:
+    """Save after each iteration; when the next is over, memory holds what torch.save would have written then.
+
+    Each iteration takes a step of an optimizer.
+    """
+    wanted: Any = None
+    for step in range(1, steps + 1):
+        iterate()
+        if step > 1:
+            found, got = in_memory(one)
+            assert found == step - 1
+            assert_same(got, wanted)
+        current = state()
+        wanted = reference(current)
+        result = one.save_checkpoint(step, current, storage_type=StorageType.MEMORY)
+        assert (result.saved, result.pending, result.trouble) == (True, step > 1, ""), result
+        del current
+        after_save()
+    assert_same(one.load_checkpoint(), wanted)
+    assert one.loaded_step == steps

@@ -1,0 +1,129 @@
+"""Saves whose storage type was left out: all reach memory, and storage as many as it takes."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastckpt._core.saver.stats import Tally
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from tests.e2e.ddp.conftest import Ranks, state, until
+
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
+SIZE = 50_000
+"""Bytes of a state: at `PACE` seconds per save 20 MB/s are saved, and storage takes a twentieth."""
+PACE, RATE = 0.0025, "1"
+LARGE = 10 * SIZE
+"""Of one that takes two seconds, in which several others are saved also on a busy machine."""
+
+
+@pytest.fixture
+def slow(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> DdpCheckpointer:
+    monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", RATE)
+    (one,) = ranks.start()
+    return one
+
+
+def tally(ranks: Ranks) -> Tally:
+    assert ranks.saver is not None
+    (found,) = ranks.saver.report()
+    return found
+
+
+def stored(directory: Path) -> list[int]:
+    return sorted(found.id.step for found in CheckpointDirectory(directory).checkpoints())
+
+
+def save_all(one: DdpCheckpointer, saves: int, **how: StorageType) -> int:
+    """How many of these are skipped."""
+    skipped = 0
+    for step in range(1, saves + 1):
+        start = time.monotonic()
+        skipped += not one.save_checkpoint(step, state(step, SIZE // 4), **how)
+        time.sleep(max(0.0, PACE - (time.monotonic() - start)))
+    return skipped
+
+
+MANY = pytest.mark.parametrize("saves", [150, pytest.param(1000, marks=pytest.mark.campaign)])
+
+
+@MANY
+def test_at_a_twentieth_of_their_rate_none_is_skipped_in_memory(slow, ranks, directory, saves):
+    assert save_all(slow, saves) == 0
+    assert slow.wait_latest_checkpoint(60) == saves
+    assert [loaded["step"] for loaded in ranks.load()] == [saves] and slow.loaded_from == "memory"
+    counts, steps = tally(ranks), stored(directory)
+    assert counts.persisted == len(steps) > saves / 50, "as one was durable, the next was persisted"
+    assert counts.overtaken + counts.persisted == saves
+    assert not (counts.asked or counts.skips or counts.lacking)
+
+
+@MANY
+def test_with_disk_each_that_is_saved_becomes_durable_and_skips_are_counted(slow, ranks, directory, saves):
+    skipped = save_all(slow, saves, storage_type=DISK)
+    slow.wait_latest_checkpoint(60)
+    counts = tally(ranks)
+    assert len(stored(directory)) == counts.persisted == saves - skipped < saves / 2
+    assert counts.skips.total() == skipped and counts.overtaken == 0
+
+
+def test_the_newest_is_persisted_though_only_memory_has_newer_ones(slow, ranks, directory):
+    slow.save_checkpoint(1, state(1, LARGE))
+    slow.save_checkpoint(2, state(2, LARGE))
+    for step in (3, 4, 5, 6):
+        assert slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY)
+    assert slow.wait_latest_checkpoint(60) == 6
+    assert stored(directory) == [1, 6] and tally(ranks).overtaken == 1
+
+
+@pytest.mark.parametrize("kind", ["disk", "path", "metrics"])
+def test_what_insists_becomes_durable_and_skips_saves_to_memory(slow, ranks, directory, tmp_path, kind):
+    path = str(tmp_path / "mine.pt") if kind == "path" else ""
+    for step in (1, 2):
+        slow.save_checkpoint(
+            step, state(step, LARGE), path if step == 2 else "", DISK if kind == "disk" else None,
+            metrics={"loss": 1.0} if kind == "metrics" else None,
+        )  # fmt: skip
+    skipped = [not slow.save_checkpoint(step, state(step, LARGE), storage_type=MEMORY) for step in (3, 4, 5)]
+    assert sum(skipped) == tally(ranks).skips.total() > 0
+    slow.wait_latest_checkpoint(60)
+    assert stored(directory) == [1, 2] and tally(ranks).overtaken == 0
+    assert kind != "path" or torch.load(path)["step"] == 2
+
+
+def test_while_storage_refuses_the_newest_waits_and_then_is_persisted(ranks: Ranks, directory: Path):
+    """The directory's private part is a file for a while: all that is written there fails."""
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1))
+    assert one.wait_latest_checkpoint(60) == 1
+    private, away = directory / ".fastckpt", directory / "away"
+    private.rename(away)
+    private.touch()
+    for step in range(2, 12):
+        assert one.save_checkpoint(step, state(step))
+    until(lambda: tally(ranks).failures > 0, "a failure")
+    for step in range(12, 20):
+        assert one.save_checkpoint(step, state(step))
+    private.unlink()
+    away.rename(private)
+    until(lambda: stored(directory)[-1] == 19, "the newest is durable")
+    assert one.wait_latest_checkpoint(60) == 19 and not tally(ranks).asked
+
+
+def test_what_is_owed_at_the_end_of_the_job_is_durable(slow, ranks, directory, monkeypatch):
+    for step in (1, 2, 3):
+        slow.save_checkpoint(step, state(step, SIZE))
+    ranks.end()
+    assert stored(directory) == [1, 3]
+
+
+def test_without_a_flush_too(ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", RATE)
+    monkeypatch.setenv("FASTCKPT_FLUSH", "0")
+    (one,) = ranks.start()
+    for step in (1, 2, 3):
+        one.save_checkpoint(step, state(step, SIZE))
+    ranks.end()
+    assert stored(directory) == [1, 3]

@@ -1,0 +1,386 @@
+"""Which checkpoints stay on storage, and what users' own deletion strategies may do."""
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.ddp import (
+    CheckpointDeletionStrategy,
+    DdpCheckpointer,
+    KeepAnyStrategy,
+    KeepBestStrategy,
+    KeepLatestStepStrategy,
+    KeepStepIntervalStrategy,
+    KeepTimeIntervalStrategy,
+    StorageType,
+)
+from fastckpt.errors import ConfigError, NotLoadable, PersistError
+from tests.e2e.ddp.conftest import Ranks, state, until
+
+
+def save(member: DdpCheckpointer, *steps: int, **measures: list[float]) -> None:
+    for i, step in enumerate(steps):
+        found = {name: values[i] for name, values in measures.items()}
+        assert member.save_checkpoint(step, state(step), storage_type=StorageType.DISK, metrics=found)
+        member.wait_latest_checkpoint(60)
+
+
+def on_storage(directory: Path) -> list[int]:
+    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def folders(directory: Path) -> set[str]:
+    return {path.name for path in directory.glob("checkpoint-*")}
+
+
+def becomes(directory: Path, *steps: int) -> None:
+    """Deletion follows the persist, which is all that wait_latest_checkpoint waits for."""
+    until(lambda: folders(directory) == {f"checkpoint-{step}" for step in steps}, f"{steps} alone on storage")
+
+
+class Mine(CheckpointDeletionStrategy):
+    """Keeps the newest two, by its own list."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.seen: list[tuple[int, int]] = []
+
+    def clean_up(self, step: int, delete_func: Any) -> None:
+        self.seen.append((step, os.getpid()))
+        if len(self.seen) > 2:
+            delete_func(str(self.directory / f"checkpoint-{self.seen[-3][0]}"))
+
+
+class TestOurs:
+    def test_the_latest_are_kept(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
+        save(one, 1, 2, 3, 4, 5)
+        becomes(directory, 4, 5)
+
+    def test_those_of_an_interval_are_kept_and_the_newest(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start(deletion_strategy=KeepStepIntervalStrategy(4, str(directory)))
+        save(one, 2, 4, 6, 8, 9, 10)
+        becomes(directory, 4, 8, 10)
+
+    def test_a_restart_of_the_agent_forgets_none(self, ranks: Ranks, directory: Path):
+        for steps in ((1, 2), (3, 4), (5,)):
+            (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
+            one.load_checkpoint()
+            save(one, *steps)
+            ranks.end()
+        assert on_storage(directory) == [4, 5]
+
+    def test_a_restart_of_the_agent_forgets_neither_times_nor_metrics(
+        self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Each launch knows of what came before only what lies on storage; the clock jumps back between two."""
+        now = [0.0]
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        minutes = {1: 605, 2: 607, 3: 612, 4: 614, 5: 550, 6: 552, 7: 561, 8: 563}
+        losses = {1: 5.0, 2: 1.0, 3: 4.0, 4: 3.0, 5: 2.0, 6: 9.0, 7: 8.0, 8: 7.0}
+        for steps in ((1, 2, 3), (4,), (5, 6), (7, 8)):
+            place = str(directory)
+            strategy = KeepAnyStrategy(KeepTimeIntervalStrategy(10, place), KeepBestStrategy(2, "loss", place))
+            (one,) = ranks.start(deletion_strategy=strategy)
+            one.load_checkpoint()
+            for step in steps:
+                now[0] = 60.0 * minutes[step]
+                save(one, step, loss=[losses[step]])
+            ranks.end()
+        assert on_storage(directory) == [1, 2, 3, 5, 7, 8]  # by time 1, 3, 5, 7, by loss 2, 5, the newest 8
+
+    def test_the_best_are_kept_and_the_newest(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start(deletion_strategy=KeepBestStrategy(1, "accuracy", str(directory), mode="max"))
+        save(one, 1, 2, 3, accuracy=[0.5, 0.7, 0.6])
+        becomes(directory, 2, 3)
+        save(one, 4)
+        becomes(directory, 2, 4)
+        save(one, 5, accuracy=[0.8])
+        becomes(directory, 5)
+
+    def test_every_minutes_by_the_clock(self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch):
+        now = [0.0]
+        monkeypatch.setattr(time, "time", lambda: now[0])
+        (one,) = ranks.start(deletion_strategy=KeepTimeIntervalStrategy(60, str(directory)))
+        for step in range(1, 9):
+            now[0] += 25 * 60
+            save(one, step)
+        becomes(directory, 1, 3, 5, 8)
+
+    def test_a_union_refuses_what_cannot_be_united(self, directory: Path):
+        mine, two = Mine(directory), KeepLatestStepStrategy(2, str(directory))
+        with pytest.raises(ConfigError, match="Mine cannot be part of a KeepAnyStrategy"):
+            KeepAnyStrategy(two, mine)
+        with pytest.raises(ConfigError, match="all the same directory"):
+            KeepAnyStrategy(two, KeepLatestStepStrategy(2, str(directory / "other")))
+        with pytest.raises(ConfigError, match="at least one"):
+            KeepAnyStrategy()
+
+    def test_an_older_history_goes_first(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(2, str(directory)))
+        save(one, 10, 20)
+        one.load_checkpoint(directory / "checkpoint-10")
+        save(one, 11)
+        becomes(directory, 11, 20)
+        save(one, 12)
+        becomes(directory, 11, 12)
+
+    def test_a_forgotten_load_costs_nothing_of_what_was_there(
+        self, ranks: Ranks, directory: Path, said: pytest.LogCaptureFixture
+    ):
+        """Months of training: a script that saves without loading must not have retention delete them."""
+        strategy = KeepLatestStepStrategy(2, str(directory))
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1000, 1001, 1002)
+        becomes(directory, 1001, 1002)
+        ranks.end()
+        assert "without loading" not in said.text
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, 2, 3, 4)
+        becomes(directory, 3, 4, 1001, 1002)
+        assert said.text.count("without loading step 1002") == 1
+        ranks.end()
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.load_checkpoint(directory / "checkpoint-1002")  # the mistake is mended
+        save(one, 1003, 1004)
+        becomes(directory, 3, 4, 1003, 1004)
+        assert said.text.count("without loading") == 1
+
+    def test_a_line_holds_over_histories_that_only_memory_had(self, ranks: Ranks, directory: Path):
+        """Old and best, then restarts of which nothing became durable, then better: the old one is not another's."""
+        strategy = KeepBestStrategy(1, "loss", str(directory))
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, loss=[1.0])
+        for step in (2, 3):
+            one.load_checkpoint()
+            one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
+        one.load_checkpoint()
+        save(one, 4, loss=[9.0])
+        becomes(directory, 1, 4)
+        save(one, 5, loss=[0.5])
+        becomes(directory, 5)
+
+    def test_what_was_loaded_from_elsewhere_makes_no_line(self, ranks: Ranks, directory: Path, tmp_path: Path):
+        """Histories of another directory are others, though they bear the same numbers."""
+        (one,) = ranks.start()
+        save(one, 1)
+        ranks.end()
+        elsewhere = directory.rename(tmp_path / "elsewhere")
+        (one,) = ranks.start(deletion_strategy=(strategy := KeepLatestStepStrategy(1, str(directory))))
+        save(one, 7)
+        ranks.end()
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.load_checkpoint(elsewhere / "checkpoint-1")
+        save(one, 2, 3)
+        becomes(directory, 3, 7)
+
+    def test_folders_of_others_stay(self, ranks: Ranks, directory: Path):
+        (directory / "checkpoint-1").mkdir(parents=True)
+        (directory / "checkpoint-1" / "precious").touch()
+        (directory / "checkpoint-notes").mkdir()
+        (one,) = ranks.start(deletion_strategy=KeepLatestStepStrategy(1, str(directory)))
+        save(one, 2, 3)
+        becomes_with_others = {"checkpoint-1", "checkpoint-notes", "checkpoint-3"}
+        until(lambda: folders(directory) == becomes_with_others, "only ours are deleted")
+
+    @pytest.mark.parametrize("count", [0, -1, 1.5])
+    def test_no_number_to_keep_is_refused(self, directory: Path, count: Any):
+        with pytest.raises(ConfigError, match="whole number, 1 or more"):
+            KeepLatestStepStrategy(count, str(directory))
+        with pytest.raises(ConfigError, match="whole number, 1 or more"):
+            KeepStepIntervalStrategy(count, str(directory))
+
+
+class TestTheirs:
+    def test_runs_in_the_first_rank_once_per_checkpoint(self, ranks: Ranks, directory: Path):
+        strategies = [Mine(directory), Mine(directory)]
+        ranks.start(0)
+        ranks.members = [ranks.join(rank, 2, deletion_strategy=strategies[rank]) for rank in (0, 1)]
+        for step in (1, 2, 3, 4):
+            for member in ranks.members:
+                assert member.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
+            ranks.members[0].wait_latest_checkpoint(60)
+        assert [step for step, _ in strategies[0].seen] == [1, 2, 3, 4]
+        assert strategies[1].seen == []
+        assert on_storage(directory) == [3, 4]
+
+    def test_hears_of_the_flush_after_a_restart(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        one.save_checkpoint(7, state(7), storage_type=StorageType.MEMORY)
+        ranks.workers_die()
+        strategy = Mine(directory)
+        (one,) = ranks.start_workers(deletion_strategy=strategy)
+        one.wait_latest_checkpoint(60)
+        assert [step for step, _ in strategy.seen] == [7]
+
+    def test_what_it_deletes_with_is_confined(self, ranks: Ranks, directory: Path, tmp_path: Path):
+        outside = tmp_path / "precious"
+        outside.mkdir()
+
+        refused: list[str] = []
+
+        class Greedy(Mine):
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                (directory / "link").unlink(missing_ok=True)
+                (directory / "link").symlink_to(outside)
+                for path in (outside, directory, directory / "..", directory / "link", Path("/")):
+                    with pytest.raises(ConfigError):
+                        delete_func(str(path))
+                    refused.append(path.name)
+                delete_func(str(directory / "unknown"))
+
+        strategy = Greedy(directory)
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, 2)
+        assert len(refused) == 10
+        assert outside.is_dir() and on_storage(directory) == [1, 2]
+
+    def test_deletes_by_the_names_that_users_of_flash_checkpoint_give(self, ranks: Ranks, directory: Path):
+        class ByStep(Mine):
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                if step > 1:
+                    delete_func(str(directory / str(step - 1)))
+
+        (one,) = ranks.start(deletion_strategy=ByStep(directory))
+        save(one, 1, 2, 3)
+        assert on_storage(directory) == [3]
+
+    def test_that_deletes_the_step_it_is_told_of_keeps_the_newest(self, ranks: Ranks, directory: Path):
+        """As those of Flash Checkpoint do, which is called one checkpoint later; workers are restarted in between."""
+
+        class EveryThird:  # the interface, and none of our classes
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                if step % 3:
+                    delete_func(str(directory / str(step)))
+
+        (one,) = ranks.start(deletion_strategy=EveryThird())
+        save(one, 1, 2, 3, 4)
+        assert on_storage(directory) == [3, 4]
+        ranks.workers_die()
+        (one,) = ranks.start_workers(deletion_strategy=EveryThird())
+        assert one.load_checkpoint()["step"] == 4
+        save(one, 5, 6, 7)
+        assert on_storage(directory) == [3, 6, 7]
+
+    def test_may_have_an_attribute_of_any_name(self, ranks: Ranks, directory: Path):
+        strategy = Mine(directory)
+        strategy.policy = "mine alone"  # type: ignore[attr-defined]
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1)
+        assert [step for step, _ in strategy.seen] == [1]
+
+    def test_may_refine_one_of_ours(self, ranks: Ranks, directory: Path):
+        seen: list[int] = []
+
+        class Refined(KeepLatestStepStrategy):
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                seen.append(step)
+
+        strategy = Refined(1, str(directory))
+        (one,) = ranks.start(deletion_strategy=strategy)
+        save(one, 1, 2)
+        assert seen == [1, 2]
+        assert on_storage(directory) == [1, 2]
+
+    def test_what_it_raises_comes_out_of_a_save_that_is_complete(self, ranks: Ranks, directory: Path):
+        class Faulty(Mine):
+            def clean_up(self, step: int, delete_func: Any) -> None:
+                super().clean_up(step, delete_func)
+                if len(self.seen) <= 2:
+                    raise KeyError(f"no plan {len(self.seen)}")
+
+        strategy = Faulty(directory)
+        (one,) = ranks.start(deletion_strategy=strategy)
+        for path in ("", directory / "twice.pt"):
+            one.save_checkpoint(1, state(1), path, StorageType.DISK)
+        until(lambda: ranks.saver.report()[0].persisted == 2, "the step is durable in two places")
+        for step in (2, 3):
+            with pytest.raises(KeyError, match=f"no plan {step - 1}") as raised:
+                one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
+            assert "Raised by the deletion strategy for step 1" in raised.value.__notes__[0]
+        save(one, 4, 5, 6)
+        assert [step for step, _ in strategy.seen] == [1, 1, 4, 5, 6]
+        assert on_storage(directory) == [5, 6]
+        assert one.load_checkpoint()["step"] == 6
+
+    def test_hears_of_all_even_if_a_save_in_between_is_refused(self, ranks: Ranks, directory: Path):
+        strategy = Mine(directory)
+        (one,) = ranks.start(deletion_strategy=strategy)
+        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+        until(lambda: ranks.saver.report()[0].persisted == 1, "step 1 is durable")
+        with pytest.raises(NotLoadable, match=r"state\['path'\]"):
+            one.save_checkpoint(2, {**state(2), "path": directory}, storage_type=StorageType.MEMORY)
+        one.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
+        assert [step for step, _ in strategy.seen] == [1]
+
+    def test_that_storage_refuses_does_not_end_training(self, ranks: Ranks, directory: Path, monkeypatch, said):
+        def refuse(self: CheckpointDirectory, id: Any) -> None:
+            raise PersistError("cannot delete: the file system is read-only")
+
+        (one,) = ranks.start(deletion_strategy=Mine(directory))
+        save(one, 1, 2)
+        monkeypatch.setattr(CheckpointDirectory, "delete", refuse)
+        save(one, 3, 4)
+        assert "read-only" in said.text
+
+
+class TestMetrics:
+    def kept(self, directory: Path) -> dict[int, Any]:
+        found = CheckpointDirectory(directory).checkpoints()
+        return {stored.id.step: stored.manifest.details.get("metrics") for stored in found}
+
+    def test_are_in_the_manifest(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics={"loss": torch.tensor(1.5), "epoch": 3})
+        one.save_checkpoint(2, state(2), metrics={"loss": 1.25}, storage_type=StorageType.MEMORY)
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 1.5, "epoch": 3.0}, 2: {"loss": 1.25}}
+
+    def test_may_come_when_memory_holds_the_state_already(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+        assert one.save_checkpoint(1, state(9), storage_type=StorageType.DISK, metrics={"loss": 0.5})
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 0.5}}
+        (stored,) = CheckpointDirectory(directory).checkpoints()
+        assert torch.load(stored.path / "model.pt")["step"] == 1
+
+    def test_are_those_of_the_first_rank(self, ranks: Ranks, directory: Path):
+        for rank, member in enumerate(ranks.start(2)):
+            member.save_checkpoint(1, state(1), metrics={"loss": float(rank)}, storage_type=StorageType.MEMORY)
+        ranks.end()
+        assert self.kept(directory) == {1: {"loss": 0.0}}
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            *(("0.5", "'0.5'"), (None, "None"), ([1], "a list")),
+            *((torch.ones(2), "a Tensor"), (10**400, "1000")),
+        ],
+    )
+    def test_that_are_no_numbers_are_refused_before_anything_is_saved(
+        self, ranks: Ranks, directory: Path, value: Any, shown: str
+    ):
+        (one,) = ranks.start()
+        with pytest.raises(ConfigError, match=f"the metric 'loss' is {shown}"):
+            one.save_checkpoint(1, state(1), metrics={"loss": value}, storage_type=StorageType.MEMORY)
+        assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+        assert one.load_checkpoint()["step"] == 1
+
+    def test_of_a_diverged_training_do_not_end_it(self, ranks: Ranks, directory: Path):
+        (one,) = ranks.start()
+        measured = {"loss": torch.tensor(math.nan), "norm": -math.inf, "lr": 0.5}
+        assert one.save_checkpoint(1, state(1), storage_type=StorageType.DISK, metrics=measured)
+        one.wait_latest_checkpoint()
+        assert self.kept(directory) == {1: {"lr": 0.5}}
+
+    def test_are_named_by_texts(self, ranks: Ranks):
+        (one,) = ranks.start()
+        with pytest.raises(ConfigError, match="the metric 3 is"):
+            one.save_checkpoint(1, state(1), metrics={3: 0.5}, storage_type=StorageType.MEMORY)  # type: ignore[dict-item]

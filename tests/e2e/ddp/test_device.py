@@ -1,0 +1,442 @@
+"""What lies on an accelerator is saved with the same promises; run with `pytest -m gpu` where there is one."""
+
+import ctypes
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt import Checkpointer, StorageType
+from fastckpt._core import metrics
+from fastckpt._core.schedule.schedule import Adaptive
+from fastckpt._core.transfer import device_copy as device_module
+from fastckpt._core.transfer import device_streams
+from fastckpt._core.transfer.device_copy import Lane, Transfer
+from tests.e2e.ddp.conftest import Ranks
+from tests.e2e.ddp.overlapping import in_memory
+from tests.unit._core.format.baking import assert_same, reference
+
+pytestmark = pytest.mark.gpu
+
+Optimizer = torch.optim.Optimizer
+
+
+@pytest.fixture
+def device() -> torch.device:
+    found = torch.accelerator.current_accelerator()
+    assert found is not None and torch.accelerator.is_available(), "pytest -m gpu needs an accelerator"
+    return torch.device(found.type, 0)
+
+
+@pytest.fixture
+def phases() -> Iterator[list[str]]:
+    said: list[str] = []
+
+    def see(phase: str, fields: dict[str, Any]) -> None:
+        said.append(phase)
+
+    metrics.observe(see)
+    yield said
+    metrics.unobserve(see)
+
+
+def busy(device: torch.device) -> None:
+    """Give the training's stream so much to do that the host is far ahead of it."""
+    matrix = torch.ones(512, 512, device=device)
+    for _ in range(20):
+        matrix = matrix @ matrix / 512
+
+
+def net(device: torch.device, width: int = 256) -> torch.nn.Module:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU(), torch.nn.Linear(width, 8)
+    ).to(device)
+
+
+def whole(model: torch.nn.Module, *optimizers: Optimizer, **more: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: {"model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]} | more
+
+
+def learn(model: torch.nn.Module, *optimizers: Optimizer) -> None:
+    for each in optimizers:
+        each.zero_grad()
+    inputs = torch.ones(16, 64, device=next(model.parameters()).device)
+    model(inputs).square().sum().backward()
+    for each in optimizers:
+        each.step()
+
+
+class TestTransfer:
+    SIZES = (5, 1000, 3_000_000, 1 << 20, 77)
+
+    @pytest.mark.parametrize("staging", [1 << 16, 8 << 20])
+    @pytest.mark.parametrize("aside", [False, True])
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_it_copies_what_was_there_while_training_goes_on(
+        self, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, staging: int, aside: bool, pinned: bool
+    ):
+        monkeypatch.setattr(device_module, "STAGING", staging)
+        still = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in self.SIZES]
+        moving = [torch.randn(4000), torch.randn(10)]
+        on_device, changing = [each.to(device) for each in still], [each.to(device) for each in moving]
+        total = sum(each.nbytes for each in still + moving)
+        memory = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
+        copies, offset = [], memory.data_ptr()
+        for each in on_device + changing:
+            copies.append((offset, each.untyped_storage(), each.nbytes))
+            offset += each.nbytes
+        busy(device)
+        with closing(Transfer(Lane(device), copies[:5], copies[5:], aside=aside)) as transfer:
+            for each in changing:
+                each.add_(1)
+            thread = threading.Thread(target=lambda: (transfer.begin(), transfer.finish()))
+            thread.start()
+            transfer.hold()
+            for each in on_device:
+                each.add_(3)
+            thread.join()
+        torch.accelerator.synchronize(device)
+        assert bytes(memory.numpy()) == b"".join(each.numpy().tobytes() for each in still + moving)
+        held = transfer.held
+        assert held is not None and held >= 0
+
+    def test_a_mapped_file_is_pinned_where_that_is_possible(self, device: torch.device):
+        if device.type != "cuda":
+            pytest.skip("only CUDA registers memory that others mapped")
+        from fastckpt._core.transfer.pinned_memory import pin, unpin
+
+        mapped = mmap.mmap(-1, 1 << 20)
+        anchor = ctypes.c_char.from_buffer(mapped)
+        address = ctypes.addressof(anchor)
+        view = torch.frombuffer(mapped, dtype=torch.uint8)
+        assert pin(address, len(mapped), device) and view.is_pinned()
+        assert not pin(address, len(mapped), device)  # twice is an error, which later launches must not report
+        torch.ones(1, device=device)
+        unpin(address, device)
+        assert not view.is_pinned()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "capturable": lambda parameters: torch.optim.AdamW(parameters, capturable=True),
+    "single tensors": lambda parameters: torch.optim.AdamW(parameters, foreach=False),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+class TestSaves:
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    @pytest.mark.parametrize("overlaps", [False, True])
+    def test_memory_holds_the_state_of_the_step(self, ranks: Ranks, device: torch.device, *, name: str, overlaps: bool):
+        if name in ("fused", "capturable") and device.type != "cuda":
+            pytest.skip("CUDA only")
+        model = net(device)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        average = torch.optim.swa_utils.AveragedModel(model)
+        state = whole(model, optimizer, average=average.state_dict())
+        (one,) = ranks.start(overlap=optimizer if overlaps else None)
+        wanted: Any = None
+        for step in range(6):
+            learn(model, optimizer)
+            average.update_parameters(model)
+            if step:
+                one._writer.overlap.wait()
+                found, got = in_memory(one)
+                assert found == step - 1
+                assert_same(got, wanted)
+            wanted = reference(state())
+            busy(device)
+            result = one.save_checkpoint(step, state(), storage_type=StorageType.MEMORY)
+            assert (result.saved, result.pending, result.trouble) == (True, overlaps and step > 0, "")
+            average.update_parameters(model)  # moves at once
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_what_is_set_aside_holds_it_too(
+        self, ranks: Ranks, device: torch.device, phases: list[str], monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(device_streams, "pays", lambda straight, aside: True)
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(5):
+            learn(model, optimizer)
+            wanted = reference(whole(model, optimizer)())
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        assert_same(one.load_checkpoint(), wanted)
+        assert phases.count("overlap.aside") == 4
+
+    def test_no_room_to_set_aside_means_a_straight_copy(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        monkeypatch.setattr(device_streams, "pays", lambda straight, aside: True)
+        copy = device_module._set_aside
+
+        def full(pieces: Any) -> Any:
+            if len(pieces) > 8:
+                raise torch.OutOfMemoryError("no memory for that")
+            return copy(pieces)
+
+        monkeypatch.setattr(device_module, "_set_aside", full)
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(5):
+            learn(model, optimizer)
+            wanted = reference(whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        assert_same(one.load_checkpoint(), wanted)
+        assert caplog.text.count("got short") == 1
+
+    def test_all_kinds_of_tensors_of_a_device(self, ranks: Ranks, device: torch.device):
+        model = net(device)
+        for name, value in {
+            "none": torch.empty(0, 3),
+            "turned": torch.randn(70, 90).t(),
+            "scalar": torch.tensor(3.0),
+            "complex": torch.tensor(3 + 1j),
+        }.items():
+            model.register_parameter(f"a_{name}", torch.nn.Parameter(value.to(device)))
+        model.register_buffer("a_part", torch.ones(7, device=device)[3:5])
+        model.register_buffer("nothing", torch.empty(0, device=device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01, device=device), momentum=0.9)
+        (one,) = ranks.start(overlap=optimizer)
+        wanted: Any = None
+        for step in range(3):
+            learn(model, optimizer)
+            on_host = torch.full((5000,), float(step))
+            wanted = reference(whole(model, optimizer, on_host=on_host)())
+            assert one.save_checkpoint(
+                step, whole(model, optimizer, on_host=on_host)(), storage_type=StorageType.MEMORY
+            ).saved
+            model.a_part.add_(1)
+            optimizer.param_groups[0]["lr"].mul_(2)
+            on_host.zero_()
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_optimizers_that_step_in_streams_of_their_own_wait_all(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(device_streams, "pays", lambda straight, aside: True)
+        models = [net(device), net(device)]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+        state = {"models": [each.state_dict() for each in models]}
+        (one,) = ranks.start(overlap=optimizers)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            learn(model, optimizer)
+        one.save_checkpoint(0, state, storage_type=StorageType.MEMORY)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            learn(model, optimizer)
+        wanted = reference(state)
+        torch.accelerator.synchronize()
+        busy(device)
+        assert one.save_checkpoint(1, state, storage_type=StorageType.MEMORY).pending
+        for optimizer in optimizers:
+            with torch.Stream(device):
+                optimizer.step()
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_a_save_in_another_stream_than_the_steps(self, ranks: Ranks, device: torch.device):
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        training = torch.Stream(device)
+        wanted: Any = None
+        for step in range(4):
+            with training:
+                learn(model, optimizer)
+            training.synchronize()
+            wanted = reference(whole(model, optimizer)())
+            busy(device)
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+            with training:
+                model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
+        assert_same(one.load_checkpoint(), wanted)
+
+    @pytest.mark.parametrize("call", [1, 2])
+    def test_a_copy_that_fails_is_told_and_does_not_end_training(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, call: int
+    ):
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(2):
+            learn(model, optimizer)
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        learn(model, optimizer)
+        send, calls = Lane.send, iter(range(1, 9))
+
+        def fail(self: Lane, pieces: Any) -> None:
+            send(self, pieces)
+            if next(calls) == call:
+                raise RuntimeError("the device says no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "send", fail)
+            assert one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
+            learn(model, optimizer)
+            one._writer.overlap.wait()
+        result = one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        assert result.saved and "the device says no" in result.trouble and result.skipped == 1
+        wanted = reference(whole(model, optimizer)())
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_a_device_without_streams_or_counts_of_memory(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    ):
+        def unknown(of: torch.device) -> Any:
+            raise NotImplementedError("no such thing here")
+
+        monkeypatch.setattr(device_module, "room", unknown)
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        wanted: Any = None
+        for step in range(4):
+            learn(model, optimizer)
+            wanted = reference(whole(model, optimizer)())
+            assert one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+            model[1].running_mean.add_(1)  # type: ignore[index, union-attr]
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_a_default_device_is_none_of_ours(self, ranks: Ranks, device: torch.device):
+        torch.set_default_device(device)
+        try:
+            model = net(device)
+            optimizer = torch.optim.AdamW(model.parameters())
+            (one,) = ranks.start(overlap=optimizer)
+            for step in range(3):
+                learn(model, optimizer)
+                one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+            wanted = reference(whole(model, optimizer)())
+            assert device_module.host_buffer(8).device.type == "cpu"
+            assert_same(one.load_checkpoint(), wanted)
+        finally:
+            torch.set_default_device(None)
+
+    def test_random_numbers_go_on_on_every_device(self, ranks: Ranks, device: torch.device):
+        devices = [torch.device(device.type, index) for index in range(torch.accelerator.device_count())]
+        (one,) = ranks.start()
+        one.save_checkpoint(1, {"weight": torch.ones(3, device=device)}, storage_type=StorageType.MEMORY)
+        wanted = [torch.rand(5, device=each).tolist() for each in devices]
+        one.load_checkpoint()
+        assert [torch.rand(5, device=each).tolist() for each in devices] == wanted
+
+    def test_a_model_that_lies_on_two_devices(self, ranks: Ranks, device: torch.device):
+        if torch.accelerator.device_count() < 2:
+            pytest.skip("there is one device")
+        halves = torch.nn.ModuleList([net(device), net(torch.device(device.type, 1))])
+        optimizer = torch.optim.AdamW(halves.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        wanted: Any = None
+        for step in range(4):
+            optimizer.zero_grad()
+            for half in halves:
+                half(torch.ones(16, 64, device=next(half.parameters()).device)).square().sum().backward()
+            optimizer.step()
+            wanted = reference(whole(halves, optimizer)())
+            assert one.save_checkpoint(step, whole(halves, optimizer)(), storage_type=StorageType.MEMORY)
+            for half in halves:
+                half[1].running_mean.add_(1)  # type: ignore[index]
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_a_write_before_the_step_is_found_out(self, ranks: Ranks, device: torch.device):
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(2):
+            learn(model, optimizer)
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        with torch.no_grad():
+            next(model.parameters()).mul_(2)
+        learn(model, optimizer)
+        result = one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        assert result.saved and not result.pending
+        assert "was written to" in result.trouble and in_memory(one)[0] == 2
+
+    @pytest.mark.parametrize("aside", [False, True])
+    def test_a_swap_that_is_undone_before_the_copy_ends_is_found_out(
+        self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch, *, aside: bool
+    ):
+        """By way of .data: neither versions nor what lies on the device afterwards show it."""
+        monkeypatch.setattr(device_streams, "pays", lambda straight, set_aside: aside)
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(2):
+            learn(model, optimizer)
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        learn(model, optimizer)
+        begin, before = Transfer.begin, [each.data.clone() for each in model.parameters()]
+
+        def swapped(self: Transfer, step: int = -1) -> None:
+            with self._lane.current() as stream:
+                stream.wait_event(self._ready)
+                for each in model.parameters():
+                    each.data.fill_(7.0)
+            begin(self, step)
+            with self._lane.current():
+                for each, kept in zip(model.parameters(), before, strict=True):
+                    each.data.copy_(kept)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Transfer, "begin", swapped)
+            assert one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
+            learn(model, optimizer)
+            one._writer.overlap.wait()
+        torch.accelerator.synchronize(device)
+        assert in_memory(one)[0] == 1
+        wanted = reference(whole(model, optimizer)())
+        result = one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        assert (result.saved, result.pending, result.skipped) == (True, False, 1)
+        assert "was written to while it was copied" in result.trouble
+        assert_same(one.load_checkpoint(), wanted)
+
+    def test_the_host_is_not_held_by_a_straight_copy_into_pinned_memory(self, ranks: Ranks, device: torch.device):
+        """The step of the optimizer is launched while the copy has not even begun."""
+        if device.type != "cuda":
+            pytest.skip("only CUDA pins what is mapped")
+        model = net(device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        (one,) = ranks.start(overlap=optimizer)
+        for step in range(3):
+            learn(model, optimizer)
+            one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        learn(model, optimizer)
+        wanted = reference(whole(model, optimizer)())
+        torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]
+        one.save_checkpoint(3, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
+        learn(model, optimizer)
+        pending = one._writer.overlap._pending
+        assert pending is not None and not pending[1].done()
+        assert_same(one.load_checkpoint(), wanted)
+
+
+def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.device, tmp_path: Path):
+    model = net(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
+        step = checkpointer.resume()
+        tempo = checkpointer._tempo
+        assert isinstance(tempo, Adaptive)
+        while tempo.known is None:
+            step += 1
+            learn(model, optimizer)
+            checkpointer.step(step)
+            time.sleep(0.002)
+    profile = tempo.known.profile
+    assert profile.capacity > profile.peak > profile.size > 0
+    assert 0 < profile.update < profile.iteration and profile.host_copy > 0
+    wanted = reference(whole(model, optimizer)())
+    other = net(device)
+    again = torch.optim.AdamW(other.parameters())
+    with Checkpointer(tmp_path, model=other, optimizer=again) as checkpointer:
+        assert checkpointer.resume() == step
+    assert_same(reference(whole(other, again)()), wanted)

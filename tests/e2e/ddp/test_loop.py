@@ -1,0 +1,322 @@
+"""`fastckpt.Checkpointer`, alone in this process."""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from fastckpt import Checkpointer
+from fastckpt._core.snapshot import mutation_check
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.checkpointer.gradients import Gradients
+from fastckpt.checkpointer.state import Parts
+from fastckpt.data import ResumableDataLoader
+from fastckpt.ddp import KeepLatestStepStrategy
+from fastckpt.errors import ConfigError, FastckptError
+from tests.e2e.ddp.overlapping import Held
+
+
+class Training:
+    """A model and what trains it; the same at every start."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(8, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpointer = Checkpointer(directory, **parts | options)
+
+    def steps(self, first: int, last: int) -> list[bool | None]:
+        """What became of each step's save; None if none was due."""
+        found = []
+        for step in range(first, last + 1):
+            self.model(torch.ones(8) * step).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            result = self.checkpointer.step(step)
+            found.append(result if result is None else result.saved)
+        return found
+
+    def until_known(self, step: int) -> int:
+        """Train on after a step until its profile is complete, however long the disk takes; the last step."""
+        while self.checkpointer._tempo.known is None:
+            time.sleep(0.005)
+            step += 1
+            self.steps(step, step)
+        return step
+
+    def weights(self) -> list[Any]:
+        states = self.model.state_dict(), self.optimizer.state_dict()["state"]
+        return [*states[0].values(), *(value for part in states[1].values() for value in part.values())]
+
+
+def on_storage(directory: Path) -> list[int]:
+    return sorted(stored.id.step for stored in CheckpointDirectory(directory).checkpoints())
+
+
+def test_the_last_step_is_durable_even_if_its_copy_came_to_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Averaged weights were swapped in for an evaluation, while those of the step were being copied."""
+    monkeypatch.setattr(mutation_check, "WORTH", 1)
+    training = Training(directory, every={"memory": 1, "storage": 3})
+    with training.checkpointer as checkpointer, Held():
+        checkpointer.resume()
+        assert training.steps(1, 3) == [True] * 3
+        own = [parameter.detach().clone() for parameter in training.model.parameters()]
+        with torch.no_grad():
+            torch._foreach_zero_(list(training.model.parameters()))
+            checkpointer._writer.be_ready()
+            torch._foreach_copy_(list(training.model.parameters()), own)
+    assert on_storage(directory)[-1] == 3
+    saved = torch.load(directory / "checkpoint-3" / "model.pt")["model"]
+    assert all(torch.equal(a, b) for a, b in zip(own, saved.values(), strict=True))
+
+
+def test_fixed_intervals_are_multiples_and_the_last_step_is_durable(directory: Path):
+    training = Training(directory, every={"memory": 2, "storage": 4})
+    with training.checkpointer as checkpointer:
+        assert checkpointer.resume() == 0
+        assert training.steps(1, 9) == [None, True, None, True, None, True, None, True, None]
+    assert on_storage(directory)[-1] == 9
+    assert on_storage(directory)[0] in (4, 8)
+
+    again = Training(directory, every=3)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 9
+        assert all(torch.equal(a, b) for a, b in zip(training.weights(), again.weights(), strict=True))
+        assert again.scheduler.state_dict() == training.scheduler.state_dict()
+        assert again.steps(10, 12) == [None, None, True]
+
+
+def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
+    first = Training(directory)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        saves = first.steps(1, 40)
+        assert saves[0] is True, "the first step is saved before anything is known"
+        assert None in saves, "iterations with a save are compared with iterations without"
+        assert checkpointer._tempo.known is None, "50 are profiled"
+        last = first.until_known(40)
+        known = checkpointer._tempo.known
+    second = Training(directory)
+    with second.checkpointer as checkpointer:
+        assert checkpointer.resume() == last
+        assert checkpointer._tempo.known.profile == known.profile
+        assert any(second.steps(last + 1, last + 1 + known.intervals.storage))
+    other = Training(directory, overhead=0.5)
+    with other.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert checkpointer._tempo.known.intervals is None, "those were for another overhead"
+
+
+def test_a_time_is_an_interval_too(directory: Path):
+    training = Training(directory, every={"memory": 1, "storage": timedelta(hours=1)})
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.until_known(0)
+        assert checkpointer._tempo.known.intervals.memory == 1
+        assert checkpointer._tempo.known.intervals.storage > 1000
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+def test_data_without_a_length(directory: Path):
+    loader = ResumableDataLoader(Stream(), batch_size=4)
+    training = Training(directory, data=loader, every=1)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        batches = iter(loader)
+        for step in (1, 2, 3):
+            assert next(batches).tolist() == list(range(4 * step - 4, 4 * step))
+            training.steps(step, step)
+    loader = ResumableDataLoader(Stream(), batch_size=4)
+    with Training(directory, data=loader, every="auto").checkpointer as checkpointer:
+        assert checkpointer.resume() == 3
+        assert next(iter(loader)).tolist() == [12, 13, 14, 15]
+
+
+def test_several_optimizers_and_other_parts(directory: Path):
+    other = nn.Linear(2, 2)
+    lists = {"optimizer": [torch.optim.SGD(other.parameters(), 0.1)], "others": {"other": other}, "scheduler": ()}
+    with Training(directory, every=1, **lists).checkpointer as checkpointer:
+        checkpointer.resume()
+        checkpointer.step(1)
+    unlike = {
+        "optimizer was saved as a list of 1; give the same": {"others": {"other": other}, "scheduler": ()},
+        "has no scheduler; it has model, optimizer, other": {"optimizer": lists["optimizer"]},
+    }
+    for says, options in unlike.items():
+        with Training(directory, **options).checkpointer as checkpointer, pytest.raises(ConfigError, match=says):
+            checkpointer.resume()
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_gradients_in_the_middle_of_accumulation(directory: Path, gradients: bool, said: pytest.LogCaptureFixture):
+    def micro_batches(training: Training, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            training.model(torch.ones(8) * step).square().sum().backward()
+            if step % 3 == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            training.checkpointer.step(step)
+
+    whole = Training(directory / "whole", every=100)
+    with whole.checkpointer as checkpointer:
+        checkpointer.resume()
+        micro_batches(whole, 1, 9)
+    for begin, end in ((0, 3), (3, 5), (5, 9)):
+        training = Training(directory, every=1, gradients=gradients)
+        for parameter in training.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        training.optimizer.zero_grad(set_to_none=begin > 0)
+        with training.checkpointer as checkpointer:
+            assert checkpointer.resume() == begin
+            grads = [parameter.grad is not None for parameter in training.model.parameters()]
+            assert grads == [begin == 0 or (gradients and begin == 5)] * 2
+            micro_batches(training, begin + 1, end)
+    same = [torch.equal(a, b) for a, b in zip(training.weights(), whole.weights(), strict=True)]
+    assert all(same) is gradients
+    assert ("in the middle of accumulation, without the gradients" in said.text) is not gradients
+
+
+def test_gradients_of_other_ranks_are_dropped_and_told(monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture):
+    model = nn.Linear(8, 4)
+    gradients = Gradients(model, (), None, saved=True)
+    empty = gradients.state()
+    model(torch.ones(8)).sum().backward()
+    saved = gradients.state() | {}
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    gradients.load(empty)
+    assert model.weight.grad is None
+    assert not said.text
+    for state, says in ((saved, "is one of 1 ranks"), (None, "fewer ranks, or without gradients")):
+        gradients.load(state)
+        assert model.weight.grad is None
+        assert says in said.text
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    gradients.load(saved)
+    assert torch.equal(model.weight.grad, torch.ones(4, 8))
+    with pytest.raises(ConfigError, match="gradients of other, which the model lacks"):
+        gradients.load(saved | {"grads": {"other": torch.ones(2)}})
+
+
+def test_what_ranks_say_of_their_data(directory: Path):
+    gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
+    said = [
+        Parts({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
+        for rank, batch, seed in ((0, 2, 0), (1, 2, 0), (1, 4, 0), (1, 2, 1))
+    ]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+    assert said[0] != said[3]
+    assert Parts({}, None, gradients).shared == {}
+
+
+def test_an_error_in_the_loop_saves_nothing_more(directory: Path):
+    training = Training(directory, every=10)
+    with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 3)
+        raise ZeroDivisionError
+    assert on_storage(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every is 0 steps"),
+        ({"every": "often"}, "give 'auto'"),
+        ({"overhead": 3.5}, "3.5%"),
+        ({"data": object()}, "no state_dict"),
+        ({"others": {"scaler": object()}}, "scaler is an object"),
+        ({"scheduler": [object()]}, "scheduler is an object"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(directory: Path, options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        Training(directory, **options)
+    assert not directory.exists()
+
+
+def test_resume_comes_first(directory: Path):
+    training = Training(directory, deletion_strategy=KeepLatestStepStrategy(1, directory))
+    with pytest.raises(FastckptError, match=r"call resume\(\)"), training.checkpointer as checkpointer:
+        checkpointer.step(1)
+
+
+def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
+    """The state of AdamW loads into SGD without a word: its learning rate and all."""
+    first = Training(directory, every=1)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 2)
+    other = Training(directory / "unused")
+    other.checkpointer.close()
+    sgd = torch.optim.SGD(other.model.parameters(), 0.5)
+    before = [each.clone() for each in other.model.parameters()]
+    with (
+        Checkpointer(directory, model=other.model, optimizer=sgd, scheduler=other.scheduler) as checkpointer,
+        pytest.raises(ConfigError, match="optimizer was saved as AdamW, and is SGD now"),
+    ):
+        checkpointer.resume()
+    assert all(torch.equal(a, b) for a, b in zip(before, other.model.parameters(), strict=True))
+    assert sgd.param_groups[0]["lr"] == 0.5
+    again = Training(directory)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 2
+
+
+def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Earlier versions did not say of which class they were."""
+    first = Training(directory, every=1)
+    first.checkpointer._own_part = lambda tempo, step: {"fastckpt": {"step": 2, "tempo": tempo, "life": []}}  # type: ignore
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 2)
+    again = Training(directory)
+    with again.checkpointer as checkpointer:
+        assert checkpointer.resume() == 2
+    assert all(torch.equal(a, b) for a, b in zip(first.weights(), again.weights(), strict=True))
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+SECOND = {
+    "indexed": lambda: ResumableDataLoader(range(40), 4, True, seed=3),
+    "sharded": lambda: ResumableDataLoader(Numbers(), 4, sharded=True),
+    "torchdata's": lambda: StatefulDataLoader(Numbers(), 4),
+}
+
+
+@pytest.mark.parametrize("kind", SECOND)
+def test_a_second_loader_goes_on_too(tmp_path: Path, kind: str):
+    """Where each rank is in it may differ, as in the first."""
+
+    def run(place: Path, last: int) -> list[list[int]]:
+        second = SECOND[kind]()
+        training = Training(place, every=1, others={"second": second})
+        used = []
+        with training.checkpointer as checkpointer:
+            step, batches = checkpointer.resume(), iter(second)
+            while step < last:
+                used.append(next(batches).tolist())
+                step += 1
+                training.steps(step, step)
+        return used
+
+    assert run(tmp_path / "parts", 3) + run(tmp_path / "parts", 7) == run(tmp_path / "whole", 7)

@@ -1,0 +1,225 @@
+"""`fastckpt.Checkpointer` where trainings count steps in their own way, change what they consist of, or end at once."""
+
+import contextlib
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastckpt import Checkpointer
+from fastckpt._core.policy.frequency import profiling, provisional_intervals
+from fastckpt._core.policy.frequency.profile_cache import Circumstances
+from fastckpt._core.schedule.failure_history import Lifetime
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.errors import ConfigError, FastckptError, StepError
+from tests.e2e.ddp.test_loop import Training, on_storage
+
+
+def saves(training: Training, steps: Any) -> list[int]:
+    """The steps that were saved."""
+    return [step for step in steps if training.steps(step, step) == [True]]
+
+
+@pytest.mark.parametrize(
+    "steps", [[*range(1, 50), *range(51, 90)], range(64, 64 * 90, 64)], ids=["left out", "samples"]
+)
+def test_turns_count_whatever_steps_are_called(directory: Path, steps: Any):
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        steps = list(steps)
+        assert saves(training, steps)[0] == steps[0]
+        while checkpointer._tempo.known is None:
+            time.sleep(0.005)
+            training.steps(steps[-1] + 1, steps[-1] + 1)
+            steps.append(steps[-1] + 1)
+        assert checkpointer._tempo.decision.step in steps
+
+
+def test_a_multiple_that_is_left_out_is_saved_at_the_next_step(directory: Path):
+    training = Training(directory, every={"memory": 5, "storage": 10})
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert saves(training, [1, 4, 6, 7, 9, 11, 14, 15, 16, 31]) == [6, 11, 15, 31]
+    assert on_storage(directory)[-1] == 31
+
+
+def test_steps_go_on_through_epochs(directory: Path):
+    training = Training(directory, every=100)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 9)
+        with pytest.raises(StepError, match=r"step 1 comes after step 9; count on"):
+            training.steps(1, 1)
+        with pytest.raises(TypeError):
+            checkpointer.step(10.0)
+    assert on_storage(directory)[-1] == 9
+
+
+def test_long_iterations_are_profiled_for_a_while_only(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(profiling, "PATIENCE", 0.0)
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.until_known(0)
+        assert profiling.EARLY <= checkpointer._tempo.progress.iterations < profiling.MOST, "6, and 3 snapshots"
+
+
+def test_steps_of_which_few_fit_into_five_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whatever their saves cost."""
+    monkeypatch.setattr(provisional_intervals, "MEMORY", 1e-9)
+    monkeypatch.setattr(provisional_intervals, "COST", 1e9)
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert training.steps(1, 12) == [True] * 12
+    assert on_storage(directory)[-1] == 12
+
+
+def put_a_file_in_place_of(directory: Path) -> None:
+    """Until there is one: a directory may be made anew meanwhile."""
+    file = directory.parent / "file"
+    file.touch()
+    while not directory.is_file():
+        with contextlib.suppress(FileNotFoundError):
+            directory.rename(directory.parent / f"away-{time.monotonic_ns()}")
+        with contextlib.suppress(IsADirectoryError):
+            file.replace(directory)
+
+
+def test_without_storage_there_are_snapshots_in_memory(directory: Path):
+    training = Training(directory, overhead=0.9)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        put_a_file_in_place_of(directory)
+        assert len(saves(training, range(1, 401))) > 4, "three are measured"
+        assert checkpointer._tempo.known is None
+        directory.unlink()
+        directory.mkdir()
+
+
+def test_the_last_step_waits_for_a_place(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTCKPT_SLOTS", "2")
+    monkeypatch.setenv("FASTCKPT_PERSIST_MBPS", "4")
+    large = {"large": nn.Linear(512, 512)}  # 1 MB
+    training = Training(directory, every=3, others=large)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        assert training.steps(1, 3)[-1] is True
+        assert training.steps(4, 6)[-1] is True or checkpointer._writer.skipped
+        training.steps(7, 8)
+    assert on_storage(directory)[-1] == 8
+    checkpointer.close()
+
+
+def test_what_a_manual_checkpointer_saved(directory: Path):
+    manual, training = Training(directory.parent / "other"), Training(directory, others={"step": nn.Linear(1, 1)})
+    state = {name: getattr(manual, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+    with DdpCheckpointer(directory.parent / "third") as checkpointer:
+        checkpointer.load_checkpoint()
+        checkpointer.save_checkpoint(7, state, storage_type=StorageType.DISK)
+    manual.checkpointer.close()
+    training.checkpointer.close()
+    with Training(directory.parent / "third").checkpointer as again:
+        assert again.resume() == 7
+    with DdpCheckpointer(directory.parent / "third") as checkpointer:
+        assert checkpointer.load_checkpoint().keys() == state.keys()
+
+
+def test_parts_that_are_left_out_are_told(directory: Path, said: pytest.LogCaptureFixture):
+    first = Training(directory, every=1, others={"average": nn.Linear(1, 1)})
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 1)
+    with Training(directory, scheduler=()).checkpointer as checkpointer:
+        assert checkpointer.resume() == 1
+    assert "the checkpoint has average, scheduler, which no part takes" in said.text
+
+
+def test_what_fails_in_the_last_save_ends_saving_all_the_same(directory: Path):
+    others = {"other": nn.Linear(1, 1)}
+    training = Training(directory, every=10, others=others)
+    with pytest.raises(ZeroDivisionError), training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 1)
+        others["other"].register_state_dict_post_hook(lambda *_: 1 // 0)
+    Training(directory).checkpointer.close()
+
+
+@pytest.mark.campaign
+def test_a_compiled_model_is_saved_as_it_is_without(directory: Path):
+    training = Training(directory.parent / "other")
+    training.checkpointer.close()
+    compiled = torch.compile(training.model)
+    with Checkpointer(directory, model=compiled, every=1) as checkpointer:
+        checkpointer.resume()
+        checkpointer.step(1)
+    with Checkpointer(directory, model=training.model) as checkpointer:
+        assert checkpointer.resume() == 1
+
+
+def test_nothing_is_loaded_unless_all_parts_fit(directory: Path):
+    first = Training(directory, every=1)
+    with first.checkpointer as checkpointer:
+        checkpointer.resume()
+        first.steps(1, 1)
+    other = Training(directory, scheduler=[first.scheduler])
+    before = other.model.weight.clone()
+    with other.checkpointer as checkpointer, pytest.raises(ConfigError, match="scheduler was saved as one"):
+        checkpointer.resume()
+    assert torch.equal(before, other.model.weight)
+
+
+@pytest.mark.parametrize("name", ["model", "data", "fastckpt"])
+def test_names_that_are_taken(directory: Path, name: str):
+    with pytest.raises(ConfigError, match=f"others has '{name}'"):
+        Training(directory, others={name: nn.Linear(1, 1)})
+    with pytest.raises(TypeError, match="no argument 'evry'; there are"):
+        Training(directory, evry=3)
+
+
+def test_a_second_resume_begins_anew(directory: Path):
+    training = Training(directory, every=2)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 5)
+        assert checkpointer.resume() == 4
+        assert training.steps(5, 6) == [None, True]
+    with pytest.raises(FastckptError, match=r"closed: nothing is saved or loaded after close\(\); make another"):
+        checkpointer.step(7)
+
+
+def test_restarts_count_once_each():
+    first = Lifetime("launch", 0)
+    assert first.failures == 0
+    assert first.mean_time_between_failures is None
+    third = Lifetime("launch", 2, first.state())
+    assert third.failures == 2, "two in a row, without a save in between"
+    assert Lifetime("launch", 2, third.state()).failures == 2, "resumed twice"
+    assert Lifetime("launch", 3, third.state()).failures == 3
+    assert Lifetime("another launch", 0, third.state()).failures == 2
+    assert Lifetime("another launch", 1, third.state()).failures == 3
+    assert third.mean_time_between_failures is not None
+
+
+def test_a_profile_is_of_one_kind_of_optimizer(directory: Path):
+    training = Training(directory)
+    sgd = Training(directory.parent / "other", optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))
+    circumstances: list[Circumstances] = []
+    for each in (training, sgd):
+        with each.checkpointer as checkpointer:
+            checkpointer.resume()
+            circumstances.append(checkpointer._circumstances)
+    assert circumstances[0] != circumstances[1]
+
+
+def test_a_job_that_ends_before_memory_is_ready_says_nothing_of_that(directory: Path, said: pytest.LogCaptureFixture):
+    for attempt in range(4):
+        with Training(directory / str(attempt), others={"large": nn.Linear(1500, 1500)}).checkpointer as checkpointer:
+            checkpointer.resume()
+        gc.collect()
+    assert "never retrieved" not in said.text

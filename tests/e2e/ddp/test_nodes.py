@@ -1,0 +1,424 @@
+"""Two nodes, each with a saver: each persists what is its own, and only what both persisted counts."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt._core.config import AGENT_VARIABLE, Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.resume.candidates import Needs, Offers
+from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.saver.persistence import node_parts
+from fastckpt._core.saver.server import Saver
+from fastckpt._core.storage.local import layout, part_files
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.stored import digest
+from fastckpt.ddp import DdpCheckpointer, KeepLatestStepStrategy, StorageType
+from fastckpt.errors import NoLoadableCheckpoint, PersistError
+from tests.e2e.ddp.conftest import Ranks, Rounds, state, until
+
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
+
+
+class Nodes(Ranks):
+    """One rank on each of two nodes."""
+
+    def start_nodes(self, *strategy: Any) -> None:
+        self.savers = [Saver(Settings.from_environment()) for _ in range(2)]
+        for saver in self.savers:
+            saver.start()
+        self.start_workers_of_nodes(*strategy)
+
+    def start_workers_of_nodes(self, *strategy: Any) -> None:
+        self._rounds = Rounds(2)
+        self._monkeypatch.setattr("fastckpt.ddp.agreement", lambda world_size: self._rounds)
+        for rank, saver in enumerate(self.savers):
+            values = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+            values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, AGENT_VARIABLE: saver.address}
+            for name, value in values.items():
+                self._monkeypatch.setenv(name, str(value))
+            self.members.append(DdpCheckpointer(self.directory, *strategy))
+
+    def save(self, step: int, *ranks: int, path: str = "") -> None:
+        for rank in ranks:
+            own = {"position": 100 * step + rank}
+            assert self.members[rank].save_checkpoint(step, state(step), path, DISK, rank_state=own)
+
+    def save_to_memory(self, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            own = {"position": 100 * step + rank}
+            assert self.members[rank].save_checkpoint(step, state(step), rank_state=own, storage_type=MEMORY)
+
+    def restart(self) -> None:
+        """The workers of both nodes die, as far as their savers can tell, and others come."""
+        for member in self.members:
+            member.close()
+        self.members = []
+        for saver in self.savers:
+            saver.breakpoint()
+        self.start_workers_of_nodes()
+
+    def resume(self) -> list[tuple[int, str]]:
+        """Step and tier of each rank; that all have loaded one step, and each its own part."""
+        loaded = [found["step"] for found in self.load()]
+        assert positions(self) == [100 * step + rank for rank, step in enumerate(loaded)]
+        return [(step, member.loaded_from) for step, member in zip(loaded, self.members, strict=True)]
+
+    def slot(self, node: int, step: int) -> Path:
+        """Where a node has a step in memory."""
+        arena = self.members[node]._writer.link.arena
+        return next(s for s in arena.glob("slot-*") if (id := slots.read(s).committed) and id.step == step)
+
+    def wait(self, *ranks: int) -> list[int | None]:
+        return [self.members[rank].wait_latest_checkpoint(60) for rank in ranks]
+
+    def save_alone(self, step: int, rank: int) -> None:
+        """The other node does not have this step; what this one has is on storage when this returns."""
+        self.save(step, rank)
+        found = f".fastckpt/parts-*-{step}-*/part-{rank}.json"
+        until(lambda: any(self.directory.glob(found)), f"the part of node {rank}")
+
+    def end(self) -> None:
+        super().end()
+        with ThreadPoolExecutor(2) as pool:  # as agents do
+            list(pool.map(Saver.close, self.savers))
+        self.savers = []
+
+
+@pytest.fixture
+def nodes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    monkeypatch.setattr(node_parts, "LAST_DEADLINE", 3.0)
+    nodes = Nodes(directory, monkeypatch)
+    nodes.start_nodes()
+    yield nodes
+    nodes.end()
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        assert not any(directory.glob("checkpoint-*")) or _is_ahead(directory)  # kept for what is not durable
+        shutil.rmtree(arena)
+
+
+def _is_ahead(directory: Path) -> bool:
+    return any((directory / ".fastckpt").glob("parts-*"))
+
+
+def positions(nodes: Nodes) -> list[Any]:
+    return [member.rank_state.get("position") for member in nodes.members]
+
+
+def relaunch(nodes: Nodes) -> None:
+    nodes.end()
+    nodes.start_nodes()
+
+
+def test_each_rank_gets_its_own_from_storage(nodes: Nodes):
+    nodes.save(1, 0, 1)
+    assert nodes.wait(0, 1) == [1, 1]
+    for _ in range(2):
+        assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
+        assert positions(nodes) == [100, 101]
+        assert {member.loaded_from for member in nodes.members} == {"storage"}
+        relaunch(nodes)
+
+
+def test_a_checkpoint_is_one_directory_that_plain_torch_reads(nodes: Nodes):
+    nodes.save(1, 0, 1)
+    nodes.wait(0, 1)
+    place = nodes.directory / "checkpoint-1"
+    assert {path.name for path in place.iterdir()} == {"model.pt", "rank_0.pt", "rank_1.pt", "manifest.json"}
+    assert torch.equal(torch.load(place / "model.pt", weights_only=True)["weights"], state(1)["weights"])
+    own = [torch.load(place / f"rank_{rank}.pt", weights_only=True)["state"] for rank in range(2)]
+    assert own == [{"position": 100}, {"position": 101}]
+    assert not _is_ahead(nodes.directory)
+
+
+def test_a_path_of_the_user(nodes: Nodes, tmp_path: Path):
+    path = tmp_path / "user/model.pt"
+    for step in (1, 2):
+        nodes.save(step, 0, 1, path=str(path))
+        assert nodes.wait(0, 1) == [step, step]
+        assert torch.load(path, weights_only=True)["step"] == step
+    assert [loaded["step"] for loaded in nodes.load()] == [2, 2]
+    assert positions(nodes) == [200, 201]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_only_one_node_has_persisted_does_not_count(nodes: Nodes, rank: int):
+    nodes.save(1, 0, 1)
+    nodes.wait(0, 1)
+    nodes.save_alone(2, rank)
+    with pytest.raises(TimeoutError):
+        nodes.members[rank].wait_latest_checkpoint(0.2)
+    assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    assert positions(nodes) == [100, 101]
+
+
+def test_it_counts_when_the_other_has_persisted_it_too(nodes: Nodes):
+    nodes.save_alone(1, 0)
+    nodes.save(1, 1)
+    assert nodes.wait(0, 1) == [1, 1]
+
+
+def test_no_slot_is_kept_for_the_other_node(nodes: Nodes):
+    """One that is slow does not make this one skip."""
+    for step in range(1, 8):
+        nodes.save_alone(step, 0)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    nodes.save(8, 0, 1)
+    assert nodes.wait(1, 0) == [8, 8]
+    assert not _is_ahead(nodes.directory)
+
+
+def test_its_slot_is_begun_anew_while_the_other_node_is_waited_for(nodes: Nodes):
+    nodes.save_alone(1, 1)
+    slots.begin(nodes.slot(1, 1), slots.Begin(SaveId(1, 2), frozenset({0})))  # as before its images change
+    nodes.save(1, 0)
+    assert nodes.wait(0, 1) == [1, 1]
+
+
+def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
+    nodes.save_alone(1, 0)
+    nodes.save(2, 0, 1)
+    assert nodes.wait(0, 1) == [2, 2]
+    assert CheckpointDirectory(nodes.directory).gathered() == []
+
+
+def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(node_parts, "DEADLINE", 0.3)
+        nodes.save_alone(1, 0)
+        with pytest.raises(PersistError, match=r"step 1 of history 1 lacks the parts of nodes \[1\]"):
+            nodes.wait(0)
+    assert "nodes [1]" in nodes.members[0].save_checkpoint(2, state(2), storage_type=MEMORY).trouble
+    nodes.save(3, 0, 1)
+    assert nodes.wait(0, 1) == [3, 3]
+
+
+def test_histories_of_nodes_stay_together(nodes: Nodes):
+    """A node that was told of fewer resumes writes the same history as the other."""
+    nodes.save(1, 0, 1)
+    nodes.wait(0, 1)
+    relaunch(nodes)
+    nodes.load()
+    nodes.save_alone(2, 0)
+    relaunch(nodes)
+    assert [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    nodes.save(2, 0, 1)
+    assert nodes.wait(0, 1) == [2, 2]
+    relaunch(nodes)
+    assert [loaded["step"] for loaded in nodes.load()] == [2, 2]
+    assert positions(nodes) == [200, 201]
+
+
+def test_parts_of_a_dead_job_do_not_meet_those_of_the_next(nodes: Nodes):
+    """Neither job has loaded anything, which would have given its saves a name of their own."""
+    nodes.save_alone(1, 0)
+    nodes.end()
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        shutil.rmtree(arena)
+    nodes.start_nodes()
+    nodes.save_alone(1, 1)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    assert len(CheckpointDirectory(nodes.directory).gathered()) == 2
+
+
+def test_a_checkpoint_by_its_directory_has_the_parts_of_all_nodes(nodes: Nodes):
+    for step in (1, 2):
+        nodes.save(step, 0, 1)
+        nodes.wait(0, 1)
+    assert [loaded["step"] for loaded in nodes.load(nodes.directory / "checkpoint-1")] == [1, 1]
+    assert positions(nodes) == [100, 101]
+
+
+def test_the_first_node_retires_old_checkpoints(nodes: Nodes):
+    nodes.end()
+    nodes.start_nodes(KeepLatestStepStrategy(1, str(nodes.directory)))
+    for step in (1, 2, 3):
+        nodes.save(step, 0, 1)
+        nodes.wait(0, 1)
+    until(lambda: len([*nodes.directory.glob("checkpoint-*")]) == 1, "retention")
+    assert [stored.id.step for stored in CheckpointDirectory(nodes.directory).checkpoints()] == [3]
+
+
+def lose_memory(nodes: Nodes) -> None:
+    nodes.end()
+    for arena in Path(os.environ["FASTCKPT_SHM_DIR"]).iterdir():
+        shutil.rmtree(arena)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_parts_that_are_not_all_there_are_told_of(nodes: Nodes, said: pytest.LogCaptureFixture, is_first: bool):
+    if not is_first:
+        nodes.save(1, 0, 1)
+        nodes.wait(0, 1)
+    nodes.save_alone(2, 0)
+    lose_memory(nodes)
+    nodes.start_nodes()
+    assert nodes.load() == [{}, {}] if is_first else [loaded["step"] for loaded in nodes.load()] == [1, 1]
+    instead = "nothing older is there" if is_first else "step 1 of history 1 is resumed"
+    text = f"step 2 of history 1 on storage is not resumed: it lacks the parts of 1 of 2 nodes: 1; {instead}"
+    assert said.text.count(text) == 1
+    nodes.save(3, 0, 1)
+    nodes.wait(0, 1)
+    relaunch(nodes)
+    nodes.load()
+    assert said.text.count("is not resumed") == 1  # what is newer made it useless
+
+
+def test_parts_that_are_long_untouched_are_removed_and_told_of(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    nodes.save_alone(2, 1)
+    lose_memory(nodes)
+    monkeypatch.setattr(part_files, "ABANDONED", -1.0)
+    nodes.start_nodes()
+    assert nodes.load() == [{}, {}] and not _is_ahead(nodes.directory)
+    text = "step 2 of history 1 was never whole, and is removed: it lacks the parts of 1 of 2 nodes: 0"
+    assert said.text.count(text) == 1
+
+
+def test_without_locks_all_parts_are_published_at_load(
+    nodes: Nodes, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Only the first node may publish there, and it is gone before the second one has written its part."""
+    monkeypatch.setattr(layout, "_locked", lambda lock, mode, *, otherwise: otherwise)
+    nodes.save_alone(1, 0)
+    nodes.members[0].close()
+    nodes.savers[0].close()
+    nodes.save_alone(1, 1)
+    lose_memory(nodes)
+    assert not any(nodes.directory.glob("checkpoint-*"))
+    nodes.start_nodes()
+    assert nodes.resume() == [(1, "storage")] * 2
+    assert "step 1 of history 1 was on storage in parts, all of them; it is published now" in said.text
+    assert not _is_ahead(nodes.directory)
+
+
+@pytest.fixture
+def running(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    """Ranks that have loaded, as scripts do, and so know by which name they save; nothing is flushed by itself."""
+    monkeypatch.setenv("FASTCKPT_FLUSH", "no")
+    relaunch(nodes)
+    assert nodes.load() == [{}, {}]
+    return nodes
+
+
+def test_each_node_resumes_from_its_own_memory(running: Nodes):
+    for step in (1, 2):
+        running.save_to_memory(step, 0, 1)
+    running.restart()
+    assert running.resume() == [(2, "memory")] * 2
+    running.save_to_memory(3, 0, 1)
+    running.restart()
+    assert running.resume() == [(3, "memory")] * 2
+
+
+def test_what_was_saved_before_any_load_is_not_resumed_from_memory(nodes: Nodes):
+    nodes.save(1, 0, 1)
+    nodes.wait(0, 1)
+    nodes.save_to_memory(2, 0, 1)
+    nodes.restart()
+    assert nodes.resume()[0][1] == "storage"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_step_that_one_node_lacks(running: Nodes, node: int):
+    """All go back to the one before, which then is persisted, if memory is to be flushed; the other is given up."""
+    running.save_to_memory(1, 0, 1)
+    running.save_to_memory(2, node)
+    running.restart()
+    assert running.resume() == [(1, "memory")] * 2
+    assert {id.step for s in running.slot(node, 1).parent.glob("slot-*") if (id := slots.read(s).committed)} == {1}
+    running.save_to_memory(2, 0, 1)
+    running.restart()
+    assert running.resume() == [(2, "memory")] * 2
+
+
+def test_what_all_have_is_flushed(nodes: Nodes):
+    nodes.load()
+    nodes.save_to_memory(1, 0, 1)
+    nodes.save_to_memory(2, 1)
+    nodes.restart()
+    assert nodes.resume() == [(1, "memory")] * 2
+    storage = CheckpointDirectory(nodes.directory)
+    until(lambda: [stored.id.step for stored in storage.checkpoints()] == [1], "the flush of step 1")
+    nodes.save(2, 0, 1)
+    assert nodes.wait(0, 1) == [2, 2]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_durable", [False, True])
+@pytest.mark.parametrize("harm", [flip, Path.unlink])
+def test_the_memory_of_one_node_is_damaged(running: Nodes, harm: Callable[[Path], None], is_durable: bool):
+    """Its rank finds the same on storage; else all go back."""
+    running.save_to_memory(1, 0, 1)
+    running.save(2, 0, 1) if is_durable else running.save_to_memory(2, 0, 1)
+    running.wait(0, 1)
+    slot = running.slot(1, 2)
+    slots.write_digests(slot, slots.read(slot).committed, {"model.pt": digest(slot / "model.pt")})
+    running.restart()
+    harm(slot / "model.pt")
+    expected = [(2, "memory"), (2, "storage")] if is_durable else [(1, "memory")] * 2
+    assert running.resume() == expected
+
+
+def test_saves_of_the_same_number_of_unlike_attempts_do_not_meet(running: Nodes):
+    """As of nodes of which one was away while the others went on in a history of the same number."""
+    running.save(1, 0, 1)
+    running.wait(0, 1)
+    running.save_to_memory(2, 0, 1)
+    slot, done = running.slot(1, 2), slots.read(running.slot(1, 2)).done[0]
+    slots.commit(slot, 0, replace(done, details=done.details | {"attempt": "another"}))
+    running.restart()
+    assert running.resume() == [(1, "memory")] * 2
+
+
+def test_what_may_not_be_one_save_is_no_reason_to_start_afresh(running: Nodes):
+    """As of nodes that had not loaded, or of a job of one node that was started again on two."""
+    running.save_to_memory(1, 0, 1)
+    for node in (0, 1):
+        slot, done = running.slot(node, 1), slots.read(running.slot(node, 1)).done[0]
+        slots.commit(slot, 0, replace(done, details=done.details | {"attempt": ""}))
+    running.restart()
+    with pytest.raises(NoLoadableCheckpoint, match="the other nodes may have another of this step"):
+        running.load()
+
+
+@pytest.mark.parametrize("is_enough", [False, True])
+def test_what_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(running: Nodes, is_enough: bool):
+    """Node 1 would flush step 2, which node 0 lacks, and no step would be whole."""
+    running.save_to_memory(1, 0, 1)
+    running.save_to_memory(2, 1)
+    running.restart()
+
+    def join(member: DdpCheckpointer, rank: int) -> None:
+        link = member._writer.link
+        needs = Needs("model.pt", f"rank_{rank}.pt", () if is_enough else ("what no node has",))
+        join_on_storage(Offers(link, str(running.directory), needs, digests=True), link, running._rounds)
+        link.release()
+
+    running.together(join)
+    steps = [stored.id.step for stored in CheckpointDirectory(running.directory).checkpoints()]
+    assert steps == ([] if is_enough else [1])
+
+
+def test_memory_is_lost_with_a_node(running: Nodes):
+    running.save(1, 0, 1)
+    running.wait(0, 1)
+    running.save_to_memory(2, 0, 1)
+    running.restart()
+    for slot in running.members[1]._writer.link.arena.glob("slot-*"):
+        slots.clear(slot)
+    assert running.resume() == [(1, "memory"), (1, "storage")]

@@ -1,0 +1,321 @@
+"""The checkpointer with engines in this process: what it saves, loads and refuses."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt import Checkpointer
+from fastckpt._core.snapshot import mutation_check
+from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType, files_of, reads
+from fastckpt.deepspeed.topology import NAME
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError
+from tests.e2e.deepspeed.engines import config, engine_of, small, train
+from tests.e2e.deepspeed.test_stock import assert_same_files
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("process_group")]
+
+MEMORY = StorageType.MEMORY
+BF16: dict[str, Any] = {"bf16": {"enabled": True}}
+BF16_FP32 = BF16 | {"data_types": {"grad_accum_dtype": "fp32"}}
+OTHERS = [(0, {}), (0, BF16), (1, {}), (1, BF16), (1, BF16_FP32), (2, {}), (3, {})]
+KINDS: list[Any] = [(2, BF16), (3, BF16), *(pytest.param(*kind, marks=pytest.mark.campaign) for kind in OTHERS)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_tags(directory):
+    """Two of one step, one again for a later step; ``latest`` names what was to be the latest, once it is durable."""
+    engine = engine_of(small(), config(2))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        assert one.load_checkpoint(directory) == (None, None)
+        train(engine)
+        assert one.save_checkpoint(directory, "first", {"epoch": 1})
+        assert one.save_checkpoint(directory, "same", {"epoch": 2})
+        one.wait_latest_checkpoint()
+        assert (directory / "latest").read_text() == "same"
+        train(engine)
+        assert one.save_checkpoint(directory, "first", {"epoch": 3}, save_latest=False)
+        one.wait_latest_checkpoint()
+        assert (directory / "latest").read_text() == "same"
+        loss = train(engine)
+        assert one.save_checkpoint(directory, storage_type=MEMORY)
+        assert not (directory / "global_step3").exists()
+        expected = train(engine)
+        for tag, epoch, step in [("first", 3, 2), ("same", 2, 1)]:
+            path, client = one.load_checkpoint(directory, tag)
+            assert path == f"{directory}/{tag}/mp_rank_00_model_states.pt"
+            assert (client["epoch"], engine.global_steps, one.loaded_step) == (epoch, step, step)
+        _, client = one.load_checkpoint(directory)
+        assert (engine.global_steps, one.loaded_step, one.loaded_from) == (3, 3, "memory")
+        assert train(engine) == expected != loss, "with the very dropout"
+        with pytest.raises(BadCheckpoint, match="holds no checkpoint third"):
+            one.load_checkpoint(directory, "third")
+    with pytest.raises(FastckptError, match="the checkpointer is closed"):
+        one.save_checkpoint(directory)
+
+
+def test_two_engines_and_a_state_that_cannot_be_saved(directory):
+    """It raises; what was saved before stays, DeepSpeed saves as ever, and so does the next save."""
+    engines = [engine_of(small(), config(1)) for _ in range(2)]
+    places = [directory / name for name in ("first", "second")]
+    one, other = (DeepSpeedCheckpointer(*each) for each in zip(engines, places, strict=True))
+    with one, other:
+        for engine, place, checkpointer in zip(engines, places, (one, other), strict=True):
+            train(engine)
+            assert checkpointer.save_checkpoint(place, storage_type=MEMORY)
+            train(engine)
+            own = engine.checkpoint_engine
+            with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+                checkpointer.save_checkpoint(place, client_state={"code": lambda: 0}, storage_type=MEMORY)
+            assert engine.checkpoint_engine is own
+            engine.save_checkpoint(str(directory / "stock"))
+            expected = train(engine)
+            checkpointer.load_checkpoint(place)
+            assert (engine.global_steps, checkpointer.loaded_from) == (1, "memory")
+            train(engine)
+            assert train(engine) == expected
+            assert checkpointer.save_checkpoint(place, client_state={"epoch": 1})
+            assert checkpointer.wait_latest_checkpoint() == 3
+
+
+def test_a_damaged_file_falls_back_to_the_older_checkpoint(directory):
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        for _ in range(2):
+            train(engine)
+            one.save_checkpoint(directory)
+            one.wait_latest_checkpoint()
+        expected = train(engine)
+    path = directory / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        one.load_checkpoint(directory)
+        assert (one.loaded_step, one.loaded_from) == (1, "storage")
+        train(engine)
+        assert train(engine) == expected
+
+
+@pytest.mark.parametrize("stage", [2, *(pytest.param(stage, marks=pytest.mark.campaign) for stage in (0, 3))])
+def test_what_was_loaded_is_the_engines_own(directory, stage):
+    """Later saves, which write to the same memory, leave it as it is."""
+    engine = engine_of(small(), config(stage))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory, storage_type=MEMORY)
+        expected = [train(engine) for _ in range(6)]
+        engine = engine_of(small(), config(stage))
+        one._engine = engine
+        assert {*reads(engine)} == {*files_of(engine, directory, "tag", {})}
+        one.load_checkpoint(directory)
+        for loss in expected:
+            assert train(engine) == loss
+            one.save_checkpoint(directory, storage_type=MEMORY)
+
+
+def test_arguments_of_deepspeed(directory):
+    """Of stage 3 a model alone is put together from the shards of all."""
+    engine = engine_of(small(), config(3))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine, 2)
+        one.save_checkpoint(directory, client_state={"epoch": 1}, storage_type=MEMORY)
+        trained = {name: value.clone() for name, value in _full(engine).items()}
+        other = engine_of(small(), config(3))
+        one._engine = other
+        _, client = one.load_checkpoint(directory, load_optimizer_states=False, load_lr_scheduler_states=False)
+        assert client["epoch"] == 1
+        assert all(torch.equal(value, trained[name]) for name, value in _full(other).items())
+
+
+def test_frozen_parameters(directory):
+    model = small()
+    model[0].weight.requires_grad_(False)
+    engine = engine_of(model, config(2))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        for tag, without in [("all", False), ("less", True)]:
+            one.save_checkpoint(directory, tag, exclude_frozen_parameters=without)
+            one.wait_latest_checkpoint()
+            saved = torch.load(directory / tag / "mp_rank_00_model_states.pt", weights_only=False)
+            assert ("0.weight" in saved["module"]) is not without
+        one.load_checkpoint(directory, "less", load_module_strict=False)
+
+
+def test_deepspeed_saves_by_itself_in_between(directory, tmp_path):
+    """The engine keeps what it saves with, for who calls it."""
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory, storage_type=MEMORY)
+        engine.save_checkpoint(tmp_path / "theirs")
+        assert (tmp_path / "theirs/latest").read_text() == "global_step1"
+        engine.save_16bit_model(tmp_path / "model")
+        assert (tmp_path / "model/pytorch_model.bin").exists()
+
+
+def test_deepspeed_wrote_to_the_same_directory_later(directory, caplog):
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory)
+        one.wait_latest_checkpoint()
+        train(engine)
+        engine.save_checkpoint(directory)
+        one.load_checkpoint(directory)
+        assert engine.global_steps == 1 and "is passed over for step 1" in caplog.text
+        one.load_checkpoint(directory, "global_step2")
+        assert engine.global_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("elsewhere",), "save_dir is elsewhere"),
+        ((None, "a/b"), "cannot be called 'a/b'"),
+        ((None, "../b"), "cannot be called"),
+        ((None, "latest"), "cannot be called 'latest'"),
+        ((None, "checkpoint-7"), "cannot be called 'checkpoint-7'"),
+    ],
+)
+def test_names_that_cannot_be(directory, arguments, message):
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        save_dir, *tag = arguments
+        with pytest.raises(ConfigError, match=message):
+            one.save_checkpoint(save_dir or directory, *tag)
+        assert [path.name for path in directory.iterdir()] == [".fastckpt"]
+
+
+def test_another_stage(directory):
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory, storage_type=MEMORY)
+        one._engine = other = engine_of(small(), config(3))
+        with pytest.raises(ConfigError, match=r"zero_stage 1, now 3.*load its weights"):
+            one.load_checkpoint(directory)
+        assert other.global_steps == 0
+        one._engine = engine_of(small(), config(2))
+        one.load_checkpoint(directory)
+        assert one.loaded_step == 1
+
+
+@pytest.mark.campaign
+def test_experts(directory, tmp_path):
+    """Have files of their own, of the size that DeepSpeed's have."""
+    from deepspeed.moe.layer import MoE
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.moe = MoE(7, expert=torch.nn.Linear(7, 7), num_experts=2)
+
+        def forward(self, batch):
+            return self.moe(batch.bfloat16())[0].float()
+
+    def make():
+        model = Model()
+        groups = split({"params": [*model.parameters()], "name": "all"})
+        return engine_of(model, config(2, bf16={"enabled": True}), model_parameters=groups)
+
+    engine = make()
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine, 2)
+        one.save_checkpoint(directory)
+        one.wait_latest_checkpoint()
+        engine.save_checkpoint(tmp_path / "theirs")
+        assert_same_files(directory / "global_step2", tmp_path / "theirs/global_step2")
+        names = {path.name for path in (tmp_path / "theirs/global_step2").iterdir()}
+        assert {*reads(engine)} == names > {f"layer_0_expert_{i}_mp_rank_00_model_states.pt" for i in (0, 1)}
+        expected = train(engine, 2)
+        one._engine = again = make()
+        one.load_checkpoint(directory)
+        assert train(again, 2) == expected
+
+
+def test_what_is_no_engine(directory):
+    with pytest.raises(ConfigError, match="Linear is no DeepSpeedEngine"):
+        DeepSpeedCheckpointer(torch.nn.Linear(1, 1), directory)
+
+
+def test_a_training_of_an_engine_has_its_own_checkpointer(directory):
+    engine = engine_of(small(), config(1))
+    with pytest.raises(ConfigError, match=r"use fastckpt\.deepspeed\.DeepSpeedCheckpointer"):
+        Checkpointer(directory, model=engine, optimizer=engine.optimizer)
+
+
+def test_the_kind_is_told(directory):
+    with DeepSpeedCheckpointer(engine_of(small(), config(2)), directory) as one:
+        one.save_checkpoint(directory, "now")
+        one.wait_latest_checkpoint()
+    assert '"zero_stage": 2' in (directory / "now" / NAME).read_text()
+
+
+def _full(engine):
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: parameter.detach().clone() for name, parameter in engine.module.named_parameters()}
+
+
+@pytest.mark.parametrize(("stage", "more"), KINDS)
+def test_the_files_are_deepspeeds(directory, tmp_path, stage, more):
+    """The same names, sizes and contents; its engine loads ours, and ours loads its."""
+
+    def make():
+        return engine_of(small(), config(stage, **more))
+
+    def go_on(engine):
+        torch.manual_seed(1)
+        return train(engine, 2)
+
+    engine, theirs = make(), tmp_path / "theirs"
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine, 2)
+        one.save_checkpoint(directory)
+        one.wait_latest_checkpoint()
+        engine.save_checkpoint(theirs)
+        assert_same_files(directory / "global_step2", theirs / "global_step2")
+        expected = go_on(engine)
+        stock = make()
+        stock.load_checkpoint(directory)
+        assert go_on(stock) == expected
+        one._engine = ours = make()
+        one.load_checkpoint(theirs)
+        assert (go_on(ours), one.loaded_step) == (expected, -1)
+
+
+@pytest.mark.parametrize(("stage", "more"), KINDS)
+def test_what_is_copied_behind_training(directory, monkeypatch, stage, more):
+    """Nearly all: what is left are numbers of steps. It is digested before and after."""
+    monkeypatch.setenv("FASTCKPT_CHECK_OVERLAP", "1")
+    monkeypatch.setattr(mutation_check, "WORTH", 1)
+    engine = engine_of(small(), config(stage, gradient_clipping=1.0, **more))
+    with DeepSpeedCheckpointer(engine, directory, overlap=True) as one:
+        train(engine)
+        for _ in range(4):
+            assert one.save_checkpoint(directory, storage_type=MEMORY).pending
+            rest, _ = one._writer.overlap._pending
+            waiting = sum(size for (*_, size), _ in rest._digests._digests)
+            expected = train(engine)
+        one.load_checkpoint(directory)
+        assert train(engine) == expected
+        weights = sum(parameter.numel() for parameter in small().parameters())
+        in_half = 2 if "bf16" in more else 4
+        assert waiting > 0.9 * weights * (12 + (in_half if stage in (1, 2) or (more and not stage) else 0))
+
+
+def test_what_cannot_overlap(directory):
+    engine = engine_of(small(), config(2))
+    engine.optimizer.zenflow = True
+    with pytest.raises(ConfigError, match="overlap is True, and the engine's optimizer has zenflow"):
+        DeepSpeedCheckpointer(engine, directory, overlap=True)

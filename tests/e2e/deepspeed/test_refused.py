@@ -1,0 +1,150 @@
+"""What cannot be saved or loaded, what is said of it, and that what is said to do works."""
+
+import enum
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt.deepspeed import DeepSpeedCheckpointer, StorageType
+from fastckpt.errors import ConfigError
+from tests.e2e.deepspeed.engines import BATCH, config, engine_of, small, train
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.usefixtures("process_group")]
+
+BF16: dict[str, Any] = {"bf16": {"enabled": True}}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("tag", ["a ", "\ta", "a\nb", "a\0b", 201 * "x", "latest_checkpointed_iteration.txt"])
+def test_names_that_latest_cannot_tell(directory, tag):
+    """DeepSpeed reads it without blanks at its ends; files cannot be called so; or a file of ours is."""
+    engine = engine_of(small(), config(0))
+    with DeepSpeedCheckpointer(engine, directory) as one, pytest.raises(ConfigError, match="cannot be called"):
+        one.save_checkpoint(directory, tag)
+
+
+def test_names_that_can_be(directory):
+    engine = engine_of(small(), config(0))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        for tag in (200 * "x", "ä: b%20\\c", "-rf", 7):
+            train(engine)
+            assert one.save_checkpoint(directory, tag)
+            assert one.wait_latest_checkpoint(20) == engine.global_steps
+            again = engine_of(small(), config(0))
+            assert again.load_checkpoint(directory)[0] == f"{directory}/{tag}/mp_rank_00_model_states.pt"
+            assert again.global_steps == engine.global_steps
+
+
+def test_a_storage_type_of_another_library(directory):
+    other = enum.Enum("StorageType", {"MEMORY": 0, "DISK": 1})
+    engine = engine_of(small(), config(1))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        assert one.save_checkpoint(directory, "first", storage_type=other.MEMORY)
+        assert one.save_checkpoint(directory, "second", storage_type=other.DISK)
+        assert one.wait_latest_checkpoint(20) == 0
+        assert {path.name for path in directory.iterdir()} > {"second", "latest", "zero_to_fp32.py"}
+        assert not (directory / "first").exists()
+        with pytest.raises(ValueError, match=r"storage_type is 'disk'; give StorageType\.MEMORY or StorageType\.DISK"):
+            one.save_checkpoint(directory, "third", storage_type="disk")  # type: ignore[arg-type]
+
+
+def micro_batch(engine: Any) -> float:
+    loss = engine(BATCH).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_amid_the_accumulation_of_gradients(directory, stage, caplog):
+    """A save has none of them, and says so; a load does not add what is loaded to them."""
+    engine = engine_of(small(), config(stage, gradient_accumulation_steps=2))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        for _ in range(4):
+            micro_batch(engine)
+        one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
+        assert "micro-batches" not in caplog.text
+        expected = [micro_batch(engine) for _ in range(3)]
+        with pytest.raises(ConfigError, match="the engine has gradients of 1 micro-batches"):
+            one.load_checkpoint(directory)
+        one.save_checkpoint(directory, "amid", storage_type=StorageType.MEMORY)
+        assert "step 3 is saved when 1 micro-batches were added up" in caplog.text
+        expected.append(micro_batch(engine))
+        one.load_checkpoint(directory, "global_step2")
+        assert [micro_batch(engine) for _ in range(4)] == expected
+
+
+@pytest.mark.parametrize(("saved", "now"), [(BF16, {}), ({}, BF16)])
+def test_another_type_of_weights(directory, saved, now):
+    """DeepSpeed's files have other names then: it would fail when it has loaded half of them."""
+    engine = engine_of(small(), config(2, **saved))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
+        one._engine = other = engine_of(small(), config(2, **now))
+        with pytest.raises(ConfigError, match=r"bf16 \w+, now \w+:"):
+            one.load_checkpoint(directory)
+        assert other.global_steps == 0
+        one.load_checkpoint(directory, load_optimizer_states=False)
+        assert other.global_steps == 1
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("saved", "now", "bf16"), [(2, 1, BF16)])
+def test_what_is_said_to_do_works_as_it_is_printed(directory, saved, now, bf16):
+    """In a directory with a blank in it."""
+    directory = directory / "with a blank"
+    engine = engine_of(small(), config(saved, **bf16))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine, 3)
+        one.save_checkpoint(directory)
+        one.wait_latest_checkpoint()
+        one._engine = engine_of(small(), config(now))
+        with pytest.raises(ConfigError) as refused:
+            one.load_checkpoint(directory)
+        torch.manual_seed(9)
+        expected = train(engine, 2)
+    command = re.search("`python (.*?)`", str(refused.value))
+    assert command is not None
+    done = subprocess.run(f"{sys.executable} {command[1]}", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    engine = engine_of(small(), config(now, checkpoint={"load_universal": True}))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        one.load_checkpoint(directory)
+        assert engine.global_steps == 3
+        torch.manual_seed(9)
+        assert train(engine, 2) == pytest.approx(expected, rel=0.1 if bf16 else 1e-5)
+
+
+@pytest.mark.parametrize(("saved", "now"), [(0, 3), (3, 2), (1, 3)])
+def test_what_no_tool_of_deepspeed_converts(directory, saved, now):
+    engine = engine_of(small(), config(saved))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
+        one._engine = engine_of(small(), config(now))
+        with pytest.raises(ConfigError, match="load its weights into the model before"):
+            one.load_checkpoint(directory)
+
+
+@pytest.mark.parametrize(("saved", "now"), [(0, 2), (2, 0)])
+def test_without_zero_the_model_alone_is_loaded(directory, saved, now):
+    engine = engine_of(small(), config(saved))
+    with DeepSpeedCheckpointer(engine, directory) as one:
+        train(engine)
+        one.save_checkpoint(directory, storage_type=StorageType.MEMORY)
+        one._engine = other = engine_of(small(), config(now))
+        with pytest.raises(ConfigError, match="load the model alone, with load_optimizer_states=False"):
+            one.load_checkpoint(directory)
+        one.load_checkpoint(directory, load_optimizer_states=False)
+        assert all(
+            torch.equal(*pair) for pair in zip(engine.module.parameters(), other.module.parameters(), strict=True)
+        )

@@ -1,0 +1,3 @@
+"""Loaded by checkpointers as those of tests/e2e/ddp are."""
+
+from tests.e2e.ddp.conftest import ranks  # noqa: F401

@@ -1,0 +1,110 @@
+"""The example trained for real: its schedule, and runs that fail and end like one that did not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from examples.gpt2 import options
+from examples.gpt2.afterwards import weights_equal
+from examples.gpt2.report import Comparison, read_lines
+from fastckpt.ddp import StorageType
+
+ROOT = Path(__file__).parents[3]
+TRAIN = ROOT / "examples" / "ddp_gpt2" / "train.py"
+SMALL = "--n_layer 2 --n_head 2 --n_embd 64 --block_size 64 --batch_size 8 --eval_blocks 4 --eval_interval 10"
+SMALL += " --sample 10 --warmup 5 --device cpu"
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "all.txt").write_bytes((ROOT / "examples/gpt2/training.py").read_bytes() * 20)
+    return folder
+
+
+def test_the_learning_rate_rises_then_falls_to_a_tenth():
+    rates = [options.learning_rate(step, steps=100, warmup=10, peak=1.0) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[54] == pytest.approx(0.55)
+    assert rates[-1] == pytest.approx(0.1)
+    assert options.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
+
+
+def test_storage_comes_before_memory_and_has_the_last_step():
+    args = options.parser(None, "").parse_args(["--save_memory_interval", "2", "--save_storage_interval", "6"])
+    saved = {step: options.where_to_save(step, 13, args) for step in range(1, 14)}
+    assert [step for step, place in saved.items() if place is StorageType.DISK] == [6, 12, 13]
+    assert [step for step, place in saved.items() if place is StorageType.MEMORY] == [2, 4, 8, 10]
+
+
+def start(folder: Path, text: Path, steps: int) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc_per_node=1"]
+    command += ["--log-dir", str(folder / "logs"), str(TRAIN)]
+    named = {"checkpoint_dir": folder / "checkpoints", "losses": folder / "losses", "weights": folder / "weights"}
+    named |= {"data_dir": text, "max_steps": steps, "save_storage_interval": 15}
+    command += [*SMALL.split(), *(str(part) for name, value in named.items() for part in (f"--{name}", value))]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def steps_done(folder: Path) -> int:
+    losses = folder / "losses"
+    return len(losses.read_bytes().splitlines()) if losses.exists() else 0
+
+
+def test_a_job_that_was_stopped_and_launched_again_ends_the_same(tmp_path, text):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert start(whole, text, steps=50).wait(60) == 0
+
+    job = start(stopped, text, steps=50)
+    deadline = time.monotonic() + 60
+    while steps_done(stopped) < 20 and job.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(60) != 0
+    before = steps_done(stopped)
+    assert 20 <= before < 50
+    assert start(stopped, text, steps=50).wait(60) == 0
+
+    records = read_lines(stopped / "losses")
+    assert str(Comparison.of(read_lines(whole / "losses"), records)).endswith("50 of 50 steps bit for bit")
+    assert weights_equal(whole / "weights", stopped / "weights")
+    assert len(records) <= 50 + 1, "what memory held was flushed, so no more than the step under way is repeated"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("fsdp_gpt2/train.py", marks=pytest.mark.campaign),
+        pytest.param("fsdp_gpt2/train.py --fsdp1", marks=pytest.mark.campaign),
+        pytest.param("ddp_gpt2/train.py", marks=pytest.mark.campaign),
+        pytest.param("deepspeed_gpt2/train.py", marks=[pytest.mark.frameworks, pytest.mark.campaign]),
+    ],
+    ids=["fsdp2", "fsdp1", "ddp", "deepspeed"],
+)
+def test_the_demo_kills_a_worker_and_proves_that_nothing_changed(tmp_path, text, script):
+    intervals = "--max_steps 40 --save_memory_interval 3 --save_storage_interval 20"
+    named = ["--data_dir", str(text), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "examples.gpt2.demo"]
+    command += [*f"examples/{script} {intervals} {SMALL}".split(), *named]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    demo = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=270, check=False)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "equal the uninterrupted run: 40 of 40 steps bit for bit" in demo.stdout
+    assert "final weights   equal bit for bit" in demo.stdout
+    assert "from memory" in demo.stdout
+    assert "read by torch   the trained weights, bit for bit" in demo.stdout
+    place = "a universal checkpoint" if "deepspeed" in script else "storage"
+    assert f"one worker      resumed at step 40 from {place}, and did steps 41 to 60" in demo.stdout
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 10_000
+    events = [json.loads(line)["event"] for line in (tmp_path / "out/killed/events.jsonl").open()]
+    assert events.count("killed") == 1
+    assert events.count("workers_started") == 3

@@ -1,0 +1,302 @@
+"""What the checkpointers do in a job of one rank, where nothing is sharded."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from fastckpt._core.metrics import counts
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import BadCheckpoint, ConfigError, FastckptError, NoLoadableCheckpoint, NotLoadable, StepError
+from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from tests.e2e.ddp.conftest import said as said
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+Made = FsdpShardCheckpointer
+
+
+@pytest.fixture
+def checkpointer(tmp_path: Path) -> Iterator[Made]:
+    with FsdpShardCheckpointer(tmp_path / "run") as made:
+        yield made
+
+
+class Training:
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self) -> "Training":
+        self.model(torch.randn(4, 5)).square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        return [each.clone() for each in (*self.model.state_dict().values(), *moments)]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def save(checkpointer: Any, training: Training, step: int, **options: Any) -> Any:
+    return checkpointer.save_checkpoint(step, model=training.model, optimizer=training.optimizer, **options)
+
+
+@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
+def test_a_training_goes_on(tmp_path: Path, kind: Any):
+    extra = {"step": 2, "note": "n", "deep": {"list": [torch.arange(3), {"a": (1, "b")}], "empty": {}, "odd": [{}, 5]}}
+    keys = torch.optim.lr_scheduler.MultiStepLR(Training().optimizer, [7, 7, 9]).state_dict()
+    extra |= {"scheduler": keys, "nested": [{"a": {5: torch.arange(2)}}]}
+    with kind(tmp_path) as checkpointer:
+        training = Training().step()
+        assert save(checkpointer, training, 1)
+        training.step()
+        assert save(checkpointer, training, 2, extra_sd=extra, storage_type=StorageType.DISK, rank_state={"at": 7})
+        if kind is FsdpShardCheckpointer:
+            assert save(checkpointer, training, 2, extra_sd=extra, storage_type=StorageType.DISK)
+        before, noise = training.state, torch.rand(3)
+    other = Training(5)
+    with kind(tmp_path) as checkpointer:
+        got = checkpointer.load_checkpoint(other.model, other.optimizer)
+        assert (checkpointer.loaded_step, checkpointer.loaded_from) == (2, "storage")
+        assert checkpointer.rank_state == {"at": 7}
+    assert torch.equal(torch.rand(3), noise) and same(other.state, before)
+    assert torch.equal(got["deep"].pop("list")[0], torch.arange(3))
+    assert (got["step"], got["note"], got["deep"]["odd"][1]) == (2, "n", 5)
+    assert got["scheduler"] == keys and torch.equal(got["nested"][0]["a"][5], torch.arange(2))
+
+
+def test_the_two_forms_are_told_apart(checkpointer: Made):
+    training = Training()
+    for wrong in (
+        {},
+        {"state_dict": {}, "model": training.model},
+        {"state_dict": {}, "optimizer": training.optimizer},
+        {"optimizer": training.optimizer},
+        {"model": training.model, "extra_sd": {"optimizer": 1}},
+    ):
+        with pytest.raises(ConfigError):
+            checkpointer.save_checkpoint(1, **wrong)
+    with pytest.raises(TypeError, match=r"'models'; there are .*model, "):
+        checkpointer.save_checkpoint(1, models=training.model, storage_type=StorageType.MEMORY)  # type: ignore[call-arg]
+
+
+def test_ranks_that_cannot_talk_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FastckptError, match="init_process_group first"):
+        FsdpShardCheckpointer(tmp_path)
+    monkeypatch.delenv("RANK")
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        assert checkpointer.save_checkpoint(1, {"n": 1}, storage_type=StorageType.MEMORY)
+
+
+def test_a_state_dict_and_a_reader(checkpointer: Made, tmp_path: Path):
+    assert checkpointer.get_storage_reader() is None
+    state = {"w": torch.arange(5.0), "deep": {"n": 3}}
+    path = tmp_path / "run" / "checkpoint-4"
+    assert checkpointer.save_checkpoint(4, state, path, StorageType.DISK)
+    with pytest.raises(ConfigError, match=r"step 5 cannot be called 'checkpoint-4'"):
+        checkpointer.save_checkpoint(5, state, path, storage_type=StorageType.MEMORY)
+    noise = torch.rand(2)
+    loaded: dict[str, Any] = {"w": torch.zeros(5), "deep": {"n": 0}}
+    dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
+    assert torch.equal(torch.rand(2), noise)
+    assert torch.equal(loaded["w"], state["w"]) and loaded["deep"] == {"n": 3}
+    assert (checkpointer.loaded_step, checkpointer.loaded_from) == (4, "memory")
+    checkpointer.wait_latest_checkpoint()
+    stock: dict[str, Any] = {"w": torch.zeros(5), "deep": {"n": 0}}
+    dcp.load(stock, checkpoint_id=path)
+    assert torch.equal(stock["w"], state["w"]) and stock["deep"] == {"n": 3}
+
+
+def test_a_model_alone_may_be_loaded(checkpointer: Made):
+    training, other = Training().step(), Training(3)
+    save(checkpointer, training, 1, extra_sd={"x": 1})
+    assert checkpointer.load_checkpoint(other.model) == {"x": 1}
+    assert same(other.state, training.state[: len(other.state)])
+    with pytest.raises(CheckpointException, match="Size mismatch between saved"):
+        checkpointer.load_checkpoint(nn.Sequential(nn.Linear(5, 3), nn.Linear(5, 3)))
+    assert all(save(checkpointer, training, step) for step in range(2, 6)), "nothing is kept for a load that failed"
+
+
+def test_nothing_to_load_is_no_error_and_what_is_bad_is(tmp_path: Path):
+    training = Training().step()
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        assert checkpointer.load_checkpoint(training.model, training.optimizer) == {}
+        assert checkpointer.loaded_step == -1
+        with pytest.raises(BadCheckpoint, match="holds no checkpoint 7"):
+            checkpointer.load_checkpoint(training.model, training.optimizer, "7")
+        save(checkpointer, training, 1, storage_type=StorageType.DISK)
+    (tmp_path / "checkpoint-1" / "__0_0.distcp").write_bytes(b"bad")
+    with FsdpShardCheckpointer(tmp_path) as checkpointer, pytest.raises(NoLoadableCheckpoint):
+        checkpointer.load_checkpoint(training.model, training.optimizer)
+
+
+def test_a_bad_state_of_its_own_is_a_bad_checkpoint(tmp_path: Path):
+    training, states = Training(), []
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        for step in (1, 2):
+            save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
+            states.append(training.state)
+    own = tmp_path / "checkpoint-2" / "rank_0.pt"
+    own.write_bytes(own.read_bytes()[::-1])
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        checkpointer.load_checkpoint(training.model, training.optimizer)
+        assert checkpointer.loaded_step == 1 and same(training.state, states[0])
+
+
+def test_an_older_checkpoint_is_gone_back_to(checkpointer: Made, tmp_path: Path):
+    training, states = Training(), {}
+    for step in (1, 2, 3):
+        save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
+        states[step] = training.state
+    checkpointer.wait_latest_checkpoint()
+    checkpointer.load_checkpoint(training.model, training.optimizer, tmp_path / "run" / "checkpoint-1")
+    assert same(training.state, states[1])
+    save(checkpointer, training, 2)
+    checkpointer.load_checkpoint(training.model, training.optimizer)
+    assert checkpointer.loaded_step == 2 and same(training.state, states[1])
+
+
+def test_who_asks_again_goes_on_from_what_was_saved_since(tmp_path: Path):
+    training = Training()
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        for step in (1, 2, 3):
+            save(checkpointer, training.step(), step, storage_type=StorageType.DISK)
+    for given in ("1", str(tmp_path / "checkpoint-1")):
+        for expected in (1, 5):
+            with FsdpShardCheckpointer(tmp_path) as checkpointer:
+                checkpointer.load_checkpoint(training.model, training.optimizer, given)
+                assert checkpointer.loaded_step == (5 if given != "1" else expected)
+                if checkpointer.loaded_step == 1:
+                    save(checkpointer, training.step(), 5, storage_type=StorageType.DISK)
+
+
+def test_checkpoints_of_stock_dcp_load(checkpointer: Made, tmp_path: Path):
+    training, other = Training().step(), Training(4)
+    from fastckpt.dcp.state_dicts import sharded_state
+
+    dcp.save(sharded_state(training.model, (training.optimizer,)) | {"n": 5}, checkpoint_id=tmp_path / "stock")
+    assert checkpointer.load_checkpoint(other.model, other.optimizer, tmp_path / "stock") == {"n": 5}
+    assert same(other.state, training.state)
+
+
+def test_the_structure_may_change(checkpointer: Made):
+    saved = []
+    for step in range(1, 12):
+        shape = (3,) if step < 4 else (4,)
+        dtype = torch.float32 if step < 8 else torch.bfloat16
+        result = checkpointer.save_checkpoint(
+            step, {"w": torch.full(shape, step, dtype=dtype), "n": [step] * 5}, storage_type=StorageType.MEMORY
+        )
+        saved += [step] * bool(result)
+
+    assert saved == list(range(1, 12)), "alone a rank need not wait for others"
+    loaded = {"w": torch.zeros(4, dtype=torch.bfloat16), "n": None}
+    dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
+    assert loaded["n"] == [11] * 5 and bool((loaded["w"] == 11).all())
+
+
+def test_values_that_grow_do_so_into_ever_more_room(checkpointer: Made):
+    plans = counts["snapshot.plan"]
+    for step in range(200):
+        assert checkpointer.save_checkpoint(step, {"losses": [0.5] * (20 * step)}, storage_type=StorageType.MEMORY)
+    assert 2 < counts["snapshot.plan"] - plans < 25
+    loaded = {"losses": None}
+    dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
+    assert loaded == {"losses": [0.5] * (20 * checkpointer.loaded_step)} and checkpointer.loaded_step == 199
+
+
+def test_what_differs_although_it_is_equal(checkpointer: Made):
+    values: list[Any] = [0.0, -0.0, 0, False, 1, True, 1.0, float("nan")]
+    for step, value in enumerate(values):
+        assert checkpointer.save_checkpoint(step, {"v": value, "t": (value, [value])}, storage_type=StorageType.MEMORY)
+        loaded: dict[str, Any] = {"v": None, "t": None}
+        dcp.load(loaded, storage_reader=checkpointer.get_storage_reader())
+        assert repr(loaded) == repr({"v": value, "t": (value, [value])})
+
+
+def test_errors_name_what_cannot_be_saved(checkpointer: Made):
+    with pytest.raises(Exception) as error:
+        checkpointer.save_checkpoint(1, {"deep": {"f": lambda: 0}}, storage_type=StorageType.MEMORY)
+    assert "deep.f cannot be saved" in error.value.__notes__
+
+    with pytest.raises(NotLoadable, match="when"):
+        save(checkpointer, Training(), 3, rank_state={"when": Path("x")})
+    assert save(checkpointer, Training(), 4)
+    with pytest.raises(StepError):
+        save(checkpointer, Training(), 3)
+
+
+def test_all_of_a_checkpoint_is_on_storage(tmp_path: Path):
+    with FsdpShardCheckpointer(tmp_path) as checkpointer:
+        save(checkpointer, Training().step(), 1, storage_type=StorageType.DISK, metrics={"loss": 0.5})
+    [stored] = CheckpointDirectory(tmp_path).checkpoints()
+    stored.verify()
+    assert {entry.name for entry in stored.manifest.files} == {".metadata", "__0_0.distcp", "rank_0.pt"}
+    assert stored.manifest.details["metrics"] == {"loss": 0.5}
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "checkpoint-1", copy)
+    assert dcp.FileSystemReader(copy).read_metadata().state_dict_metadata
+
+
+def test_the_form_of_flash_checkpoint(checkpointer: Made, tmp_path: Path, said: pytest.LogCaptureFixture):
+    """By place, by name, and mixed; paths as its scripts give them."""
+    training, run = Training(), tmp_path / "run"
+    training.step()
+    model, optimizer = training.model, training.optimizer
+    assert checkpointer.save_checkpoint(1, model, optimizer, {"epoch": 1}, run / "1", StorageType.DISK)
+    assert checkpointer.save_checkpoint(2, model, optimizer, extra_sd={"epoch": 2}, path=run / "two")
+    assert checkpointer.wait_latest_checkpoint(60) == 2
+    assert checkpointer.save_checkpoint(3, model, None, None, "/nowhere/3", StorageType.DISK)
+    assert checkpointer.save_checkpoint(4, model, optimizer, {"epoch": 4}, rank_state={"at": 4})
+    assert checkpointer.wait_latest_checkpoint(60) == 4
+    assert sorted(path.parent.name for path in run.glob("*/manifest.json")) == [
+        "1",
+        "checkpoint-3",
+        "checkpoint-4",
+        "two",
+    ]
+    assert said.text.count("cannot lie at /nowhere/3") == 1 and not Path("/nowhere").exists()
+    other = Training(3)
+    assert checkpointer.load_checkpoint(other.model, other.optimizer) == {"epoch": 4}
+    assert checkpointer.rank_state == {"at": 4}
+    assert checkpointer.load_checkpoint(other.model, other.optimizer, run / "1") == {"epoch": 1}
+    for wrong, text in (((model, 1, 2, 3, 4, 5), "takes 6 positional"), (({}, "", None, 1), "takes 4 positional")):
+        with pytest.raises(TypeError, match=text):
+            checkpointer.save_checkpoint(5, *wrong)
+    with pytest.raises(TypeError, match="'extra_sd' by its place and by its name"):
+        checkpointer.save_checkpoint(5, model, optimizer, {}, extra_sd={})
+
+
+def test_a_full_checkpoint_in_the_form_of_flash_checkpoint(tmp_path: Path, said: pytest.LogCaptureFixture):
+    training, path = Training(), tmp_path / "full.pt"
+    training.step()
+    ignored = {"replica_count": 1, "comm_backend": "gloo", "save_timeout": 600, "local_shard_num": 1}
+    with FsdpFullCheckpointer(tmp_path / "run", **ignored, global_shard_num=1) as checkpointer:
+        checkpointer.save_checkpoint(1, training.model, training.optimizer, {"epoch": 1}, path)
+        assert checkpointer.wait_latest_checkpoint(60) == 1
+        assert torch.load(path)["epoch"] == 1
+        assert checkpointer.load_checkpoint(training.model, training.optimizer) == {"epoch": 1}
+    assert said.text.count("without effect here") == 1
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_a_path_of_the_user_in_memory_alone(tmp_path: Path, url: bool):
+    """What is persisted at the end lies there."""
+    run = tmp_path / "run"
+    with FsdpShardCheckpointer(f"file://{run}" if url else run) as checkpointer:
+        checkpointer.save_checkpoint(1, {"n": 1}, f"{checkpointer._writer.directory}/mine", StorageType.MEMORY)
+    assert (run / "mine/.metadata").is_file()

@@ -1,0 +1,495 @@
+"""`fastckpt.Checkpointer` with sharded models in a job of one rank, in a process that may have a process group."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+
+from fastckpt import Checkpointer
+from fastckpt.errors import ConfigError, NoLoadableCheckpoint, NotLoadable
+from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageType
+from tests.e2e.dcp.states import same
+
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(_join).result(240)
+        yield pool
+
+
+@pytest.fixture
+def run(process: ProcessPoolExecutor, tmp_path: Path) -> Run:
+    """Runs a function there, with a directory."""
+    return lambda function, *args: process.submit(_in, dict(os.environ), function, tmp_path, *args).result(120)
+
+
+def _join() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _in(environment: dict[str, str], function: Callable[..., None], *args: Any) -> None:
+    os.environ.update(environment)
+    function(*args)
+
+
+class Net(nn.Module):
+    """One of its layers is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.idle = nn.Linear(5, 8), nn.Linear(8, 3), nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs).relu())
+
+
+class Value:
+    """Its state may be what DCP would not give back as it was."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[Any, Any]:
+        return {"value": self.value, 7: {}}
+
+    def load_state_dict(self, state: dict[Any, Any]) -> None:
+        assert state[7] == {}
+        self.value = state["value"]
+
+
+class Training:
+    """Two optimizers, of which one makes its first step late."""
+
+    def __init__(self, directory: Path, seed: int = 0, **options: Any) -> None:
+        torch.manual_seed(seed)
+        self.model, self.average = fully_shard(Net()), fully_shard(nn.Linear(5, 8))
+        used, late = [*self.model.first.parameters(), *self.model.idle.parameters()], self.model.second.parameters()
+        self.optimizers = [torch.optim.AdamW(used, 0.1), torch.optim.AdamW(late, 0.1)]
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizers[0], [2, 5])
+        self.value = Value()
+        parts = {"model": self.model, "optimizer": self.optimizers, "scheduler": self.scheduler}
+        others = {"average": self.average, "value": self.value}
+        self.checkpointer = Checkpointer(directory, **parts | {"every": 1, "others": others} | options)
+
+    def steps(self, first: int, last: int, updates: int) -> None:
+        for step in range(first, last + 1):
+            self.model(torch.ones(2, 5) * step).square().sum().backward()
+            if step % updates == 0:
+                for optimizer in self.optimizers[: 1 if step < 4 else 2]:
+                    optimizer.step()
+                for optimizer in self.optimizers:
+                    optimizer.zero_grad()
+                self.scheduler.step()
+            with torch.no_grad():
+                self.average.weight.lerp_(self.model.first.weight, 0.1)
+                self.model(torch.ones(2, 5))  # after a forward FSDP2 has whole parameters, without gradients
+            self.value.value = {step: [step, {}, (1.5, "x" * 9 * step)]}
+            self.checkpointer.step(step)
+
+    @property
+    def state(self) -> Any:
+        modules = [each.state_dict() for each in (self.model, self.average)]
+        optimizers = [each.state_dict() for each in self.optimizers]
+        return _whole([*modules, *optimizers, self.scheduler.state_dict(), self.value.value])
+
+
+def _whole(node: Any) -> Any:
+    if isinstance(node, DTensor):
+        return node.full_tensor().detach().clone()
+    if isinstance(node, dict):
+        return {name: _whole(child) for name, child in node.items()}
+    if isinstance(node, list | tuple):
+        return dict(enumerate(map(_whole, node)))
+    return node.clone() if isinstance(node, torch.Tensor) else node
+
+
+def goes_on(directory: Path, updates: int) -> None:
+    options = {"gradients": updates > 1}
+    whole = Training(directory / "whole", every=1000)
+    with whole.checkpointer as checkpointer:
+        assert checkpointer.resume() == 0
+        whole.steps(1, 8, updates)
+    for last in range(1, 9):
+        part = Training(directory / "parts", seed=last if last > 1 else 0, **options)
+        with part.checkpointer as checkpointer:
+            assert checkpointer.resume() == last - 1
+            if last > 2:
+                assert part.value.value == {last - 1: [last - 1, {}, (1.5, "x" * 9 * (last - 1))]}
+            assert [len(each.state) for each in part.optimizers] == _with_state(last - 1, updates)
+            part.steps(last, last, updates)
+    assert same(part.state, whole.state)
+
+
+def _with_state(step: int, updates: int) -> list[int]:
+    """How many parameters of each optimizer have one: not those that are not used, nor before the first step."""
+    return [2 if step >= updates else 0, 2 if step // updates * updates >= 4 else 0]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_it_goes_on_as_if_it_had_not_ended(run: Run, updates: int):
+    """With gradients that add up, too; with an average, which is sharded; with a state that has all kinds of keys."""
+    run(goes_on, updates)
+
+
+class ByHand:
+    """Saves a training with a checkpointer of FSDP, in each step."""
+
+    def __init__(self, checkpointer: Any, training: Training) -> None:
+        self._checkpointer, self._training = checkpointer, training
+
+    def step(self, step: int) -> None:
+        training = {"model": self._training.model, "optimizer": self._training.optimizers}
+        assert self._checkpointer.save_checkpoint(step, **training)
+
+
+def goes_on_by_hand(directory: Path, kind: type[Any]) -> None:
+    whole = Training(directory / "whole", every=1000)
+    with whole.checkpointer as checkpointer:
+        checkpointer.resume()
+        whole.steps(1, 6, 1)
+    for last in range(1, 7):
+        part = Training(directory / "unused", seed=last if last > 1 else 0)
+        part.checkpointer.close()
+        with kind(directory / "parts") as checkpointer:
+            part.model.first.requires_grad_(False)  # what is frozen at first has a state, too
+            checkpointer.load_checkpoint(part.model, part.optimizers)
+            assert checkpointer.loaded_step == (last - 1 or -1)
+            assert [len(each.state) for each in part.optimizers] == _with_state(last - 1, 1)
+            part.model.first.requires_grad_(True)
+            part.scheduler.last_epoch = last - 1
+            part.checkpointer = ByHand(checkpointer, part)  # type: ignore[assignment]
+            part.steps(last, last, 1)
+    assert same(*[_whole([t.model.state_dict(), *[o.state_dict() for o in t.optimizers]]) for t in (part, whole)])
+
+
+@pytest.mark.parametrize("kind", [FsdpShardCheckpointer, FsdpFullCheckpointer])
+def test_by_hand_too(run: Run, kind: type[Any]):
+    run(goes_on_by_hand, kind)
+
+
+def frozen(directory: Path) -> None:
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 2, 1)
+    other = Training(directory, seed=3)
+    other.model.first.requires_grad_(False)
+    with other.checkpointer as checkpointer:
+        assert checkpointer.resume() == 2
+    assert same(other.state, training.state)
+    assert not any(parameter.requires_grad for parameter in other.model.first.parameters())
+
+
+def after_a_forward(directory: Path) -> None:
+    model, average = fully_shard(Net()), fully_shard(Net())
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.no_grad():
+        model(torch.ones(2, 5)), average(torch.ones(2, 5))
+    parts = {"model": model, "optimizer": optimizer, "others": {"average": average}}
+    with Checkpointer(directory, **parts, every=1) as checkpointer:
+        checkpointer.resume()
+        assert checkpointer.step(1)
+    assert (directory / "checkpoint-1" / "__0_0.distcp").exists()
+
+
+def test_a_model_may_have_been_used_before(run: Run):
+    run(after_a_forward)
+
+
+def test_what_is_frozen_when_it_resumes_has_its_states(run: Run):
+    run(frozen)
+
+
+class Slow(torch.optim.SGD):
+    """Has a number at first, and tensors, one of them in a list, from the third step on."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state["count"] = state.get("count", 0) + 1
+                if state["count"] > 2:
+                    state.setdefault("slow", torch.zeros_like(parameter)).add_(parameter.grad)
+                    state["past"] = [*state.get("past", [])[-1:], state["count"]]
+                    parameter.sub_(state["slow"], alpha=0.01)
+
+
+def states_that_come_late(directory: Path) -> None:
+    def steps(last: int) -> Any:
+        model = fully_shard(Net())
+        optimizer = Slow(model.parameters(), 0.1)
+        with Checkpointer(directory, model=model, optimizer=optimizer, every=1) as checkpointer:
+            for step in range(checkpointer.resume() + 1, last + 1):
+                model(torch.ones(2, 5) * step).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                checkpointer.step(step)
+        return _whole([model.state_dict(), *optimizer.state.values()])
+
+    saved = steps(5)
+    assert saved[1]["past"] == {0: 4, 1: 5} and saved[1]["slow"].any()
+    assert same(steps(5), saved)
+
+
+def test_states_that_come_after_the_first_step(run: Run):
+    run(states_that_come_late)
+
+
+class Closureless(torch.optim.AdamW):
+    """Its step takes nothing, as of many scripts' own optimizers."""
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+
+class Master(torch.optim.SGD):
+    """Has its momentum in float32, whatever the weights are in."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter, dtype=torch.float))
+                momentum.mul_(0.9).add_(parameter.grad.float())
+                parameter.sub_(momentum.to(parameter.dtype), alpha=0.01)
+
+
+def of_kind(directory: Path, kind: Any, sharded: bool, scheduled: bool) -> None:
+    """A job of 3 steps and then 5 more, as one of 8."""
+
+    def steps(place: Path, last: int) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 4, dtype=torch.bfloat16)
+        model = fully_shard(model) if sharded else model
+        optimizer = kind(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2) if scheduled else ()
+        parts: Any = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "every": 1}
+        with Checkpointer(place, **parts) as checkpointer:
+            for step in range(checkpointer.resume() + 1, last + 1):
+                model(torch.ones(2, 5, dtype=torch.bfloat16) / step).square().sum().backward()
+                optimizer.step()
+                if scheduled:
+                    scheduler.step()
+                optimizer.zero_grad()
+                checkpointer.step(step)
+        return _whole([model.state_dict(), optimizer.state_dict()])
+
+    steps(directory / "parts", 3)
+    assert same(steps(directory / "parts", 8), steps(directory / "whole", 8))
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("kind", [Closureless, torch.optim.NAdam, Master])
+def test_an_optimizer_comes_back_as_it_was(run: Run, kind: Any, sharded: bool, scheduled: bool):
+    """Also one whose step takes no closure, and states in another dtype than the weights'."""
+    run(of_kind, kind, sharded, scheduled)
+
+
+class Scaled(nn.Linear):
+    """Its extra state grows with the first steps, as that of Transformer Engine's modules does; it may be a tensor."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(8, 8)
+        self.kind, self.peaks = kind, list[float]()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.peaks = [*self.peaks, inputs.detach().abs().max().item()][-4:]
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> Any:
+        return self.kind(self.peaks)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.peaks = [float(each) for each in state]
+
+
+def extra_states(directory: Path, kind: Any) -> None:
+    def build() -> tuple[nn.Sequential, Checkpointer]:
+        model = fully_shard(nn.Sequential(Scaled(kind)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        return model, Checkpointer(directory, model=model, optimizer=optimizer, every=1)
+
+    model, checkpointer = build()
+    with checkpointer:
+        checkpointer.resume()
+        for step in range(1, 4):
+            model(torch.ones(2, 8) * step).square().mean().backward()
+            checkpointer.step(step)
+    again, checkpointer = build()
+    with checkpointer:
+        assert checkpointer.resume() == 3
+    assert again[0].peaks == model[0].peaks == [1.0, 2.0, 3.0]
+    assert torch.equal(again[0].weight.full_tensor(), model[0].weight.full_tensor())
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, list])
+def test_extra_states_of_modules_may_change_their_size(run: Run, kind: Any):
+    run(extra_states, kind)
+
+
+def failed_load(directory: Path) -> None:
+    def build(width: int, steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = fully_shard(nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(steps):
+            model(torch.ones(2, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    checkpointer = FsdpShardCheckpointer(str(directory))
+    model, optimizer = build(8, 2)
+    checkpointer.load_checkpoint(model, optimizer)
+    checkpointer.save_checkpoint(2, model=model, optimizer=optimizer, storage_type=StorageType.DISK)
+    for steps in (3, 0):
+        model, optimizer = build(16, steps)
+        before = _whole(optimizer.state_dict())
+        with pytest.raises(BaseException, match=r"[Ss]ize"):
+            checkpointer.load_checkpoint(model, optimizer)
+        assert same(_whole(optimizer.state_dict()), before)
+        assert len(optimizer.state) == 4 * bool(steps)
+    checkpointer.close()
+
+
+def test_a_load_that_fails_leaves_the_optimizer_as_it_was(run: Run):
+    run(failed_load)
+
+
+def other_optimizers(directory: Path) -> None:
+    def training(*groups: list[str]) -> Checkpointer:
+        model = fully_shard(Net())
+        layers = [[model.get_submodule(name) for name in group] for group in groups]
+        given = [{"params": [each for layer in group for each in layer.parameters()]} for group in layers]
+        return Checkpointer(directory, model=model, optimizer=torch.optim.AdamW(given), every=1)
+
+    with training(["first"], ["second"]) as checkpointer:
+        checkpointer.resume()
+        checkpointer.step(1)
+    for says, groups in {
+        "with 2 parameter groups, and has 1": [["first", "second"]],
+        "with 2 parameter groups, and has 3": [["first"], ["second"], ["idle"]],
+        "other parameters in a group of its AdamW: see idle.bias, idle.weight.": [["first"], ["second", "idle"]],
+        "see first.bias, first.weight, second.bias, second.weight.": [["second"], ["first"]],
+    }.items():
+        with training(*groups) as checkpointer:
+            with pytest.raises(ConfigError, match=says):
+                checkpointer.resume()
+            assert "groups, and" not in says or not checkpointer._optimizers[0].state, "nothing is changed"
+
+
+def test_optimizers_of_other_parameters_are_refused(run: Run):
+    run(other_optimizers)
+
+
+def refused(directory: Path) -> None:
+    model = fully_shard(Net())
+    optimizer = torch.optim.AdamW(model.parameters())
+    flat = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    for says, parts in {
+        "AdamW has parameters that are not of the sharded": {"model": fully_shard(Net()), "optimizer": optimizer},
+        "optimizer is a Value; with a sharded model": {"model": model, "optimizer": Value()},
+        "gradients=True: those of FSDP1": {"model": flat, "gradients": True},
+        "LBFGS makes no step without a closure": {"model": model, "optimizer": torch.optim.LBFGS(model.parameters())},
+        "scaler is an object": {"model": model, "others": {"scaler": object()}},
+    }.items():
+        with pytest.raises(ConfigError, match=says):
+            Checkpointer(directory, **parts)
+    assert not directory.exists() or not any(directory.iterdir())
+    with Checkpointer(directory, model=model, others={"another": optimizer}, every=1) as checkpointer:
+        checkpointer.resume()
+        model(torch.ones(2, 5)).sum().backward()
+        optimizer.step()
+        with pytest.raises(ConfigError, match="another has a state of shards"):
+            checkpointer.step(1)
+        checkpointer._step = 0  # there is nothing to save
+    with Checkpointer(directory, model=model, gradients=True, every=1) as checkpointer:
+        step = checkpointer.resume()
+        model.set_requires_gradient_sync(False)
+        with pytest.raises(ConfigError, match="keeps gradients where they cannot be saved"):
+            checkpointer.step(step + 1)
+        checkpointer._step = step
+
+
+def test_what_cannot_be_saved_is_said_at_once(run: Run):
+    run(refused)
+
+
+def other_kinds(directory: Path) -> None:
+    plain, sharded = nn.Linear(5, 3), fully_shard(nn.Linear(5, 3))
+    for first, then, says in ((plain, sharded, "full_state_dict=True"), (sharded, plain, "dcp_to_torch")):
+        place = directory / type(first).__name__
+        with Checkpointer(place, model=first, every=1) as checkpointer:
+            checkpointer.resume()
+            checkpointer.step(1)
+        with Checkpointer(place, model=then) as checkpointer, pytest.raises(NoLoadableCheckpoint, match=says):
+            checkpointer.resume()
+    says = r"\['average'\]\['weight'\] is a torch.distributed.tensor.DTensor"
+    with Checkpointer(directory / "both", model=plain, others={"average": sharded}) as checkpointer:
+        for _ in range(2):
+            with pytest.raises(NotLoadable, match=says):
+                checkpointer.resume()
+
+
+def test_checkpoints_of_another_kind(run: Run):
+    run(other_kinds)
+
+
+def by_hand(directory: Path) -> None:
+    training = Training(directory)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 5, 1)
+    other = Training(directory, seed=3)
+    other.checkpointer.close()
+    with FsdpShardCheckpointer(directory) as manual:
+        extra = manual.load_checkpoint(other.model)
+        assert torch.equal(other.model.first.weight.full_tensor(), training.model.first.weight.full_tensor())
+        assert extra["scheduler"] == training.scheduler.state_dict() and extra["value"][7] == {}
+        extra |= {"average": training.average.state_dict(), "more": 5}
+        state = {"model": training.model, "optimizer": training.optimizers, "extra_sd": extra}
+        assert manual.save_checkpoint(6, storage_type=StorageType.DISK, **state)
+    other = Training(directory, seed=3, scheduler=(), others={"average": (average := fully_shard(nn.Linear(5, 8)))})
+    with other.checkpointer as checkpointer:
+        assert checkpointer.resume() == 6
+    assert torch.equal(average.weight.full_tensor(), training.average.weight.full_tensor())
+    assert same(_whole(other.optimizers[1].state_dict()), _whole(training.optimizers[1].state_dict()))
+    with Training(directory, others={"lacks": Value()}).checkpointer as checkpointer:
+        before = _whole(checkpointer._model.state_dict())
+        with pytest.raises(ConfigError, match="the checkpoint has no lacks; it has "):
+            checkpointer.resume()
+        assert same(_whole(checkpointer._model.state_dict()), before), "nothing is loaded"
+
+
+def test_a_checkpointer_by_hand_loads_the_same_checkpoints(run: Run):
+    run(by_hand)
+
+
+def gradients_in_another_sharding(directory: Path) -> None:
+    training = Training(directory, gradients=True)
+    with training.checkpointer as checkpointer:
+        checkpointer.resume()
+        training.steps(1, 1, 2)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
+    other = Training(directory, gradients=True)
+    other.checkpointer._parts._gradients._model = nn.ModuleDict({"first": nn.Linear(2, 8), "second": nn.Linear(8, 3)})
+    with other.checkpointer as checkpointer, pytest.raises(ConfigError, match="in the same sharding only"):
+        checkpointer.resume()
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def test_gradients_are_loaded_in_the_same_sharding_only(run: Run):
+    run(gradients_in_another_sharding)

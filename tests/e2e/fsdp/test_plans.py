@@ -1,0 +1,293 @@
+"""The ranks' plans, in threads with one store: whatever happens in whichever order, no checkpoint mixes two of them."""
+
+import contextlib
+import pickle
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from fastckpt._core.config import Place
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.plan import Plan
+from fastckpt.dcp import shard_plans
+from fastckpt.dcp.shard_plans import Shards, Unplanned
+from fastckpt.dcp.store_mailbox import PIECE, Board
+from fastckpt.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+State = dict[str, Any]
+
+
+def write(plan: Plan, path: Path) -> None:
+    data = bytearray(plan.skeleton.length)
+    for offset, segment in plan.skeleton.segments:
+        data[offset : offset + len(segment)] = segment
+    for gap, storage in zip(plan.skeleton.gaps, plan.storages, strict=True):
+        filled = torch.tensor([], dtype=torch.uint8).set_(storage).numpy().tobytes()
+        data[gap.offset : gap.offset + gap.size] = filled[: gap.size]
+    path.write_bytes(data)
+
+
+class Ranks:
+    """A job of threads. ``state_of(rank, step)`` is what a rank saves in a step."""
+
+    def __init__(self, folder: Path, count: int, state_of: Any) -> None:
+        self.folder, self.count, self.state_of = folder, count, state_of
+        self.store = dist.HashStore()
+        self.saved: dict[int, set[int]] = {}
+        self.skipped: dict[int, list[str]] = {}
+        self.errors: list[BaseException] = []
+        self.between = threading.Barrier(count)
+
+    def run(self, steps: int, pause: float = 0.0, together: int = 10**9) -> "Ranks":
+        """With pauses of random lengths, and nothing else, between saves; without, all ranks meet there.
+
+        Every so many saves is one that all make together.
+        """
+        self.together = together
+        self.places = [Place(rank, rank, self.count, self.count) for rank in range(self.count)]
+        threads = [threading.Thread(target=self._rank, args=(place, steps, pause)) for place in self.places]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not self.errors
+        return self
+
+    def _rank(self, place: Place, steps: int, pause: float) -> None:
+        try:
+            mine = Shards(place, Board(self.store), lambda *_: contextlib.nullcontext())
+            for step in range(steps):
+                self._save(mine, place.rank, step)
+                if pause:
+                    time.sleep(random.random() * pause)
+                else:
+                    self.between.wait(60)
+        except BaseException as error:
+            self.errors.append(error)
+            self.between.abort()
+            raise
+
+    def _save(self, mine: Shards, rank: int, step: int) -> None:
+        try:
+            files = mine.files(
+                SaveId(1, step), self.state_of(rank, step), together=step % self.together == self.together - 1
+            )
+        except Unplanned as reason:
+            self.skipped.setdefault(step, []).append(str(reason))
+            return
+        for name, plan in files.items():
+            if rank == 0 or name != ".metadata":
+                path = self.folder / str(step) / name
+                path.parent.mkdir(exist_ok=True)
+                write(plan, path)
+        self.saved.setdefault(step, set()).add(rank)
+
+    @property
+    def whole(self) -> list[int]:
+        return [step for step, ranks in sorted(self.saved.items()) if len(ranks) == self.count]
+
+    def check(self) -> None:
+        """Plain torch loads each whole checkpoint, and finds in it what some rank has saved in that step."""
+        for step in self.whole:
+            saved = [self.state_of(rank, step) for rank in range(self.count)]
+            loaded = {name: torch.zeros_like(v) if isinstance(v, torch.Tensor) else v for name, v in saved[0].items()}
+            dcp.load(loaded, checkpoint_id=self.folder / str(step))
+            for name, value in loaded.items():
+                assert any(same(value, each[name]) for each in saved if name in each), (step, name)
+
+
+def same(one: Any, other: Any) -> bool:
+    return bool(torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other)
+
+
+def state(step: int, size: int, text: int) -> State:
+    tensors = {f"w{i}": torch.full((size + i,), float(step)) for i in range(5)}
+    return tensors | {"text": "x" * text, "step": step, "note": "y" * (text // 3)}
+
+
+def test_each_save_follows_the_first_plan(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 3, lambda rank, step: state(step, 4, 0)).run(6)
+    assert ranks.whole == [0, 1, 2, 3, 4, 5]
+    ranks.check()
+    assert len({frozenset(path.stat().st_size for path in (tmp_path / "5").iterdir())}) == 1
+    assert (tmp_path / "0" / ".metadata").read_bytes() == (tmp_path / "5" / ".metadata").read_bytes()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_change_costs_one_save(tmp_path: Path, count: int) -> None:
+    """In all ranks; in one of them, by a value that one rank writes; and in all, one after the other."""
+
+    def state_of(rank: int, step: int) -> State:
+        late = {"late": torch.full((3,), float(step))} if step >= 12 + rank else {}
+        return state(step, 4 if step < 5 else 6, 3000 if step >= 9 else 0) | late
+
+    ranks = Ranks(tmp_path, count, state_of).run(20)
+    # rank 1 has changed by the time at which the change of rank 0 is planned
+    assert [step for step in range(20) if step not in ranks.whole] == [5, 9, 12, 14][: count + 1], ranks.skipped
+    ranks.check()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_changes_in_any_order_keep_nobody_waiting(tmp_path: Path, seed: int) -> None:
+    """Where training holds ranks together: a rank that waited for another that is training would do so for ever."""
+    chance = random.Random(seed)
+    changes = [sorted(chance.sample(range(20), 4)) for _ in range(3)]
+
+    def state_of(rank: int, step: int) -> State:
+        more = {f"more{change}": torch.full((3,), float(step)) for change in changes[rank] if step >= change}
+        return state(step, 3, 40 * step * (seed % 2)) | more
+
+    ranks = Ranks(tmp_path, 3, state_of).run(24, together=4)
+    ranks.check()
+    assert set(range(3, 24, 4)) <= set(ranks.whole), "none of these is skipped"
+    assert not [reason for reasons in ranks.skipped.values() for reason in reasons if "did not come" in reason]
+    assert {23, 22} & set(ranks.whole)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_that_nothing_holds_together(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are steps apart, change as they like, and do not wait long: saves are lost, and none is torn."""
+    monkeypatch.setattr(shard_plans, "DEADLINE", 0.05)
+    chance = random.Random(seed)
+    changes = [sorted(chance.sample(range(30), 3)) for _ in range(3)]
+
+    def state_of(rank: int, step: int) -> State:
+        more = {f"more{change}": torch.full((3,), float(step)) for change in changes[rank] if step >= change}
+        return state(step, 3, 40 * step * (seed % 2)) | more
+
+    ranks = Ranks(tmp_path, 3, state_of).run(30, pause=0.01 * (seed % 3))
+    ranks.check()
+
+
+def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_plans, "DEADLINE", 0.1)
+    store = dist.HashStore()
+    first, second = (
+        Shards(Place(rank, rank, 2, 2), Board(store), lambda *_: contextlib.nullcontext()) for rank in (0, 1)
+    )
+    for step in (1, 2):
+        with pytest.raises(Unplanned, match="did not come"):
+            first.files(SaveId(1, step), state(step, 4, 0))
+    with pytest.raises(Unplanned, match="did not come"):
+        second.files(SaveId(1, 1), state(1, 4, 0))
+    with pytest.raises(Unplanned, match="did not come"):  # the other has not said where it has what
+        first.files(SaveId(1, 3), state(3, 4, 0))
+    assert second.files(SaveId(1, 3), state(3, 4, 0)).keys() == {"__1_0.distcp"}
+    assert ".metadata" in first.files(SaveId(1, 4), state(4, 4, 0))
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) -> None:
+    """One more part would count as a checkpoint, without what the other had; a late rank ends the last one."""
+    board = Board(dist.HashStore())
+    first, second = (Shards(Place(rank, rank, 2, 2), board, lambda *_: contextlib.nullcontext()) for rank in (0, 1))
+    thread = threading.Thread(target=second.files, args=(SaveId(1, 1), state(1, 4, 0)))
+    thread.start()
+    first.files(SaveId(1, 1), state(1, 4, 0))
+    thread.join()
+    second.files(SaveId(1, 2), state(2, 4, 0))
+    if changes:
+        with pytest.raises(Unplanned, match="ranks plan anew"):
+            first.files(SaveId(1, 3), state(3, 5, 0))
+    second.close(SaveId(1, 2))
+    second.close(None)
+    if not changes:
+        assert ".metadata" in first.files(SaveId(1, 2), state(2, 4, 0))
+    for together in (False, True):
+        with pytest.raises(Unplanned, match="has closed its checkpointer"):
+            first.files(SaveId(1, 4), state(4, 4, 0), together=together)
+    with pytest.raises(Unplanned, match="has closed its checkpointer" if not changes else "ranks plan anew"):
+        first.files(SaveId(1, 2), state(2, 7, 0))
+
+
+def test_states_that_do_not_go_together(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    places = [Place(rank, rank, 2, 2) for rank in (0, 1)]
+    first, second = (Shards(place, Board(store), lambda *_: contextlib.nullcontext()) for place in places)
+    errors: list[BaseException] = []
+
+    def save(mine: Shards, value: Any) -> None:
+        try:
+            mine.files(SaveId(1, 1), {"w": value})
+        except ConfigError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=save, args=(second, 5))
+    thread.start()
+    save(first, torch.zeros(3))
+    thread.join()
+    assert len(errors) == 2
+
+
+def test_a_message_may_be_larger_than_the_store_takes() -> None:
+    board = Board(dist.HashStore())
+    message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
+    board.put("key", message)
+    assert board.get("key", time.monotonic()) == message
+    board.remove("key")
+    with pytest.raises(TimeoutError):
+        board.get("key", time.monotonic())
+
+
+@pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
+def test_a_message_runs_no_code(code: object) -> None:
+    board = Board(dist.HashStore())
+    board.put("key", [1, code])
+    with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
+        board.get("key", time.monotonic())
+
+
+class Counting:
+    """A store that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._store = dist.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
+        return getattr(self._store, name)
+
+
+def test_a_repeated_save_asks_the_store_once() -> None:
+    store = Counting()
+    mine = Shards(Place(), Board(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
+    mine.files(SaveId(1, 0), state(0, 4, 9))
+    store.asked.clear()
+    for step in range(1, 6):
+        mine.files(SaveId(1, step), state(step, 4, 9 + step))
+    assert store.asked == ["check"] * 5
+
+
+class Between(dist.HashStore):
+    """A store in which something is done right after the first look at a message."""
+
+    then: Any = None
+
+    def check(self, keys: list[str]) -> bool:
+        there = super().check(keys)
+        then, self.then = self.then, None
+        if then:
+            then()
+        return there
+
+
+def test_what_a_rank_said_before_it_closed_is_heard() -> None:
+    """Else the others skip the save that this one was refused, and wait for it in their next load."""
+    store = Between()
+    here = Board(store)
+
+    def refuse_and_close() -> None:
+        here.put("1/items/1", "the states of the ranks do not go together")
+        here.say("2", "closed after 0 0")
+
+    store.then = refuse_and_close
+    assert here.get("1/items/1", time.monotonic() + 60, unless="2") == "the states of the ranks do not go together"

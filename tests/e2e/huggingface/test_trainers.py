@@ -1,0 +1,255 @@
+"""Trainers of one process, as a script that no launcher started makes them: one after the other, and failed ones."""
+
+import json
+import os
+import shutil
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
+
+from fastckpt.huggingface import FastCheckpointTrainer, get_last_checkpoint
+from tests.e2e.huggingface.stock import Sentences, digest, make_trainer, parse_arguments
+from tests.e2e.huggingface.test_files import names
+
+pytestmark = pytest.mark.frameworks
+
+BEST = ["load_best_model_at_end=true", 'metric_for_best_model="loss"', "greater_is_better=false"]
+
+
+def trainer_of(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -> Trainer:
+    options = ["--out", str(folder), "--checkpoint-dir", str(folder), "--steps", "6", "--disk", "3"]
+    more = {} if kind is Trainer else {"save_memory_steps": 1}
+    return make_trainer(parse_arguments(*options, *script), kind, **more)
+
+
+def trained(folder: Path, *script: str, kind: type = FastCheckpointTrainer) -> Trainer:
+    trainer = trainer_of(folder, *script, kind=kind)
+    trainer.train()
+    return trainer
+
+
+def kept(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("checkpoint-*")}
+
+
+def log_of(checkpoint: Path) -> list[dict[str, Any]]:
+    lines = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    return [
+        {name: each for name, each in line.items() if "runtime" not in name and "second" not in name} for line in lines
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, pytest.param(2, marks=pytest.mark.campaign)])
+def test_the_best_that_was_saved_is_kept_though_a_better_one_was_not(tmp_path, limit):
+    """Step 6 is the best, and is evaluated only; of those that are saved step 4 is."""
+    script = ["--steps", "12", "--disk", "4", "--eval", "2", "--best", "6", "--set", *BEST, f"save_total_limit={limit}"]
+    theirs, ours = (
+        trained(tmp_path / name, *script, kind=kind)
+        for name, kind in (("theirs", Trainer), ("ours", FastCheckpointTrainer))
+    )
+    assert (
+        kept(tmp_path / "ours")
+        == kept(tmp_path / "theirs")
+        == {"checkpoint-4", "checkpoint-12"} - ({"checkpoint-12"} if limit == 1 else set())
+    )
+    assert digest(dict(theirs.model.state_dict())) == digest(dict(ours.model.state_dict()))
+    assert ours.state.best_model_checkpoint == str(tmp_path / "ours" / "checkpoint-4")
+
+
+def test_the_last_is_there_though_storage_is_slow(tmp_path, monkeypatch):
+    """Those before it are being persisted, and no memory is free for it."""
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (time.sleep(0.3), sync(descriptor)))
+    trained(tmp_path, "--steps", "12", "--disk", "4", "--memory", "1")
+    assert "checkpoint-12" in kept(tmp_path)
+
+
+class Failing(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise ArithmeticError(f"at step {self.step}")
+
+
+def test_after_a_failure_it_or_another_goes_on(tmp_path):
+    reference = trainer_of(tmp_path / "theirs", kind=Trainer)
+    reference.train()
+    failed = trainer_of(tmp_path / "ours")
+    failed.add_callback(Failing(4))
+    for step in (-1, 4):
+        with pytest.raises(ArithmeticError):
+            failed.train(resume_from_checkpoint=True)
+        assert failed.loaded_step == step
+    assert get_last_checkpoint(tmp_path / "ours") == str(tmp_path / "ours" / "checkpoint-4")
+    other = trainer_of(tmp_path / "ours")
+    other.train(resume_from_checkpoint=True)
+    assert other.loaded_step == 4
+    assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
+
+
+def test_train_loss_is_of_the_steps_since_the_resume(tmp_path):
+    """It resumes between two lines of the log."""
+    losses = [loss["loss"] for loss in trained(tmp_path / "each", kind=Trainer).state.log_history if "loss" in loss]
+    failed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3")
+    failed.add_callback(Failing(4))
+    with pytest.raises(ArithmeticError):
+        failed.train()
+    resumed = trainer_of(tmp_path / "ours", "--set", "logging_steps=3").train(resume_from_checkpoint=True)
+    assert resumed.training_loss == pytest.approx(sum(losses[4:]) / 2, rel=1e-4)
+
+
+class Asking(TrainerCallback):
+    """Asks the trainer in the middle, as scripts for Flash Checkpoint do."""
+
+    trainer: FastCheckpointTrainer
+
+    def __init__(self) -> None:
+        self.found: list[str | None] = []
+
+    def on_step_end(self, args, state, control, **_):
+        self.trainer.wait_latest_checkpoint(60)
+        self.found.append(self.trainer.get_last_checkpoint())
+
+
+def test_the_methods_of_flash_checkpoint_know_what_is_durable(tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.add_callback(asking := Asking())
+    asking.trainer = trainer
+    assert trainer.get_last_checkpoint() is None
+    trainer.train()
+    names = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
+    assert asking.found[0] is None and asking.found[-1] in map(str, names[:5])
+    trainer.wait_latest_checkpoint()
+    assert trainer.get_last_checkpoint() == str(names[5])
+
+
+@pytest.mark.campaign
+def test_a_name_that_was_the_newest_is_no_more_than_a_name_later(tmp_path):
+    trainer_of(tmp_path, "--steps", "3").train()
+    name = get_last_checkpoint(tmp_path)
+    for _ in range(2):
+        trainer = trainer_of(tmp_path)
+        trainer.train(resume_from_checkpoint=name)
+        assert trainer.loaded_step == 3
+        assert trainer.state.global_step == 6
+
+
+@pytest.mark.campaign
+def test_each_training_saves_an_epoch_when_it_was_evaluated(tmp_path):
+    script = ["--steps", "-1", "--set", 'save_strategy="no"', 'eval_strategy="epoch"', "num_train_epochs=1"]
+    trainer = trainer_of(tmp_path, *script)
+    for _ in range(2):
+        trainer.train()
+        assert log_of(tmp_path / "checkpoint-22")[-1].keys() >= {"eval_loss"}
+
+
+class Stream(IterableDataset):
+    """Nobody knows how long it is."""
+
+    def __iter__(self) -> Any:
+        return iter([Sentences(5, 24)[index] for index in range(24)])
+
+
+@pytest.mark.campaign
+def test_an_epoch_of_unknown_length(tmp_path):
+    """Memory has its last step when it turns out to be the last, and is evaluated."""
+    for name, kind in (("theirs", Trainer), ("ours", FastCheckpointTrainer)):
+        trainer = trainer_of(
+            tmp_path / name, "--steps", "8", "--set", 'save_strategy="epoch"', 'eval_strategy="epoch"', kind=kind
+        )
+        trainer.train_dataset = Stream()
+        trainer.train()
+    assert kept(tmp_path / "ours") == kept(tmp_path / "theirs") >= {"checkpoint-6"}
+    for each in kept(tmp_path / "ours"):
+        assert log_of(tmp_path / "ours" / each) == log_of(tmp_path / "theirs" / each), each
+
+
+@pytest.mark.campaign
+def test_methods_of_a_single_trainer_or_model_are_called(tmp_path):
+    def save(self: Any, output_dir: Any = None, state_dict: Any = None) -> None:
+        Trainer._save(self, output_dir, state_dict)
+        Path(output_dir, "own.txt").write_text("own")
+
+    def save_pretrained(self: Any, folder: Any, **options: Any) -> None:
+        type(self).save_pretrained(self, folder, **options)
+        Path(folder, "of_model.txt").write_text("own")
+
+    trainer = trainer_of(tmp_path)
+    trainer._save = types.MethodType(save, trainer)
+    trainer.train()
+    assert {"own.txt", "model.safetensors"} <= names(tmp_path / "checkpoint-6")
+    trainer = trainer_of(tmp_path / "model")
+    trainer.model.save_pretrained = types.MethodType(save_pretrained, trainer.model)
+    trainer.train()
+    assert {"of_model.txt", "model.safetensors"} <= names(tmp_path / "model" / "checkpoint-6")
+
+
+@pytest.mark.campaign
+def test_damage_of_the_newest_and_names_written_otherwise(tmp_path, monkeypatch):
+    reference = trainer_of(tmp_path / "theirs", "--steps", "9", kind=Trainer)
+    reference.train()
+    trainer_of(tmp_path / "ours").train()
+    weights = tmp_path / "ours" / "checkpoint-6" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    monkeypatch.chdir(tmp_path)
+    for name in ("ours/checkpoint-3/", Path("./ours/checkpoint-3"), True):
+        trainer = trainer_of(tmp_path / "ours", "--steps", "9" if name is True else "3")
+        trainer.train(resume_from_checkpoint=name)
+        assert trainer.loaded_step == 3
+    assert digest(dict(trainer.model.state_dict())) == digest(dict(reference.model.state_dict()))
+
+
+class Losing(TrainerCallback):
+    """At step 8 the best checkpoint is lost, or a resume has not found it on storage yet."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 8:
+            if self.what == "files":
+                shutil.rmtree(state.best_model_checkpoint)
+            else:
+                state.best_model_checkpoint = None
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("what", ["files", "name"])
+def test_the_best_is_loaded_if_it_is_there_in_the_end(tmp_path, what):
+    best = [*BEST, 'save_strategy="best"', "save_total_limit=1"]
+    trainer = trainer_of(tmp_path, "--steps", "12", "--eval", "2", "--best", "4", "--set", *best)
+    trainer.save_memory_steps = 0
+    trainer.add_callback(Losing(what))
+    trainer.train()
+    found = trainer.state.best_model_checkpoint
+    assert found == (None if what == "files" else str(tmp_path / "checkpoint-4"))
+    if found:
+        loaded = AutoModelForCausalLM.from_pretrained(found)
+        assert digest(dict(loaded.state_dict())) == digest(dict(trainer.model.state_dict()))
+
+
+@pytest.mark.campaign
+def test_early_stopping_goes_on_counting(tmp_path):
+    script = ["--steps", "20", "--disk", "4", "--eval", "2", "--best", "4", "--patience", "4"]
+    script += ["--set", *BEST, "restore_callback_states_from_checkpoint=true"]
+    reference = trainer_of(tmp_path / "theirs", *script, kind=Trainer)
+    reference.train()
+    failed = trainer_of(tmp_path / "ours", *script)
+    failed.add_callback(Failing(9))
+    with pytest.raises(ArithmeticError):
+        failed.train()
+    other = trainer_of(tmp_path / "ours", *script)
+    other.train(resume_from_checkpoint=True)
+    assert other.loaded_step == 9
+    assert other.state.global_step == reference.state.global_step == 12
+    assert digest(dict(other.model.state_dict())) == digest(dict(reference.model.state_dict()))
+    assert other.state.stateful_callbacks == reference.state.stateful_callbacks

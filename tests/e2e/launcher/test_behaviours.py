@@ -1,0 +1,257 @@
+"""What torch's own tests ask of torchrun, asked of our launcher in this process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock, Mock, patch
+
+import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api as launcher_api
+from torch.distributed.run import determine_local_world_size
+
+from fastckpt_run.main import run
+from tests.e2e.launcher.conftest import Jobs, program
+from tests.ports import free_port
+
+TOUCH, SHELL = program("touch.py"), program("touch.sh")
+
+
+def ranks(folder: Path) -> set[int]:
+    return {int(path.suffix[1:]) for path in folder.glob("rank.*")}
+
+
+def told(folder: Path, rank: int = 0) -> dict[str, dict[str, str]]:
+    return json.loads((folder / f"rank.{rank}").read_text())
+
+
+def rendezvous() -> list[str]:
+    conf = "join_timeout=60,last_call_timeout=1,timeout=60"
+    return ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", f"--rdzv-conf={conf}"]
+
+
+@pytest.mark.usefixtures("started")
+def test_python_script(here: Path) -> None:
+    run(["--nnodes=1", "--nproc-per-node=4", "--rdzv-id=7", "--monitor-interval=1", TOUCH, "--lr=1", "--fast-x"])
+    assert ranks(here) == {0, 1, 2, 3}
+    environment = told(here, 3)["environment"]
+    assert environment["TEST_SENTINEL"] == "of the parent"
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("3", "3", "4")
+    assert told(here)["arguments"] == ["--lr=1", "--fast-x"]
+
+
+def test_workers_know_the_agent_and_the_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTCKPT_FILL_THREADS", "3")
+    run(["--fast-slots=2", TOUCH])
+    environment = told(here)["environment"]
+    assert environment["FASTCKPT_AGENT"]
+    assert (environment["FASTCKPT_SLOTS"], environment["FASTCKPT_FILL_THREADS"]) == ("2", "3")
+
+
+@pytest.mark.usefixtures("started")
+def test_master_address_and_port(here: Path) -> None:
+    port = str(free_port())
+    run(["--nproc-per-node=2", "--master-addr=localhost", f"--master-port={port}", "--node-rank=0", TOUCH])
+    assert ranks(here) == {0, 1}
+    environment = told(here)["environment"]
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("localhost", port)
+
+
+def test_shell_script_and_default_nproc(here: Path) -> None:
+    with pytest.raises(ValueError, match="--no-python"):
+        run(["--no-python", "--module", SHELL])
+    run(["--no-python", SHELL])
+    assert ranks(here) == {0}
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_this_python_as_a_command(here: Path, options: list[str]) -> None:
+    run(["--no-python", sys.executable, *options, TOUCH])
+    assert ranks(here) == {0}
+
+
+@pytest.mark.usefixtures("started")
+def test_module(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(TOUCH).parent))
+    run(["-m", "touch", "x"])
+    assert told(here)["arguments"] == ["x"]
+
+
+def test_environment_variables(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NNODES": 1, "NPROC_PER_NODE": 4, "RDZV_ID": 7, "MONITOR_INTERVAL": 1, "NO_PYTHON": 1}.items():
+        monkeypatch.setenv(f"PET_{name}", str(value))
+    monkeypatch.setenv("PET_MODULE", "1")
+    with pytest.raises(ValueError, match="--module"):
+        run([SHELL])
+    monkeypatch.setenv("PET_MODULE", "0")
+    run([SHELL])
+    assert ranks(here) == {0, 1, 2, 3}
+
+
+def test_nproc_number(here: Path) -> None:
+    run(["--nproc-per-node=3", "--no-python", SHELL])
+    assert ranks(here) == {0, 1, 2}
+
+
+def test_nproc_auto_is_the_cpus_without_an_accelerator(here: Path) -> None:
+    with patch("torch.accelerator.is_available", return_value=False):
+        run(["--nproc-per-node=auto", "--no-python", SHELL])
+        assert len(ranks(here)) == determine_local_world_size("auto") >= 1
+
+
+def test_nproc_unknown(here: Path) -> None:
+    with pytest.raises(ValueError, match="Unsupported nproc_per_node value: several"):
+        run(["--nproc-per-node=several", "--no-python", SHELL])
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize("asked", ["auto", "named"])
+def test_nproc_of_an_accelerator(here: Path, kind: str, asked: str) -> None:
+    name = {"cuda": "gpu", "xpu": "xpu"}[kind]
+    with (
+        patch(f"torch.{kind}.is_available", return_value=True),
+        patch(f"torch.{kind}.device_count", return_value=3),
+        patch("torch.accelerator.is_available", return_value=True),
+        patch("torch.accelerator.device_count", return_value=3),
+        patch("torch.accelerator.current_accelerator", return_value=MagicMock(type=name)),
+        patch("torch.distributed.launcher.api.get_default_numa_options", return_value=None),
+    ):
+        run([f"--nproc-per-node={'auto' if asked == 'auto' else name}", "--no-python", SHELL])
+    assert ranks(here) == {0, 1, 2}
+
+
+@pytest.mark.usefixtures("started")
+def test_elastic(here: Path) -> None:
+    run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH])
+    assert ranks(here) == {0, 1}
+
+
+@pytest.mark.usefixtures("started")
+def test_a_worker_that_raises(here: Path) -> None:
+    with patch("torch.distributed.elastic.events.record") as record, pytest.raises(ChildFailedError) as error:
+        run(["--nnodes=1:2", "--nproc-per-node=2", *rendezvous(), "--max-restarts=0", TOUCH, "--fail"])
+    record.assert_called_once()
+    assert error.value.get_first_failure()[1].exitcode == 1
+
+
+def test_an_agent_that_raises(here: Path) -> None:
+    class AgentError(Exception):
+        pass
+
+    agent = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent.run"
+    with (
+        patch(agent, side_effect=AgentError),
+        patch("torch.distributed.elastic.events.record") as record,
+        pytest.raises(AgentError),
+    ):
+        run(["--nproc-per-node=2", TOUCH])
+    record.assert_called_once()
+
+
+def test_standalone(here: Path) -> None:
+    run(["--standalone", "--nproc-per-node=4", "--rdzv-id=ignored", TOUCH])
+    assert ranks(here) == {0, 1, 2, 3}
+    assert told(here)["environment"]["TORCHELASTIC_RUN_ID"] != "ignored"
+
+
+def test_run_path(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.run("--run-path", "--nproc-per-node=2", TOUCH, f"--folder={tmp_path}", "x")
+    assert job.returncode == 0, job.stderr
+    assert ranks(tmp_path) == {0, 1}
+    assert told(tmp_path)["arguments"] == ["x"]
+
+
+def test_several_agents(here: Path, jobs: Jobs) -> None:
+    argv = ["--nnodes=2", "--nproc-per-node=2", *rendezvous(), "--rdzv-id=7", TOUCH]
+    other = jobs.start(*argv)
+    run(argv)
+    assert other.wait(60) == 0
+    assert ranks(here) == {0, 1, 2, 3}
+
+
+def test_nnodes_that_make_no_range(here: Path) -> None:
+    with pytest.raises(RuntimeError, match="1:2:3"):
+        run(["--nnodes=1:2:3", TOUCH])
+
+
+def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
+    agent, handler = Mock(), Mock()
+    agent.run.return_value = RunResult(WorkerState.SUCCEEDED)
+    with (
+        patch("fastckpt_run.torchrun_patches.FastckptAgent", return_value=agent) as constructed,
+        patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", return_value=handler),
+    ):
+        run(["--nproc-per-node=2", TOUCH])
+    constructed.assert_called_once()
+    handler.shutdown.assert_called_once()
+
+
+def test_torchs_names_are_its_own_again(here: Path) -> None:
+    before = launcher_api.LocalElasticAgent
+    with pytest.raises(ChildFailedError):
+        run([TOUCH, "--fail"])
+    assert launcher_api.LocalElasticAgent is before
+
+
+def test_torch_knows_that_it_was_launched(jobs: Jobs, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    assert jobs.run("--run-path", "--start-method=fork", program("launched.py"), str(told)).returncode == 0
+    assert told.read_text() == "True"
+    subprocess.run([sys.executable, program("launched.py"), told], check=True)
+    assert told.read_text() == "False"
+
+
+def test_logs_specs_by_entry_point(here: Path) -> None:
+    entry, points = MagicMock(), MagicMock()
+    entry.load.return_value = DefaultLogsSpecs
+    points.select.return_value.select.return_value = entry
+    points.select.return_value.__getitem__.return_value = entry
+    with patch("torch.distributed.run.metadata") as metadata:
+        metadata.entry_points.return_value = points
+        run(["--logs_specs=default", TOUCH])
+    assert ranks(here) == {0}
+
+
+def test_logs_specs_must_exist(here: Path) -> None:
+    with pytest.raises(ValueError, match="NONESUCH"):
+        run(["--logs_specs=NONESUCH", TOUCH])
+
+
+@pytest.mark.parametrize("method", ["tcp://localhost:{port}", "env://"])
+def test_init_method(jobs: Jobs, method: str) -> None:
+    port = free_port()
+    static = ["--run-path", "--start-method=fork", "--master-addr=localhost", f"--master-port={port}"]
+    job = jobs.run(*static, "--nproc-per-node=2", program("meet.py"), method.format(port=port))
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.usefixtures("started")
+def test_captured_logs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
+    logs = here / "logs"
+    run(["--nproc-per-node=2", "--redirect=3", "--tee=3", f"--log-dir={logs}", "--no-python", SHELL])
+    out = capsys.readouterr().out
+    assert all(f"[rank{rank}]: creating rank.{rank}" in out for rank in (0, 1))
+    assert {path.read_text() for path in logs.glob("*/attempt_0/*/stdout.log")} == {
+        "creating rank.0\n",
+        "creating rank.1\n",
+    }
+
+
+@pytest.mark.usefixtures("started")
+def test_virtual_local_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    run(["--nproc-per-node=2", "--virtual-local-rank", TOUCH])
+    environment = told(here, 1)["environment"]
+    assert (environment["LOCAL_RANK"], environment["CUDA_VISIBLE_DEVICES"]) == ("0", "7")
+
+
+def test_both_commands_are_there(here: Path) -> None:
+    script = Path(sys.executable).with_name("fastckpt-run")
+    for command in ([script], [sys.executable, "-m", "fastckpt_run"]):
+        shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True, env=dict(os.environ))
+        assert shown.stdout.startswith("usage: fastckpt-run")

@@ -1,0 +1,232 @@
+"""The file of events beside the checkpoints: nobody waits for it, whatever its storage does."""
+
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.run import config_from_args, get_args_parser
+
+from fastckpt._core import metrics
+from fastckpt._core.report.events import FOLDER, find, parsed, read
+from fastckpt._core.saver.server import Saver
+from fastckpt_run.events import log_file, recorder
+from fastckpt_run.events.log_file import EventLog
+from fastckpt_run.events.recorder import Chronicle, _name_of
+from fastckpt_run.workers import run_script_path
+from tests.e2e.launcher.conftest import until
+
+UMASK = os.umask(0)
+os.umask(UMASK)
+
+
+def line(number: int, padding: str = "") -> bytes:
+    return metrics.to_line(metrics.stamp("uploaded") | {"step": number, "padding": padding})
+
+
+def steps(path: Path) -> list[int]:
+    log = read(path)
+    assert not log.unreadable
+    return [event["step"] for event in log.events if event["event"] == "uploaded"]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "run/.fastckpt").mkdir(parents=True, mode=0o700)
+    return tmp_path / "run"
+
+
+def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> None:
+    log = EventLog(directory, [line(0), line(1)])
+    for number in range(2, 500):
+        log.tell(line(number))
+    assert log.close(30)
+    [path] = find(str(directory))
+    assert steps(path) == list(range(500))
+    assert [stat.S_IMODE(found.stat().st_mode) for found in (path, path.parent)] == [0o666 & ~UMASK, 0o777 & ~UMASK]
+
+
+def test_what_was_told_is_there_at_once(directory: Path) -> None:
+    """Whoever kills the agent has what it told a moment before."""
+    log = EventLog(directory, [])
+    for number in range(3):
+        log.tell(line(number))
+        until(lambda number=number: number in [s for p in directory.glob(f"{FOLDER}/*") for s in steps(p)], "the line")
+    assert log.close(30)
+
+
+def test_launches_have_a_file_each_and_the_oldest_make_room(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_file, "KEPT", 3)
+    (directory / FOLDER).mkdir()
+    (directory / FOLDER / "notes.txt").write_text("a user's own")
+    for number in range(5):
+        (directory / FOLDER / f"00000{number}-other-host-7.jsonl").write_bytes(line(100 + number))
+    for number in range(5):
+        assert EventLog(directory, [line(number)]).close(30)
+    theirs = [[100], [101], [102], [103], [104]]
+    assert [steps(path) for path in find(str(directory))] == [*theirs, [2], [3], [4]]
+    assert (directory / FOLDER / "notes.txt").exists()
+
+
+def test_a_directory_that_was_removed_is_not_made_again(directory: Path) -> None:
+    (directory / ".fastckpt").rmdir()
+    directory.rmdir()
+    assert not EventLog(directory, [line(0)]).close(30)
+    assert not directory.exists()
+
+
+def mounted(path: Path, *arguments: Any) -> Path:
+    path.mkdir()
+    done = subprocess.run(["mount", *map(str, arguments), str(path)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file system of 64 kB, of which lines may wait at once for as much."""
+    monkeypatch.setattr(log_file, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(log_file, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(log_file, "WAITING", 1 << 16)
+    path = mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64k", "tmpfs")
+    (path / ".fastckpt").mkdir()
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_disk_that_is_full_loses_the_oldest_and_says_how_many(small: Path) -> None:
+    (small / "ballast").write_bytes(bytes(1 << 15))
+    log = EventLog(small, [])
+    lost = metrics.counts["events_lost"]
+    for number in range(200):
+        log.tell(line(number, "p" * 900))
+    until(lambda: metrics.counts["events_lost"] > lost, "the loss")
+    (small / "ballast").unlink()
+    subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
+    log.tell(line(200))
+    assert log.close(30)
+    [path] = find(str(small))
+    told = read(path)
+    assert not told.unreadable, "a line that was written in part was completed"
+    [gap] = [event["count"] for event in told.events if event["event"] == "events_lost"]
+    there = steps(path)
+    assert there[-1] == 200 and len(there) + gap == 201 and metrics.counts["events_lost"] - lost == gap
+
+
+def test_a_disk_that_is_read_only_for_a_while(small: Path) -> None:
+    """The log holds no file open, so that nothing keeps the disk from being remounted."""
+    log = EventLog(small, [line(0)])
+    until(lambda: any(small.glob(f"{FOLDER}/*")), "the file")
+    time.sleep(0.05)
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    log.tell(line(1))
+    time.sleep(0.05)
+    subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
+    assert log.close(30)
+    [path] = find(str(small))
+    assert steps(path) == [0, 1]
+
+
+def test_a_disk_that_hangs_keeps_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open that does not return: there is nobody at the other end of a pipe."""
+    pipe = directory / ".fastckpt/pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(EventLog, "_new", lambda log: pipe)
+    log = EventLog(directory, [line(0)])
+    for number in range(1, 1000):
+        log.tell(line(number))
+    assert not log.close(0.1)
+    told = b""
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # once: what is written between two readers would be lost
+    while len(parsed(pipe, told.splitlines()).events) < 1000:  # it answers again
+        with contextlib.suppress(BlockingIOError):
+            told += os.read(reader, 1 << 16)
+        time.sleep(0.001)
+    os.close(reader)
+    until(lambda: not [t for t in threading.enumerate() if t.name == "fastckpt-events"], "its end")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A file system on a device of its own."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(8 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    path = mounted(tmp_path / "device", "-o", "loop", image)
+    (path / ".fastckpt").mkdir()
+    yield path
+    subprocess.run(["fsfreeze", "-u", str(path)], capture_output=True, check=False)
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_file_system_that_stands_still(device: Path) -> None:
+    """As the kernel lets it: what writes to it sleeps, and hears no signal."""
+    log = EventLog(device, [line(0)])
+    until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
+    subprocess.run(["fsfreeze", "-f", str(device)], check=True)
+    for number in range(1, 1000):
+        log.tell(line(number))
+    assert not log.close(0.1)
+    subprocess.run(["fsfreeze", "-u", str(device)], check=True)
+    assert log.close(30)
+    [path] = find(str(device))
+    assert steps(path) == list(range(1000))
+
+
+def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("as it was")
+    log = EventLog(directory, [])
+    (directory / FOLDER).mkdir()
+    log._path = directory / FOLDER / "000001-host-1.jsonl"
+    log._path.symlink_to(target)
+    log.tell(line(0))
+    assert not log.close(30)
+    assert target.read_text() == "as it was"
+
+
+def test_lines_are_whole_however_little_is_written_at_a_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
+    assert EventLog(directory, [line(number) for number in range(20)]).close(30)
+    monkeypatch.undo()
+    [path] = find(str(directory))
+    assert steps(path) == list(range(20))
+    assert [json.loads(text)["step"] for text in path.read_text().splitlines()] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--no-python", "/opt/train", "--token", "secret"], "train"),
+        (["--no-python", "/usr/bin/python3", "/data/train.py", "secret"], "train.py"),
+        (["/data/train.py", "secret"], "train.py"),
+        (["-m", "pkg.train", "secret"], "pkg.train"),
+        (["--run-path", "/data/train.py", "secret"], "train.py"),
+    ],
+)
+def test_what_the_job_is_called_is_no_argument(arguments: list[str], name: str, tmp_path: Path) -> None:
+    arguments = ["--log-dir", str(tmp_path), *arguments]
+    _, program, rest = config_from_args(get_args_parser().parse_args(arguments))
+    program = run_script_path if callable(program) else program  # as the agent replaces torch's
+    assert _name_of(WorkerSpec("", 1, None, entrypoint=program, args=tuple(rest))) == name
+
+
+def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of restarts of many workers come to more than what is kept of any other event."""
+    monkeypatch.setattr(recorder, "MOST", 3)
+    told = Chronicle(cast("Saver", None), keep=False)
+    for name in ("worker_joined", "skipped"):
+        for _ in range(5):
+            told._hear(metrics.stamp(name))
+    assert [json.loads(line)["event"] for line in told.lines] == ["worker_joined"] * 5 + ["skipped"] * 3

@@ -1,0 +1,357 @@
+"""The watch for hangs, over real lines of telemetry and real processes."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from torch.distributed.elastic.agent.server.api import Worker
+
+from fastckpt._core.config import Settings
+from fastckpt._core.memory.telemetry import Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt.errors import ConfigError
+from fastckpt_run.hangs import process_activity
+from fastckpt_run.hangs.detector import HangWatch
+from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
+from fastckpt_run.hangs.step_times import Pace, Waits
+
+TIMEOUT = 0.5
+LONGER = 0.2
+"""How much longer than its limit a test waits to see that nothing happens."""
+
+
+class Node:
+    """Two processes that do nothing, whose lines the test writes, and the watch over them."""
+
+    def __init__(self, arena: Path, setting: str) -> None:
+        self.block = TelemetryBlock(telemetry_name(arena), 2)
+        self.other = TelemetryBlock(telemetry_name(arena.with_name("other")), 2)
+        self.watch = HangWatch(setting, self.read)
+        self.workers = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(2)]
+        self.lines = [self.block.line(rank) for rank in range(2)]
+        self.start()
+
+    def read(self) -> dict[str, list[Telemetry]]:
+        return {block.name: [block.read(rank) for rank in range(2)] for block in (self.block, self.other)}
+
+    def start(self) -> None:
+        ranks = [Worker(rank, global_rank=rank, world_size=2) for rank in range(2)]
+        self.watch.started({rank: worker.pid for rank, worker in enumerate(self.workers)}, ranks)
+
+    def train(self, *ranks: int) -> None:
+        for rank in ranks or (0, 1):
+            self.lines[rank].begin(0, self.workers[rank].pid, 0)
+            self.lines[rank].step()
+
+    def hangs(self) -> bool:
+        return self.watch.end_hang(may_restart=True)
+
+    def hangs_within(self, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            meanwhile()
+            if self.hangs():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+        for block in (self.block, self.other):
+            block.close()
+            unlink(block.name)
+
+
+@pytest.fixture
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    node = Node(tmp_path / "arena", getattr(request, "param", str(TIMEOUT)))
+    yield node
+    node.end()
+
+
+def test_who_is_silent_is_killed_and_the_others_are_not(node: Node):
+    node.train()
+    assert not node.hangs()
+    os.kill(node.workers[1].pid, signal.SIGSTOP)
+    assert node.hangs_within(60, meanwhile=node.lines[0].step)
+    assert node.workers[1].wait(10) == -signal.SIGKILL
+    assert node.workers[0].poll() is None
+    assert node.watch.killed == {node.workers[1].pid}
+
+
+def test_those_that_go_on_all_the_time_keep_nobody_from_looking(node: Node):
+    node.train()
+    for _ in range(99):
+        node.lines[1].step()  # the one that hangs has done more steps
+    stop = threading.Event()
+
+    def step() -> None:
+        while not stop.wait(0.01):
+            node.lines[0].step()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    try:
+        assert node.hangs_within(60)
+    finally:
+        stop.set()
+        thread.join()
+    assert node.watch.killed == {node.workers[1].pid}
+
+
+def test_nobody_is_watched_who_never_made_a_checkpointer(node: Node):
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+@pytest.mark.parametrize("node", ["off"], indirect=True)
+def test_off_means_off(node: Node):
+    node.train()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+    assert node.watch.interval == float("inf")
+
+
+def test_who_has_taken_leave_or_exited_is_not_silent(node: Node):
+    node.train()
+    node.lines[1].leave()
+    node.workers[0].kill()
+    node.workers[0].wait()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+def test_a_second_checkpointer_speaks_for_a_worker_that_has_closed_the_first(node: Node):
+    node.train()
+    second = node.other.line(1)
+    second.begin(0, node.workers[1].pid, 0)
+    node.lines[1].leave()
+    assert not node.hangs_within(TIMEOUT + LONGER, meanwhile=lambda: (node.lines[0].step(), second.step()))
+    assert node.hangs_within(60, meanwhile=node.lines[0].step)
+    assert node.workers[1].wait(10) == -signal.SIGKILL
+
+
+def test_a_watch_that_was_not_run_itself_begins_anew(node: Node):
+    node.train()
+    assert not node.hangs()
+    time.sleep(TIMEOUT + 1.2)  # longer than it may be silent, and than the watch expects to sleep
+    assert not node.hangs()
+    assert not node.hangs(), "nor the next time"
+    assert node.hangs_within(60), "but if they stay silent while it runs"
+
+
+def test_what_workers_before_them_said_is_not_theirs(node: Node):
+    node.train()
+    assert not node.hangs()
+    time.sleep(TIMEOUT)
+    node.watch.killed.add(node.workers[0].pid)
+    node.start()
+    assert node.watch.killed == set(), "that number may be another's now"
+    assert not node.hangs_within(TIMEOUT + LONGER), "they may take long to begin"
+    node.train(0)
+    assert not node.hangs_within(TIMEOUT + LONGER), "and so may one for which the other waits"
+
+
+def test_a_worker_that_somebody_debugs_is_left_alone(node: Node):
+    program = """
+import ctypes, os, signal, time
+ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+    traced = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    os.waitpid(traced.pid, 0)  # it has stopped, for this process to look at
+    node.workers.insert(1, traced)
+    try:
+        node.watch.started({0: node.workers[0].pid, 1: traced.pid}, [Worker(0, world_size=2), Worker(1, world_size=2)])
+        node.train()
+        assert state_of(traced.pid) == "t"
+        assert not node.hangs_within(TIMEOUT + LONGER)
+        ctypes.CDLL(None).ptrace(17, traced.pid, 0, 0)
+        assert not node.hangs(), "when it is let go, nor is it at once"
+        assert node.hangs_within(60)
+    finally:
+        traced.kill()
+        traced.wait()
+
+
+def test_a_worker_at_a_prompt_of_pdb_is_left_alone(node: Node):
+    program = (
+        "import pdb; from fastckpt._core.memory.stacks import offer; print(offer(), flush=True); pdb.set_trace()\n1"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program, ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    node.workers.append(worker)
+    assert worker.stdin is not None and worker.stdout is not None
+    token = int(worker.stdout.readline())
+    assert worker.stdout.read(1) == b">", "the prompt"
+    try:
+        node.watch.started({0: worker.pid}, [Worker(0, world_size=1)])
+        node.lines[0].begin(0, worker.pid, token)
+        node.lines[0].step()
+        assert not node.hangs_within(TIMEOUT + 2.0)
+    finally:
+        worker.stdin.close()
+        worker.stdout.close()
+
+
+@pytest.mark.parametrize("node", ["1.5"], indirect=True)
+def test_who_has_waited_for_another_may_take_its_next_step(node: Node):
+    """Its silence is as long as the evaluation of the other, which it has waited for."""
+    node.train()
+    assert not node.hangs()
+    node.lines[0].enter("evaluation", 60 * 10**9)
+    assert not node.hangs_within(2.0)
+    node.lines[0].enter("")
+    assert not node.hangs()
+    assert node.hangs_within(60)
+
+
+@pytest.mark.parametrize("node", ["0.1"], indirect=True)
+def test_who_had_closed_its_checkpointer_may_do_without_when_it_is_started_again(node: Node):
+    node.train()
+    assert not node.hangs()
+    node.lines[0].leave()
+    node.lines[1].leave()
+    assert not node.hangs()
+    node.start()
+    assert not node.hangs_within(1.0 + LONGER)
+    node.train()
+    assert node.hangs_within(60)
+
+
+def test_a_script_goes_on_when_the_process_that_it_started_to_train_has_ended(node: Node):
+    node.train()
+    training = subprocess.Popen(["sleep", "600"])
+    node.lines[0].begin(0, training.pid, 0)
+    node.lines[0].step()
+    node.lines[1].leave()
+    training.kill()
+    training.wait()
+    assert not node.hangs_within(TIMEOUT + LONGER)
+
+
+def test_time_in_phases_is_no_steps_and_starts_are_remembered():
+    pace = Pace()
+    pace.begin(100.0)
+    at = int(1e9)
+    for beat, steps, phase in ((190, 1, ""), (191, 2, ""), (192, 2, "save"), (492, 2, ""), (494, 3, "")):
+        pace.see({0: Telemetry(beat=beat * at, steps=steps, phase=phase, pid=1, first=190 * at)})
+    assert pace.slowest(494) == 2
+    assert pace.start == 90
+    pace.begin(500.0)
+    pace.see({0: Telemetry(beat=510 * at, steps=1, pid=1, first=510 * at)})
+    assert pace.start == 90, "the longest"
+    pace.see({0: Telemetry(beat=700 * at, pid=1)})
+    assert pace.start == 200, "it has its checkpointer, and has yet to do a step"
+
+
+def test_a_rank_has_waited_only_since_it_spoke():
+    waits = Waits()
+    assert waits.of(0, beat=5) == 0
+    waits.pass_by(3.0)
+    assert (waits.of(0, beat=5), waits.of(1, beat=5)) == (3, 0)
+    assert waits.of(0, beat=6) == 0
+    waits.pass_by(1.0)
+    assert (waits.of(0, beat=6), waits.of(1, beat=5)) == (1, 1)
+    waits.begin()
+    assert waits.of(0, beat=6) == 0
+
+
+def test_pace_is_that_of_the_slowest_recent_step():
+    pace = Pace()
+
+    def at(seconds: float, steps: int) -> None:
+        pace.see({0: Telemetry(beat=int(seconds * 1e9), steps=steps, pid=1)})
+
+    at(100, 0)
+    at(150, 1)
+    assert pace.slowest(150) == 0, "a first step tells nothing"
+    for step in range(2, 12):
+        at(149 + step, step)
+    assert pace.slowest(160) == pytest.approx(1)
+    at(190, 12)
+    assert pace.slowest(190) == pytest.approx(30), "one that is slow counts at once"
+    at(191, 13)
+    at(192, 15)
+    assert pace.slowest(192) == pytest.approx(30, rel=0.01), "and for long"
+    assert pace.slowest(191 + 600) == pytest.approx(15, rel=0.01)
+    pace.begin(800)
+    at(900, 3)
+    at(900.5, 4)
+    assert 5 < pace.slowest(900.5) < 15, "also after a restart"
+
+
+WORK = {
+    "a slow transfer": """
+import os, time
+there, here = os.pipe()
+while True:
+    os.read(there, os.write(here, bytes(4000)))
+    time.sleep(0.1)
+""",
+    "a child in a session of its own": """
+import subprocess, sys
+subprocess.run([sys.executable, '-c', 'while True: pass'], start_new_session=True)
+""",
+}
+
+
+@pytest.mark.parametrize("program", WORK.values(), ids=WORK)
+def test_activity_tells_who_works_from_who_waits(monkeypatch: pytest.MonkeyPatch, program: str):
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.3)
+    worker = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        end = time.monotonic() + 60
+        time.sleep(0.5)  # it starts
+        began = time.monotonic()
+        watched = Activity([worker.pid], began)
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(13) if not time.sleep(0.1))
+        everybody = [worker, *psutil.Process(worker.pid).children(recursive=True)]
+        for process in everybody:
+            os.kill(process.pid, signal.SIGSTOP)
+        while watched.idle(time.monotonic(), began) < 0.6:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        spoken = time.monotonic()
+        assert watched.idle(spoken, spoken) == 0
+        assert processor_times([worker.pid, 1]).keys() == {worker.pid, 1}
+    finally:
+        for process in psutil.Process(worker.pid).children(recursive=True):
+            process.kill()
+        worker.kill()
+        worker.wait()
+
+
+def test_who_is_not_given_a_processor_is_not_idle(monkeypatch: pytest.MonkeyPatch):
+    """A machine may be so busy that a process of the lowest rank hardly runs."""
+    monkeypatch.setattr(process_activity, "_WINDOW", 0.1)
+    one = min(os.sched_getaffinity(0))
+    hog = f"import os; os.sched_setaffinity(0, [{one}]); print(flush=True)\nwhile True: pass"
+    meek = hog.replace("print", "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); print")
+    programs = (meek, hog, hog)  # of one session, or the kernel would give each session as much as the others
+    processes = []
+    try:
+        for program in programs:
+            processes.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))
+            assert processes[-1].stdout is not None and processes[-1].stdout.readline()
+        began = time.monotonic()
+        watched = Activity([processes[0].pid], began)
+        assert not any(watched.idle(time.monotonic(), began) > 0.9 for _ in range(30) if not time.sleep(0.1))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan", ""])
+def test_a_limit_that_is_none_is_refused(text: str):
+    with pytest.raises(ConfigError, match="hang_timeout"):
+        Settings(hang_timeout=text)

@@ -1,0 +1,219 @@
+"""Our own options: where they may stand, what they mean, and what is said when they are wrong."""
+
+import platform
+import re
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+import pytest
+from torch.distributed.run import get_args_parser
+
+from fastckpt._core.config import Settings, variable
+from fastckpt._core.version import VERSION
+from fastckpt.errors import ConfigError
+from fastckpt_run.cli import main as inspect_checkpoints
+from fastckpt_run.help import launcher_parser
+from fastckpt_run.main import main
+from fastckpt_run.options import command, parse, split
+from tests.e2e.launcher.conftest import program
+
+TOUCH = program("touch.py")
+
+
+@pytest.fixture(autouse=True)
+def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No FASTCKPT variables but those that a test sets."""
+    monkeypatch.delenv("FASTCKPT_SHM_DIR", raising=False)
+    monkeypatch.delenv("FASTCKPT_PRELOAD", raising=False)
+
+
+def settings(*argv: str) -> Settings:
+    return parse(launcher_parser(), [*argv, "train.py"])[0]
+
+
+def test_each_setting_has_an_option() -> None:
+    flags = [flag for option in command().params for flag in (*option.opts, *option.secondary_opts)]
+    assert flags == [
+        "--fast-shm-dir",
+        "--fast-memory",
+        "--fast-no-memory",
+        "--fast-slots",
+        "--fast-flush",
+        "--fast-no-flush",
+        "--fast-require-persist",
+        "--fast-no-require-persist",
+        "--fast-flush-timeout",
+        "--fast-persist-mbps",
+        "--fast-file-mode",
+        "--fast-fill-threads",
+        "--fast-check-overlap",
+        "--fast-no-check-overlap",
+        "--fast-max-stalls",
+        "--fast-restart-budget",
+        "--fast-stop-grace",
+        "--fast-take-over",
+        "--fast-no-take-over",
+        "--fast-exclusive",
+        "--fast-no-exclusive",
+        "--fast-preload",
+        "--fast-hang-timeout",
+        "--fast-event-log",
+        "--fast-no-event-log",
+        "--fast-events",
+    ]
+    assert [option.name for option in command().params] == [field.name for field in fields(Settings)]
+
+
+def test_an_option_goes_before_its_variable_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings() == Settings()
+    monkeypatch.setenv("FASTCKPT_SLOTS", "2")
+    monkeypatch.setenv("FASTCKPT_FLUSH", "no")
+    assert settings() == Settings(slots=2, flush=False)
+    assert settings("--fast-slots=3", "--fast-flush") == Settings(slots=3)
+
+
+def test_without_memory_arenas_are_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert settings().arenas == settings("--fast-memory").arenas == "/dev/shm"
+    assert settings("--fast-no-memory").arenas == "/scratch"
+    assert settings("--fast-no-memory", "--fast-shm-dir=/large").arenas == "/large"
+    assert settings("--fast-no-memory").elsewhere == ["/dev/shm"] and settings().elsewhere == ["/scratch"]
+    monkeypatch.setenv("FASTCKPT_MEMORY", "off")
+    monkeypatch.delenv("TMPDIR")
+    assert settings().arenas == "/var/tmp"
+    assert settings("--fast-memory").arenas == "/dev/shm"
+    monkeypatch.setenv("FASTCKPT_MEMORY", "little")
+    with pytest.raises(ConfigError, match="FASTCKPT_MEMORY is 'little'; give yes or no"):
+        settings()
+
+
+def test_the_last_of_several_counts() -> None:
+    assert settings("--fast-slots", "2", "--standalone", "--fast-slots=3", "--fast-no-flush").slots == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours", "theirs"),
+    [
+        (["t.py", "--fast-slots", "2"], [], ["t.py", "--fast-slots", "2"]),
+        (["--", "--fast-slots", "2"], [], ["--", "--fast-slots", "2"]),
+        (["-m", "--fast-slots", "2", "t", "-m"], ["--fast-slots", "2"], ["-m", "t", "-m"]),
+        (["--log-dir", "--fast-slots", "t.py"], [], ["--log-dir", "--fast-slots", "t.py"]),
+        (["-mr", "--fast-slots", "t.py"], [], ["-mr", "--fast-slots", "t.py"]),
+        (["-r3", "--fast-slots=2", "t.py"], ["--fast-slots=2"], ["-r3", "t.py"]),
+        (["--fast-shm-dir", "t.py", "x"], ["--fast-shm-dir", "t.py"], ["x"]),
+        (["--log", "d", "--fast-flush", "t"], ["--fast-flush"], ["--log", "d", "t"]),
+        (["--fast-flush-timeout", "-1", "t"], ["--fast-flush-timeout", "-1"], ["t"]),
+    ],
+)
+def test_split(argv: list[str], ours: list[str], theirs: list[str]) -> None:
+    assert split(get_args_parser(), argv) == (ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--fast-sl", "2"], "no such option: --fast-sl; names are given in full: --fast-slots"),
+        (["--fast-sl=2"], "no such option: --fast-sl;"),
+        (["--fast-bogus"], "no such option: --fast-bogus;.*--fast-shm-dir"),
+        (["--fast"], "no such option: --fast;.*--fast-shm-dir"),
+        (["--fast-slots", "many"], "--fast-slots is 'many'"),
+        (["--fast-slots", "--standalone"], "--fast-slots needs a value"),
+        (["--fast-flush=1"], "--fast-flush"),
+    ],
+)
+def test_wrong_options_are_named(argv: list[str], message: str) -> None:
+    with pytest.raises(click.UsageError) as error:
+        settings(*argv)
+    assert re.search(message, error.value.format_message())
+
+
+def test_no_preload_is_a_switch() -> None:
+    assert settings("--fast-preload", "numpy,math").preload == "numpy,math"
+    assert settings("--fast-preload=numpy", "--fast-no-preload").preload == "off"
+    assert settings("--fast-no-preload", "--fast-preload=auto").preload == "auto"
+
+
+@pytest.mark.parametrize("mode", ["0640", "640", "0o640"])
+def test_a_mode_is_octal(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings("--fast-file-mode", mode).mode == 0o640
+    monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
+    assert settings().mode == 0o640 and settings("--fast-file-mode=").mode is None
+
+
+@pytest.mark.parametrize(
+    "mode", ["0", "7", "0400", "0777", "0750", "0060", "00640", "1640", "4640", "u=rw", "-1", "416"]
+)
+def test_a_mode_that_makes_no_sense_is_refused_with_the_limit(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"file_mode is '{mode}'; give an octal mode from 0600 to 0666 .* as 0640"):
+        settings(f"--fast-file-mode={mode}")
+
+
+def test_an_impossible_value_is_refused_with_the_limit() -> None:
+    with pytest.raises(ConfigError, match="slots is 7; an arena has 2 or 3"):
+        settings("--fast-slots=7")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl"),
+        (["--fast-slots"], 2, "--fast-slots needs a value"),
+        (["--fast-slots=7", "t.py"], 2, "slots is 7"),
+        (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
+        (["--fast-restart-budget=3", TOUCH], 2, "restart_budget is '3'; give RESTARTS/TIME, both above 0"),
+        (["--bogus", "t.py"], 2, "unrecognized arguments: --bogus"),
+        ([], 2, "the following arguments are required: training_script"),
+        (["--max-restarts=x", "t.py"], 2, "invalid int value: 'x'"),
+        (["--nproc-per-node=several", "t.py"], 1, "Unsupported nproc_per_node value: several"),
+        (["--nnodes=1:2:3", "t.py"], 1, "nnodes=1:2:3"),
+        (["--no-python", "-m", "t.py"], 1, "Don't use both"),
+        (["--redirects=9", "t.py"], 1, "9 does not match"),
+        (["--fast-events=/none/such", TOUCH], 2, "events cannot be written to /none/such: No such file"),
+        (["missing.py"], 1, "no such script: missing.py"),
+        (["--no-python", "./missing"], 1, "no such script: ./missing"),
+        (["--run-path", "/missing.py"], 1, "no such script: /missing.py"),
+    ],
+)
+def test_an_ordinary_error_is_one_line(argv: list[str], code: int, message: str, capfd) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == code
+    lines = capfd.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("fastckpt-run: error: ") and message in line] == lines[-1:]
+    assert "Traceback" not in "".join(lines)
+
+
+def test_a_variable_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setenv("FASTCKPT_SLOTS", "many")
+    with pytest.raises(SystemExit):
+        main(["t.py"])
+    assert capfd.readouterr().err == "fastckpt-run: error: FASTCKPT_SLOTS is 'many'; give a whole number\n"
+
+
+def test_help_shows_ours_and_torchruns(capfd) -> None:
+    main(["--help"])
+    text = re.sub(r"\s+", " ", capfd.readouterr().out)
+    for field in fields(Settings):
+        assert re.search(rf"--fast-{field.name.replace('_', '-')} [A-Z/ -][^[]*[a-z]{{3}}[^[]* \[env", text)
+        assert f"--fast-{field.name.replace('_', '-')}" in text
+        assert f"env: {variable(field.name)}; default: " in text
+    for action in get_args_parser()._actions:
+        for flag in action.option_strings:
+            assert flag in text
+        if action.dest not in ("help", "logs_specs", "numa_binding", "training_script", "training_script_args"):
+            assert f"env: PET_{action.dest.upper()}; default: " in text
+    assert "env: PET_NNODES; default: 1:1" in text
+    assert "Places in an arena" in text
+
+
+def test_version_of_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a bug report: this library, torch and Python; an option of the script's own stays that."""
+    rest = f" {VERSION} (torch {version('torch')}, Python {platform.python_version()})\n"
+    main(["--version"])  # it returns: torch's record takes an exit code of 0 for that
+    assert capsys.readouterr().out == f"fastckpt-run{rest}"
+    with pytest.raises(SystemExit) as end:
+        inspect_checkpoints(["--version"], prog_name="fastckpt")
+    assert (end.value.code, capsys.readouterr().out) == (0, f"fastckpt{rest}")
+    assert parse(launcher_parser(), ["train.py", "--version"])[1].training_script_args == ["--version"]

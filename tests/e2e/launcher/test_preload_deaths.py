@@ -1,0 +1,171 @@
+"""Whenever a template dies, or says nothing, the job goes on, and nothing is left of what it was about to do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fastckpt_run.preload import template_process
+from fastckpt_run.preload.orphans import Child, adopting, reap
+from fastckpt_run.preload.preloader import ForkedWorker
+from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
+from tests.e2e.launcher.preloading import Run, Starter, template
+
+FRAIL = str(Path(program("frail")))
+MOMENTS = ["import", "request", "forked", "middle", "middle forked", "child", "by child", "stop"]
+
+
+def children_since(before: set[int]) -> list[Child]:
+    """The children of this process but for those that fixtures of other tests keep."""
+    return [child for child in Child.all() if child.pid not in before]
+
+
+@pytest.fixture
+def before() -> set[int]:
+    """The children that this process had before the test."""
+    return {child.pid for child in Child.all()}
+
+
+@pytest.fixture
+def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
+    monkeypatch.setenv("PYTHONPATH", FRAIL)
+    monkeypatch.setenv("FRAIL_FILE", str(tmp_path / "struck"))
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.getpid(), os.getppid())\n")
+    monkeypatch.chdir(tmp_path)
+    with template("script.py") as preloader:
+        yield Starter(tmp_path, preloader)
+
+
+def start(starter: Starter) -> Run:
+    return starter.start(starter.template, ("script.py",), {})
+
+
+def templates(agent: int | None = None) -> list[psutil.Process]:
+    """The living templates of an agent, by default this process."""
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(agent).children():
+            with suppress(psutil.NoSuchProcess):  # a zombie is none for psutil
+                found += [child] if "template.main" in " ".join(child.cmdline()) else []
+    return found
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_template_dies_or_stops(
+    moment: str, before: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request
+) -> None:
+    """The worker is executed then, the next ones are forked from a new template; no child is left over."""
+    monkeypatch.setenv("FRAIL", moment)
+    monkeypatch.setattr(template_process, "_ANSWER", 2.0)
+    starter: Starter = request.getfixturevalue("starter")
+    first, second = start(starter), start(starter)
+    assert (tmp_path / "struck").exists()
+    assert [type(run.handler.proc) for run in (first, second)] == [subprocess.Popen, subprocess.Popen]
+    starter.template.prepare()
+    third = start(starter)
+    assert type(third.handler.proc) is ForkedWorker
+    for run in (first, second, third):
+        code, out, err = run.wait()
+        assert (code, out, err) == (0, f"{run.handler.proc.pid} {os.getpid()}\n", "")
+    assert [child.pid for child in children_since(before)] == [child.pid for child in templates()]
+    assert len(templates()) == 1
+
+
+def test_a_template_that_always_dies_is_given_up(starter: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_process, "_START", "import sys; sys.exit('no good')")
+    for _ in range(6):
+        starter.template.prepare()
+        for process in templates():
+            process.kill()
+        assert start(starter).wait()[0] == 0
+    assert not templates()
+
+
+def test_orphans_are_reaped_but_nobody_elses_children(before: set[int]) -> None:
+    """Of what became this process's own: the dead that were born in a worker's session, and only those."""
+    mine = subprocess.Popen(["true"])
+    with adopting():
+        worker = subprocess.Popen(
+            ["sh", "-c", "true & setsid sh -c 'exit 3' & sleep 600 & exit"], start_new_session=True
+        )
+        until(lambda: len([child for child in children_since(before) if child.dead]) == 4, "the deaths")
+    children = children_since(before)
+    sleeper = next(child for child in children if not child.dead)
+    stranger = next(c for c in children if c.dead and c.session not in (worker.pid, os.getsid(0)))
+    reap([worker.pid])
+    left = {child.pid for child in children_since(before)}
+    assert left == {mine.pid, worker.pid, sleeper.pid, stranger.pid}
+    os.kill(sleeper.pid, signal.SIGKILL)
+    assert (mine.wait(), worker.wait(), os.waitpid(stranger.pid, 0)[1]) == (0, 0, 3 << 8)
+    os.waitpid(sleeper.pid, 0)
+    reap([worker.pid])
+
+
+def told(path: Path, name: str) -> list[dict[str, object]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def test_a_job_whose_templates_are_killed_goes_on(jobs: Jobs, tmp_path: Path) -> None:
+    """One before it is ready, one while workers run; the restart after that has forks again."""
+    log = tmp_path / "events"
+    options = ["--nproc-per-node=2", "--max-restarts=1", "--fast-preload=math", f"--fast-events={log}"]
+    job = jobs.start(*options, program("family.py"), PYTHONPATH=FRAIL)
+    until(lambda: templates(job.pid) or job.poll() is not None, "the first template")
+    (first,) = templates(job.pid)
+    first.kill()
+    until(lambda: len(list(tmp_path.glob("ready.*"))) == 2 or job.poll() is not None, "executed workers")
+    until(lambda: told(log, "preload_ready"), "the second template")
+    (second,) = templates(job.pid)
+    second.kill()
+    until(lambda: len(told(log, "preload_ready")) == 2, "the third template")
+    os.kill(int((tmp_path / "ready.1").read_text()), signal.SIGKILL)
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 0, errors
+    assert len(told(log, "preload_fallback")) == 2
+    assert [(tmp_path / f"survivors.{rank}").read_text() for rank in (0, 1)] == ["", ""]
+    assert not any(map(alive, [first.pid, second.pid, *pids_in(tmp_path)]))
+
+
+@pytest.mark.parametrize("moment", ["request", "middle forked"])
+def test_what_a_dead_agent_leaves_unfinished_ends(jobs: Jobs, tmp_path: Path, moment: str) -> None:
+    """The template ends with its agent; a fork that was not let go never runs its script."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nopen(os.environ['JOB_FOLDER'] + f'/pid.{os.getpid()}', 'w')\ntime.sleep(600)\n")
+    driver = """
+import os, signal, socket, sys
+from fastckpt_run.preload import template_process as parent
+send = socket.send_fds
+def strike(*arguments):
+    send(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+socket.send_fds = strike
+from fastckpt_run.main import main
+main(sys.argv[1:])
+"""
+    environment = {"PYTHONPATH": FRAIL, "FRAIL": moment, "FRAIL_FILE": str(tmp_path / "struck")}
+    job = jobs.start("--fast-preload=math", str(script), launcher=[sys.executable, "-c", driver], **environment)
+    job.communicate(timeout=120)
+    assert job.returncode == -signal.SIGKILL
+    mark = os.environ["TEST_MARK"]
+
+    def left() -> list[int]:
+        return [p.pid for p in psutil.process_iter() if p.pid != os.getpid() and marked(p, mark)]
+
+    until(lambda: not left(), "the end of all that the agent had started")
+    assert not pids_in(tmp_path), "the script ran"
+
+
+def marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get("TEST_MARK") == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,199 @@
+"""What a script can see in a fork of the template is what it would see in a fresh process."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt_run.preload.preloader import ForkedWorker
+from tests.e2e.launcher.conftest import OURS, program
+from tests.e2e.launcher.preloading import Run, Starter, template
+
+PROBE = program("probe.py")
+
+
+@pytest.fixture
+def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
+    monkeypatch.chdir(tmp_path)
+    with template(PROBE) as preloader:
+        yield Starter(tmp_path, preloader)
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """What a run told, without what is its own."""
+    code, out, err = run.wait()
+    text = (run.folder / "probe").read_text() if (run.folder / "probe").exists() else "{}"
+    told = {"code": code, "out": out, "err": err} | json.loads(text.replace(str(run.folder), "FOLDER"))
+    told.pop("differs", None)
+    return told
+
+
+def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from differences(one.get(name), other.get(name), f"{where}.{name}")
+    elif one != other:
+        yield f"{where}: executed {one!r}, forked {other!r}"
+
+
+def assert_alike(runs: tuple[Run, Run]) -> None:
+    assert [type(run.handler.proc) for run in runs] == [subprocess.Popen, ForkedWorker]
+    executed, forked = map(seen, runs)
+    found = list(differences(executed, forked))
+    assert not found, "\n".join(found)
+
+
+def test_everything(starter: Starter) -> None:
+    assert_alike(starter.both(PROBE, "--lr", "1", "", "a b", "é", PROBE_METHODS="spawn fork forkserver"))
+
+
+def test_torch(starter: Starter) -> None:
+    """And what is random differs between all of them, as it does between fresh processes."""
+    environment = {"PROBE_TORCH": "1"}
+    runs = starter.both(PROBE, **environment)
+    others = [starter.start(starter.template, (PROBE,), environment) for _ in range(2)]
+    executed, forked = map(seen, runs)
+    fresh, preloaded = (set(told["interpreter"].pop("modules")) for told in (executed, forked))
+    late = [told.pop("late") for told in (executed, forked)]
+    for told in (executed, forked):
+        told["interpreter"].pop("filters")
+    found = list(differences(executed, forked))
+    assert not found, "\n".join(found)
+    assert fresh <= preloaded, "a fork has what a fresh process has"
+    assert late[0] == late[1], "and no more than the imports of the template"
+    for other in others:
+        other.wait()
+    drawn = [run.told()["differs"] for run in (*runs, *others)]
+    assert all(len(set(values)) == len(drawn) for values in zip(*drawn, strict=True)), drawn
+
+
+def test_where_a_script_may_be(starter: Starter, tmp_path: Path) -> None:
+    """``sys.path[0]``, ``__file__``, ``__spec__`` and the rest for each way to name a script."""
+    package, folder, links = tmp_path / "package", tmp_path / "folder", tmp_path / "links"
+    for path in (package, folder, links):
+        path.mkdir()
+    (package / "__init__.py").touch()
+    for name in (package / "train.py", package / "__main__.py", folder / "__main__.py", tmp_path / "train.py"):
+        shutil.copy(PROBE, name)
+    (links / "link.py").symlink_to(tmp_path / "train.py")
+    (links / "relative.py").symlink_to("../train.py")
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.write(PROBE, "__main__.py")
+    named = ["train.py", "./train.py", "links/../train.py", "links/link.py", "links/relative.py", str(folder), "folder"]
+    commands = [[name, "x"] for name in (*named, "./folder", "train.zip")]
+    commands += [["-m", "package.train", "-m"], ["-m", "package"], ["-m", "train"]]
+    pairs = [starter.both(*command) for command in commands]
+    pairs.append(starter.both("train.py", PROBE_METHODS="spawn forkserver"))
+    pairs.append(starter.both("-m", "package.train", PROBE_METHODS="spawn forkserver"))
+    for pair in pairs:
+        assert_alike(pair)
+
+
+HOW = re.findall(r'case "(.+)"', Path(program("ends.py")).read_text())
+
+
+def ended(run: Run) -> tuple[int, str, list[str]]:
+    """Exit code, stdout and stderr of a run; a recursion ends where its stack does."""
+    code, out, err = run.wait()
+    err = re.sub(r'^  File "<string>", line \d+, in <module>\n', "", err)  # the one frame below a script's own
+    err = re.sub("0x[0-9a-f]+", "", err)
+    return code, out, [line for line in err.splitlines() if not line.startswith("  [Previous line repeated")]
+
+
+def test_how_a_script_may_end(starter: Starter, tmp_path: Path) -> None:
+    """Exit codes, signals, tracebacks and hooks of a file, a module and a folder."""
+    (tmp_path / "folder").mkdir()
+    for copy in ("module.py", "folder/__main__.py"):
+        shutil.copy(program("ends.py"), tmp_path / copy)
+    (tmp_path / "broken.py").write_text("x = 1\nx = = 1\n")
+    commands = [["module.py", how] for how in HOW] + [["folder", how] for how in ("raise", "text")]
+    modules = ("well", "chain", "interrupt", "number", "hook", "bad hook", "no hook", "exiting hook", "import")
+    commands += [["-m", "module", how] for how in modules]
+    commands += [["broken.py"], ["-m", "broken"], ["-m", "none_such"], ["-m", "json"], ["none.py"]]
+    pairs = {" ".join(command): starter.both(*command) for command in commands}
+    found = {name: tuple(map(ended, pair)) for name, pair in pairs.items()}
+    wrong = {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+    assert not wrong, "\n".join(f"{name}: {line}" for name, pair in wrong.items() for line in pair)
+
+
+HOLDER = """
+import os, sys
+class Last:
+    held = [os.dup(0) for _ in range(500)]
+    def __del__(self, exists=os.access, write=os.write):
+        count = sum(exists(f"/proc/self/fd/{descriptor}", 0) for descriptor in self.held)
+        write(1, b"%d of %d" % (count, len(self.held)))
+sys.last = Last()  # goes when hardly anything else is left
+"""
+
+
+def test_what_a_script_holds_open_to_the_end(tmp_path: Path) -> None:
+    """Nothing of the template's closes a descriptor whose number has become the script's."""
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    command = [sys.executable, "-m", "fastckpt_run", "--standalone", "--nproc-per-node=1"]
+    command += ["--log-dir", str(tmp_path / "logs"), str(script)]
+    environment = os.environ | {
+        "FASTCKPT_PRELOAD": "math",
+        "PYTHONPATH": "",
+    }  # which lets processes of tests end sooner
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert "500 of 500" in job.stdout
+
+
+def test_without_the_scripts_folder_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(PROBE, tmp_path / "folder" / "__main__.py")
+    with template(PROBE) as preloader:
+        starter = Starter(tmp_path, preloader)
+        for command in ([PROBE], ["folder"], ["-m", "none_such"], ["-m", "json.tool", "--help"]):
+            assert_alike(starter.both(*command))
+
+
+def ignore() -> None:
+    for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def launched(folder: Path, option: str) -> dict[str, Any]:
+    """What a worker of a job sees that has a terminal and a pipe, and was told to ignore some signals."""
+    folder.mkdir()
+    terminal, side = os.openpty()
+    job = subprocess.Popen(
+        [*OURS, option, PROBE],
+        stdin=subprocess.PIPE,
+        stdout=side,
+        stderr=subprocess.DEVNULL,
+        env=os.environ
+        | {"TMPDIR": str(folder), "PROBE": str(folder / "probe"), "PROBE_PARENT": "0", "PROBE_STDIN": "1"},
+        preexec_fn=ignore,  # noqa: PLW1509 (there is one thread)
+    )
+    os.close(side)
+    job.communicate("é\nof two lines".encode(), timeout=120)
+    printed = os.read(terminal, 4096)
+    os.close(terminal)
+    assert job.returncode == 0
+    told = json.loads((folder / "probe").read_text())
+    seen = {name: told[name] for name in ("streams", "stdin")} | {"printed": printed.decode()}
+    return seen | {name: told["process"][name] for name in ("handlers", "mask", "descriptors", "limits", "threads")}
+
+
+def test_what_comes_from_outside_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", program("frail"))
+    executed, forked = (launched(tmp_path / name, f"--fast-preload={name}") for name in ("off", "math"))
+    assert not list(differences(executed, forked))
+    assert forked["stdin"] == "é\nof two lines"
+    assert forked["streams"]["stdout"]["terminal"]
+    assert forked["handlers"][str(int(signal.SIGUSR2))] == str(signal.SIG_IGN)

@@ -1,0 +1,416 @@
+"""What a template imports for a script, what it refuses to keep, and when workers are executed instead."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt_run.preload.preloader import ForkedWorker, Preloader
+from fastckpt_run.preload.script_analysis import read
+from tests.e2e.launcher.conftest import Jobs, program
+from tests.e2e.launcher.preloading import Starter, template
+
+FRAIL = program("frail")
+
+
+def write(folder: Path, **sources: str) -> None:
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "imports", "sets"),
+    [
+        ("import a, b.c as d", ["a", "b.c"], []),
+        ("from a.b import c\nfrom . import d\nfrom e import *", ["a.b", "e"], []),
+        ("try:\n  import a\nexcept ImportError:\n  import b", ["a"], []),
+        ("if TYPE_CHECKING:\n  import a\nif __name__ == '__main__':\n  import b", ["b"], []),
+        ("def f():\n  import a\nclass C:\n  import b\nwith x:\n  import c", ["c"], []),
+        ("import os\nos.environ['A'] = '1'\nimport torch\nos.environ['B'] = '1'", ["os", "torch"], ["A"]),
+        (
+            "import os\nos.environ.setdefault('A', '1')\nos.environ.update({'B': '', 'C': ''})\nimport a",
+            ["os", "a"],
+            list("ABC"),
+        ),
+        ("import os\nfor k in x:\n  os.environ[k] = ''\nimport a", ["os", "a"], ["*"]),
+        ("import os\nos.environ |= x\nimport a", ["os", "a"], ["*"]),
+        ("import os\nos.environ.update(A='', **x)\nimport a", ["os", "a"], ["*", "A"]),
+        ("from os import environ\ndel environ['A']\nif y:\n  environ['B'] = ''\nimport a", ["os", "a"], ["A", "B"]),
+        ("load_dotenv()\nimport a", ["a"], ["*"]),
+        ("import os\nprint(os.environ['A'], os.environ.get('B'))\nimport a", ["os", "a"], []),
+        ("import dotenv\ndotenv.load_dotenv()\nimport a", ["dotenv", "a"], ["*"]),
+        ("import os\ndef f():\n  os.environ['A'] = ''\nf()\nimport a", ["os", "a"], ["A"]),
+        ("import os\ndef f():\n  os.environ['A'] = ''\nimport a\nf()", ["os", "a"], []),
+        ("with set(os.environ.pop('A')):\n  import a", ["a"], ["A"]),
+    ],
+)
+def test_what_a_script_imports(tmp_path: Path, source: str, imports: list[str], sets: list[str]) -> None:
+    write(tmp_path, train=source)
+    script = read([str(tmp_path / "train.py")])
+    assert [name for name, _ in script.imports] == imports
+    assert script.sets == set(sets)
+    assert script.folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "first"),
+    [
+        ("'text'\nfrom __future__ import annotations\nimport a\nX = 3\nimport b", ["__future__", "a", "b"]),
+        ("import a\na.use('x')\nimport b", ["a"]),
+        ("import a\nimport os\nos.environ['A'] = ''\nimport b", ["a", "os"]),
+        ("import a\na.b = 3\nimport b", ["a"]),
+        ("try:\n  import a\nexcept ImportError:\n  a = None\nimport b", ["a", "b"]),
+        ("import a\nif a.b:\n  a.c()\nimport b", ["a"]),
+        ("import a\ndef f():\n  a.b()\nimport b", ["a", "b"]),
+        ("import a\nwith a.b():\n  import b", ["a"]),
+    ],
+)
+def test_which_imports_nothing_can_have_an_effect_on(tmp_path: Path, source: str, first: list[str]) -> None:
+    write(tmp_path, train=source)
+    assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
+
+
+def test_who_goes_through_all_variables_has_read_those_that_it_keeps() -> None:
+    """tqdm does, which torch imports where it is installed."""
+    source = """if True:
+        import os
+        from fastckpt_run.preload.environment import recorded
+        with recorded() as read:
+            import tqdm
+            assert tqdm.tqdm([]).ncols == 7
+            kept = {"RANK", "TQDM_NCOLS"} & read
+            dict(os.environ)
+        print(*sorted(kept), {"RANK", "TQDM_NCOLS"} <= read)
+    """
+    environment = os.environ | {"RANK": "1", "TQDM_NCOLS": "7"}
+    said = subprocess.check_output([sys.executable, "-c", source], env=environment, text=True, timeout=60)
+    assert said == "TQDM_NCOLS True\n"
+
+
+def test_where_a_script_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    for name in ("__init__", "train", "__main__", "inner/__init__", "inner/deep"):
+        (tmp_path / "package" / f"{name}.py").write_text("import numpy")
+    (tmp_path / "package" / "__init__.py").write_text("raise AssertionError('imported by the agent')")
+    for arguments in (["-m", "package.train"], ["-m", "package"], ["-m", "package.inner.deep"], ["package"]):
+        assert read(arguments).imports == [("numpy", [])], arguments
+    write(tmp_path, broken="import a\nx = = 1")
+    for arguments in (["-m", "none.such"], ["none.py"], ["broken.py"]):
+        assert read(arguments).imports == []
+
+
+def sets(name: str) -> str:
+    return f"import os\nos.environ['{name}'] = '1'\n"
+
+
+def test_what_the_scripts_own_modules_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the last import, through packages and relative imports, once each; not in what has another home."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "deep").mkdir(parents=True)
+    write(tmp_path, train=f"import own.deep.leaf, json\nfrom own import b\n{sets('LAST')}")
+    write(tmp_path / "own", __init__=sets("INIT"), b=f"from .deep import c\n{sets('B')}", a="")
+    write(tmp_path / "own" / "deep", __init__=sets("DEEP"), leaf="from .. import a, b", c=f"{sets('C')}import own")
+    assert read(["train.py"]).sets == {"INIT", "DEEP", "C", "B"}
+    write(tmp_path / "own", train="from . import b", __main__="from .deep import leaf")
+    assert read(["-m", "own.train"]).sets == {"INIT", "DEEP", "C"}
+    assert read(["-m", "own"]).sets == {"INIT", "DEEP", "C"}
+    changing = read(["train.py"])
+    assert not changing.has_changed()
+    write(tmp_path / "own", b=sets("NEW"))
+    assert changing.has_changed()
+
+
+def test_however_many_modules_a_script_has_of_its_own(tmp_path: Path) -> None:
+    """The first of them count: it is not worth seconds, nor an endless recursion."""
+    chain = {f"m{i}": f"{sets(f'V{i}')}import m{i + 1}" for i in range(2000)}
+    write(tmp_path, train="import m0", **chain)
+    found = read([str(tmp_path / "train.py")]).sets
+    assert {"V0", "V200"} <= found
+    assert "V1000" not in found
+
+
+def test_a_script_that_is_a_pipe_is_left_to_the_worker() -> None:
+    script, end = os.pipe()
+    os.write(end, b"import numpy")
+    os.close(end)
+    assert read([f"/dev/fd/{script}"]).imports == []
+    assert os.read(script, 99) == b"import numpy"
+    os.close(script)
+
+
+SPOILERS = {
+    "thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "started a thread",
+    ),
+    "descriptor": ("import os\nkept = open('/dev/null')", "opened /dev/null"),
+    "variable": ("import os\nos.environ['X_NEW'] = '1'", "changed the variable X_NEW"),
+    "rank": ("import os\nrank = os.environ.get('RANK', '0')", "read the variable RANK, which differs between workers"),
+    "list": ("import os\nfound = dict(os.environ)", "read the variable FASTCKPT_"),
+    "process": ("import subprocess\nkept = subprocess.Popen(['true'])", "started a process"),
+    "lock": ("import multiprocessing\nkept = multiprocessing.Lock()", "mapped memory that forks share (/dev/shm/"),
+    "stream": ("import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)", "changed sys.stdout"),
+    "path": ("import sys\nsys.path.insert(0, '/none')", "changed the first entry of sys.path"),
+    "arguments": ("import sys\nsys.argv.append('x')", "changed sys.argv"),
+    "odd": ("raise BaseException('x' * 10**6)", "raised BaseException: xxx"),
+    "handler": ("import signal\nsignal.signal(signal.SIGUSR1, print)", "changed the handler of SIGUSR1"),
+    "generator": ("import random\nrandom.seed(0)", "used the random generator of random"),
+    "numpy": ("import numpy\nkept = numpy.random.default_rng()", "made a random generator without a seed"),
+    "folder": ("import os\nos.chdir('/')", "changed the working directory"),
+    "raises": ("import none_such", "raised ModuleNotFoundError: No module named 'none_such'"),
+    "exits": ("raise SystemExit", "raised SystemExit"),
+    "traces": ("import sys\nsys.setprofile(lambda *_: None)", "is traced"),
+    "native": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.timer_create  # where threads are made\n"
+        "import ctypes\nnumber = ctypes.c_ulong()\nlibc.pthread_create(ctypes.byref(number), None, libc.pause, None)",
+        "started a thread in native code",
+    ),
+}
+
+
+@pytest.fixture
+def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Starter]]:
+    """Starters with a template that does not import torch."""
+    monkeypatch.setenv("PYTHONPATH", f"{FRAIL}:{tmp_path / 'modules'}")
+    (tmp_path / "modules").mkdir()
+    monkeypatch.chdir(tmp_path)
+    open_ones = []
+
+    def start(script: str, modules: str, *arguments: str) -> Starter:
+        context = template(script, modules, *arguments)
+        open_ones.append(context)
+        return Starter(tmp_path, context.__enter__())
+
+    yield start
+    for context in open_ones:
+        context.__exit__(None, None, None)
+
+
+SCRIPT = "import json, os, sys\njson.dump(sorted(sys.modules), open(os.environ['PROBE'], 'w'))\n"
+
+
+@pytest.mark.parametrize("kind", SPOILERS)
+def test_a_module_that_spoils_a_template_is_left_out(
+    kind: str, plain: Callable[..., Starter], tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog
+) -> None:
+    """The next template does without it, and says why; other modules are there."""
+    source, why = SPOILERS[kind]
+    write(
+        tmp_path / "modules",
+        spoiler=source,
+        harmless="import subprocess\nsubprocess.run(['true'])\nimport numpy.random",
+    )
+    write(tmp_path, train=SCRIPT)
+    starter = plain("train.py", "harmless,spoiler,colorsys")
+    since = starter.template._template.started
+    run = starter.start(starter.template, ("train.py",), {})
+    assert run.wait() == (0, "", "")
+    assert type(run.handler.proc) is ForkedWorker
+    modules = run.told()
+    assert ("harmless" in modules, "spoiler" in modules, "colorsys" in modules) == (True, False, True)
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(f"spoiler is not preloaded: it {why}")
+    assert len(message) < 2000
+    assert starter.template._template.started == since, "the next template has no more time than the first"
+
+
+def test_what_modules_print_is_printed_by_each_worker(plain: Callable[..., Starter], tmp_path: Path) -> None:
+    write(tmp_path / "modules", chatty="import os\nprint('imported')\nos.write(2, b'warning')")
+    write(tmp_path, train="import chatty\nprint('run')")
+    starter = plain("train.py", "chatty")
+    runs = starter.both("train.py")
+    assert [run.wait() for run in runs] == [(0, "imported\nrun\n", "warning")] * 2
+    assert [type(run.handler.proc) for run in runs] == [subprocess.Popen, ForkedWorker]
+
+
+def test_installed_modules_of_the_script_are_imported_by_themselves(tmp_path: Path, monkeypatch) -> None:
+    """Not its own: these may change from one restart to the next."""
+    monkeypatch.setenv("PYTHONPATH", FRAIL)
+    monkeypatch.chdir(tmp_path)
+    write(
+        tmp_path,
+        train=f"import fastckpt_run, numpy, click, wrapt\nimport mine\n{SCRIPT}",
+        mine="print('mine')",
+        wrapt="",
+    )
+    with template("train.py", "auto") as preloader:
+        starter = Starter(tmp_path, preloader)
+        run = starter.start(preloader, ("train.py",), {})
+        assert run.wait() == (0, "mine\n", "")
+        write(tmp_path, train=SCRIPT)
+        again = starter.start(preloader, ("train.py",), {})
+    assert again.wait() == (0, "", "")
+    assert {"numpy", "click"} <= set(again.told())
+    assert not {"mine", "wrapt"} & set(again.told())
+
+
+@pytest.mark.parametrize(
+    ("sources", "why"),
+    [
+        ({"train": "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport json"}, "the script sets OMP_NUM_THREADS"),
+        ({"train": "import os\nos.environ.update(os.environ)\nimport json"}, "the script sets variables before"),
+        ({"train": "import queue", "queue": ""}, "queue.py has the name of a module that torch imports"),
+        (
+            {"train": "import mine\nimport json", "mine": "import os\nos.environ['OMP_NUM_THREADS'] = '3'"},
+            "the script sets OMP_NUM_THREADS",
+        ),
+        (
+            {"train": "def f():\n  import os\n  os.environ['TORCH_COMPILE_DISABLE'] = '1'\nf()"},
+            "the script sets TORCH_COMPILE_DISABLE, which torch reads when it needs its compiler",
+        ),
+    ],
+)
+def test_scripts_that_must_be_executed(tmp_path: Path, sources: dict[str, str], why: str, monkeypatch, caplog) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, **sources)
+    with template("train.py", "math") as preloader:
+        starter = Starter(tmp_path, preloader)
+        runs = [starter.start(preloader, ("train.py",), {}) for _ in range(2)]
+    assert [(run.wait(), type(run.handler.proc)) for run in runs] == [((0, "", ""), subprocess.Popen)] * 2
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith("workers start without preloaded modules: ")
+    assert why in message
+
+
+def test_a_template_does_not_outlive_what_it_has_inherited(plain, tmp_path: Path, monkeypatch) -> None:
+    """A variable that was read, the folder, the umask: what is asked for under other circumstances is executed."""
+    write(tmp_path / "modules", reader="import os\nos.environ.get('X_READ')")
+    write(tmp_path, train=SCRIPT)
+    script = str(tmp_path / "train.py")
+    starter = plain(script, "reader")
+
+    def kind() -> type:
+        run = starter.start(starter.template, (script,), {})
+        assert run.wait() == (0, "", "")
+        starter.template.prepare()
+        return type(run.handler.proc)
+
+    assert kind() is ForkedWorker
+    monkeypatch.setenv("X_UNREAD", "1")
+    assert kind() is ForkedWorker
+    monkeypatch.setenv("X_READ", "1")
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    monkeypatch.chdir("/")
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    umask = os.umask(0o077)
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    os.umask(umask)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    (tmp_path / "gone").rmdir()
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    monkeypatch.chdir(tmp_path)
+    assert (kind(), kind()) == (subprocess.Popen, ForkedWorker)
+    write(tmp_path, train=f"import os\nos.environ['LANG'] = ''\n{SCRIPT}")
+    starter.template.prepare()
+    assert (kind(), kind()) == (subprocess.Popen, subprocess.Popen)
+
+
+def test_modules_beside_the_script_may_be_named_and_change(plain, tmp_path: Path) -> None:
+    """They see the script's arguments; when a file has changed, workers get the new one, as when they are executed."""
+    write(tmp_path, mine="import sys\nseen = 'old', sys.argv", other="import mine")
+    write(tmp_path, train="import sys\nloaded = 'other' in sys.modules\nimport mine, other\nprint(loaded, mine.seen)")
+    starter = plain("train.py", "other", "--lr", "1")
+
+    def printed() -> str:
+        return starter.start(starter.template, ("train.py", "--lr", "1"), {}).wait()[1]
+
+    assert [printed(), printed()] == ["True ('old', ['train.py', '--lr', '1'])\n"] * 2
+    write(tmp_path, mine="import sys\nseen = 'new', sys.argv")
+    assert printed() == "False ('new', ['train.py', '--lr', '1'])\n"
+    starter.template.prepare()
+    assert printed() == "True ('new', ['train.py', '--lr', '1'])\n"
+    assert read(["-m", "train"]).argv(["-m", "train", "x"]) == [str(tmp_path / "train.py"), "x"]
+
+
+@pytest.mark.parametrize("deed", ["disable()", "set_threshold(5000)"])
+def test_what_a_module_does_to_the_garbage_collector_lasts(deed: str, plain, tmp_path: Path) -> None:
+    write(tmp_path / "modules", tuning=f"import gc\ngc.{deed}")
+    write(tmp_path, train="import gc, tuning\nprint(gc.isenabled(), gc.get_threshold())")
+    runs = plain("train.py", "tuning").both("train.py")
+    assert type(runs[1].handler.proc) is ForkedWorker
+    assert runs[0].wait() == runs[1].wait()
+
+
+def test_a_closed_stream_is_not_replaced_by_a_file_of_the_agents(plain, tmp_path: Path, caplog) -> None:
+    write(tmp_path, train="import sys\nprint(sys.stdin)")
+    starter = plain("train.py", "math")
+    kept = os.dup(0)
+    os.close(0)
+    taken = os.open("/dev/null", os.O_RDONLY)
+    try:
+        run = starter.start(starter.template, ("train.py",), {})
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert (taken, run.wait()) == (0, (0, "None\n", ""))
+    assert "they inherit no stdin, which is closed" in caplog.text
+
+
+def test_an_agent_may_ignore_the_deaths_of_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", FRAIL)
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, train="print(3)")
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with template("train.py") as preloader:
+            run = Starter(tmp_path, preloader).start(preloader, ("train.py",), {})
+            assert type(run.handler.proc) is ForkedWorker
+            assert run.wait()[1:] == ("3\n", "")
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+
+
+def test_the_last_words_of_a_template_are_told(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
+    source = "import os, sys\nsys.stderr.write('x\\n' * 10**5)\nprint('enough', file=sys.stderr)\nos._exit(3)"
+    write(tmp_path / "modules", rude=source)
+    write(tmp_path, train="")
+    starter = plain("train.py", "rude")
+    assert starter.start(starter.template, ("train.py",), {}).wait() == (0, "", "")
+    assert "the template ended: enough" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "why"),
+    [
+        (["--no-python", program("touch.sh")], {}, "they run "),
+        (["--run-path", program("touch.py")], {}, "--run-path starts them in its own way"),
+        ([program("touch.py")], {"PYTHON_EXEC": "{link}"}, "they run {link}, not this Python"),
+    ],
+)
+def test_other_ways_to_start_workers(
+    jobs: Jobs, tmp_path: Path, arguments: list[str], environment: dict[str, str], why: str
+) -> None:
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    told = tmp_path / "events"
+    variables = {name: value.format(link=link) for name, value in environment.items()}
+    job = jobs.run("--fast-preload=auto", f"--fast-events={told}", *arguments, **variables)
+    assert job.returncode == 0, job.stderr
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    (fallback,) = [event["why"] for event in events if event["event"].startswith("preload")]
+    assert fallback.startswith(why.format(link=link))
+    assert f"fastckpt-run: workers start without preloaded modules: {fallback}" in job.stderr.splitlines()
+
+
+def test_workers_bound_by_numactl_are_executed(plain: Callable[..., Starter], tmp_path: Path, caplog) -> None:
+    write(tmp_path, train="")
+    preloader = plain("train.py", "math").template
+    assert (
+        preloader.fork(["numactl", "--physcpubind=0", sys.executable, "-u", "train.py"], os.environ, [0, 1, 2]) is None
+    )
+    assert "numactl starts them" in caplog.text
+
+
+def test_off_is_off() -> None:
+    for word in ("off", "no", "0", ""):
+        preloader = Preloader(word)
+        preloader.begin(None)
+        assert preloader.fork([], {}, []) is None

@@ -1,0 +1,219 @@
+"""What the line of a restart says, whatever the workers come to; and what a traceback says of a failure."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from fastckpt._core import metrics
+from fastckpt._core.memory.telemetry import Telemetry
+from fastckpt_run.failures import restart_notice
+from fastckpt_run.failures.cause import Cause, cause_of
+from fastckpt_run.failures.restart_notice import RestartNotice
+from tests.e2e.launcher.conftest import Jobs
+
+KILLED = {1: (-9, Cause())}
+
+
+class Told:
+    """A notice for two workers with three restarts, and the lines that it has logged."""
+
+    def __init__(self, log: pytest.LogCaptureFixture) -> None:
+        self.telemetry: dict[str, list[Telemetry]] = {"dir": [Telemetry(step=44, named=44, steps=45, beat=1)] * 2}
+        self.notice = RestartNotice(lambda: self.telemetry, 3)
+        self._log = log
+
+    @property
+    def lines(self) -> list[str]:
+        return [re.sub(r"after \d+\.\d s", "after T", line) for line in self._log.messages]
+
+    def start(self) -> None:
+        metrics.event("rendezvous", seconds=0.0, node=0, nodes=1, world_size=2, ranks=[0, 1])
+        metrics.event("workers_started", pids={0: 1, 1: 2}, restart_count=0, world_size=2, master_port=1)
+
+    def join(self, *ranks: int) -> None:
+        for rank in ranks:
+            metrics.event("worker_joined", directory="dir", local_rank=rank)
+
+    def load(self, *ranks: int, step: int = 44) -> None:
+        for rank in ranks:
+            metrics.event("resumed", directory="dir", local_rank=rank, step=step, tier="memory")
+            self.notice.look(2)
+
+    def fail(self, left: int = 3, nodes: int = 1, *, follows: bool = False) -> None:
+        metrics.event("worker_died", local_rank=1, rank=1, exitcode=-9)
+        self.notice.failed(KILLED, left, nodes=nodes, follows=follows)
+        self.notice.stopped()
+        if left:
+            self.start()
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
+    caplog.set_level(logging.WARNING, "fastckpt.launcher")
+    logging.getLogger("fastckpt").propagate = True
+    told = Told(caplog)
+    metrics.listen(told.notice.hear)
+    yield told
+    metrics.unlisten(told.notice.hear)
+
+
+def test_the_line_comes_once_and_when_all_have_loaded(told: Told) -> None:
+    told.start()
+    told.join(0, 1)
+    told.fail()
+    told.join(0, 1)
+    told.load(0)
+    assert told.lines == []
+    told.load(1)
+    told.load(0, 1)
+    told.notice.end()
+    assert told.lines == [
+        "rank 1 died: SIGKILL; resumed step 44 from memory after T, 1 step repeated, 2 of 3 restarts left"
+    ]
+
+
+def test_who_joins_before_all_are_started_counts(told: Told) -> None:
+    told.notice.failed(KILLED, 3, nodes=1, follows=False)
+    metrics.event("rendezvous", seconds=0.0, node=0, nodes=1, world_size=2, ranks=[0, 1])
+    told.join(0)
+    metrics.event("workers_started", pids={0: 1, 1: 2}, restart_count=0, world_size=2, master_port=1)
+    told.join(1)
+    told.load(0, 1)
+    assert len(told.lines) == 1 and "resumed step 44" in told.lines[0]
+
+
+def test_a_death_before_the_first_load(told: Told) -> None:
+    told.telemetry = {}
+    told.start()
+    told.join(0)
+    told.fail()
+    for rank in (0, 1):
+        metrics.event("started_fresh", directory="dir", local_rank=rank)
+    told.notice.look(2)
+    [line] = told.lines
+    assert "began afresh, as there was nothing to resume, after T, no step repeated, 2 of 3" in line
+
+
+def test_workers_that_load_nothing(told: Told) -> None:
+    told.start()
+    told.join(0, 1)
+    told.fail()
+    told.join(0, 1)
+    told.notice.look(2)
+    assert told.lines == []
+    metrics.event("first_step", local_rank=0, rank=0)
+    told.notice.look(2)
+    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
+
+
+def test_workers_without_a_checkpointer(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    told.start()
+    told.fail()
+    told.notice.look(2)
+    assert told.lines == []
+    monkeypatch.setattr(restart_notice, "PATIENCE", 0.0)
+    told.notice.look(2)
+    told.notice.end()
+    assert told.lines == ["rank 1 died: SIGKILL; restarted after T, 2 of 3 restarts left"]
+
+
+def test_workers_that_fail_again_and_then_for_good(told: Told) -> None:
+    """Each restart has its line, and so has the loss."""
+    told.start()
+    told.fail(2)
+    told.fail(1)
+    told.fail(0)
+    told.notice.end()
+    again = "restarted after T, but the workers failed again before they had loaded anything"
+    first, second, lost = told.lines
+    assert first == f"rank 1 died: SIGKILL; {again}, 1 of 3 restarts left"
+    assert second == f"rank 1 died: SIGKILL; {again}, 0 of 3 restarts left"
+    assert re.fullmatch(r"rank 1 died: SIGKILL; not restarted \(on [^ ,]+\)", lost)
+
+
+def test_a_job_that_ends_before_its_restart(told: Told) -> None:
+    told.start()
+    told.notice.failed(KILLED, 1, nodes=1, follows=False)
+    told.notice.end()
+    assert told.lines == ["rank 1 died: SIGKILL; the job ended before they were started again, 0 of 3 restarts left"]
+
+
+def test_another_node(told: Told) -> None:
+    """One that failed or joined, and one that failed before a worker of this node did."""
+    elsewhere = "workers were stopped for another node, which failed or joined"
+    told.start()
+    told.notice.interrupted(3)
+    told.notice.stopped()
+    told.start()
+    told.join(0, 1)
+    told.load(0, 1)
+    told.fail(nodes=2, follows=True)
+    told.join(0, 1)
+    told.load(0, 1)
+    one, other = told.lines
+    assert one.startswith(f"{elsewhere}; resumed step 44 from memory after T, 1 step repeated")
+    assert re.match(rf"{elsewhere}; then rank 1 died on [^ ]+: SIGKILL; resumed", other)
+
+
+def test_a_hang_and_several_deaths_at_once(told: Told) -> None:
+    told.start()
+    ranks = [{"rank": 1, "place": "take (data.py:88)"}]
+    metrics.event("hang", culprits=[1], reason="r", silent=61.5, ranks=ranks)
+    many = {rank: (-9, Cause()) for rank in range(1, 6)}
+    told.notice.failed(many, 1, nodes=1, follows=False)
+    told.notice.end()
+    rest = "rank 2 died: SIGKILL; rank 3 died: SIGKILL and 2 more"
+    assert told.lines[0].startswith(f"rank 1 hung for 61.5 s in take (data.py:88); {rest}; the job ended")
+
+
+TRACEBACK = """\
+noise
+Traceback (most recent call last):
+  File "/a/b/train.py", line 90, in <module>
+    main()
+  File "/a/b/train.py", line 57, in step
+    raise ValueError("bad\\x1b[31m")
+ValueError: bad\x1b[31m
+more of the message
+"""
+WHY = Cause("ValueError: bad [31m", "step (train.py:57)")
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (TRACEBACK, WHY),
+        ("".join(f"[rank3]: {line}\n" for line in TRACEBACK.splitlines()), WHY),  # torch does so in a process group
+        (f"{TRACEBACK}\nDuring\n\n{TRACEBACK.replace('57', '58')}", Cause(WHY.exception, "step (train.py:58)")),
+        (TRACEBACK.replace("ValueError: ", f'  File "{torch.__file__}", line 1, in deep\nValueError: '), WHY),
+        ("usage: x\nerror: no\n", Cause()),
+        ("", Cause()),
+    ],
+    ids=["plain", "ranked", "chained", "library", "none", "empty"],
+)  # fmt: skip
+def test_the_exception_and_its_frame(words: str, cause: Cause, tmp_path: Path) -> None:
+    failure = ProcessFailure(0, 1, 1, "")
+    assert cause_of(failure, words, None) == cause
+    log = tmp_path / "stderr.log"
+    log.write_text(words)
+    workers = SimpleNamespace(stderrs={0: str(log)})
+    assert cause_of(failure, "", workers) == Cause(cause.exception, cause.frame, str(log))
+    assert cause_of(ProcessFailure(0, 1, -9, ""), "", workers) == Cause(log=str(log)), "not an older traceback"
+
+
+def test_a_script_without_a_checkpointer_is_told_of_at_its_end(jobs: Jobs) -> None:
+    """With real workers, which are restarted once and succeed."""
+    job = jobs.run(
+        "--fast-no-preload", "--max-restarts=1", "--no-python", "sh", "-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"
+    )
+    assert job.returncode == 0, job.stderr
+    [line] = [line for line in job.stderr.splitlines() if line.startswith("fastckpt-run: rank")]
+    assert re.fullmatch(
+        r"fastckpt-run: rank 0 died: exit code 1; restarted after \d+\.\d s, 0 of 1 restarts left", line
+    )

@@ -1,0 +1,138 @@
+"""What a script that cannot start leaves behind, and what only looks like it: real interpreters, real stderr."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, names_us, why_not_started
+
+NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
+PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
+
+CANNOT_START = [
+    ("no module", "import os\nimport nosuch\n", NO_MODULE),
+    ("after harmless calls", "import sys, os\nsys.path.insert(0, '.')\nprint('hello')\nimport nosuch", NO_MODULE),
+    ("over several lines", "from nosuch import (\n    a,\n    b,\n)\n", NO_MODULE),
+    ("no such name", "from os import nosuch\n", "ImportError: cannot import name 'nosuch' from 'os'"),
+    ("in an imported module", "import mine_without\n", NO_MODULE),
+    ("either of two", "try:\n    import nosuch\nexcept ImportError:\n    import nosuch\n", NO_MODULE),
+    ("raised", "try:\n    import nosuch\nexcept ImportError as e:\n    raise ImportError('x') from e", "Error: x"),
+    ("after definitions", "def main():\n    for _ in (): pass\nclass A: pass\nX = [1, 2]\nimport nosuch\n", NO_MODULE),
+    ("before main", "def main(): pass\nif __name__ == '__main__':\n    import nosuch\n    main()\n", NO_MODULE),
+    ("syntax", "def f(:\n    pass\n", "SyntaxError: invalid syntax"),
+    ("indentation", "def f():\npass\n", "IndentationError: expected an indented block"),
+    ("syntax of a module", "import mine_broken\n", "SyntaxError: invalid syntax"),
+    ("argparse", f"{PARSER}p.parse_args(['--lr', 'x'])\n", "error: argument --lr: invalid float value: 'x'"),
+    ("argparse in a function", f"{PARSER}def f(): p.parse_args(['--no'])\nf()\n", "error: unrecognized"),
+    ("click", "import click\n@click.command()\ndef f(): pass\nf(['--no'])\n", "Error: No such option"),
+]  # fmt: skip
+
+MAY_HAVE_BEGUN = [
+    ("a lazy import", "def train():\n    for i in range(5): pass\n    import nosuch\ntrain()\n"),
+    ("in a loop", "for step in range(9):\n    if step == 5:\n        import nosuch\n"),
+    ("after a loop", "for step in range(9):\n    pass\nimport nosuch\n"),
+    ("after a function of the script's", "def main(): pass\nmain()\nimport nosuch\n"),
+    ("after a method", "class T:\n    def fit(self): pass\nt = T()\nt.fit()\nimport nosuch\n"),
+    ("after what another module may have done", "import mine\nmine.run()\nimport nosuch\n"),
+    ("after other code was executed", "exec('x = 1')\nimport nosuch\n"),
+    ("after a context", "import warnings\nwith warnings.catch_warnings():\n    pass\nimport nosuch\n"),
+    ("compiled late", "def f():\n    compile('def f(:', 'x', 'exec')\nf()\n"),
+    ("a library that another rank is building", "open('halfway.so', 'w').close()\nimport halfway\n"),
+    ("another error", "raise ValueError('SyntaxError: x')\n"),
+    ("something printed after it", "import atexit, sys\natexit.register(print, 'x', file=sys.stderr)\nimport nosuch\n"),
+    ("another exit code", "import os, sys\nprint('ImportError: x', file=sys.stderr)\nsys.exit(3)\n"),
+    ("exit code 2 of its own", "import sys\nsys.exit(2)\n"),
+    ("its own, with a message", "import sys\nprint('error: no data', file=sys.stderr)\nsys.exit(2)\n"),
+    ("exit code 1 of its own", "import sys\nprint('ImportError: x', file=sys.stderr)\nsys.exit(1)\n"),
+    ("said by a spawned child", "import multiprocessing as m\nif __name__ != '__main__':\n    import nosuch\n"
+     "if __name__ == '__main__':\n    p = m.get_context('spawn').Process(target=print)\n    p.start()\n    p.join()\n"
+     "    exit(p.exitcode)\n"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine_without.py").write_text("import os\nimport nosuch\n")
+    (tmp_path / "mine_broken.py").write_text("def f(:\n    pass\n")
+    (tmp_path / "mine.py").write_text("def run(): pass\n")
+    (tmp_path / "package").mkdir()
+    return tmp_path
+
+
+def run(folder: Path, source: str, *how: str) -> str:
+    (folder / "train.py").write_text(source)
+    (folder / "package" / "train.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-u", *(how or ("train.py",))], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode > 0
+    return why_not_started(done.stderr, done.returncode)
+
+
+@pytest.mark.parametrize(("source", "why"), [row[1:] for row in CANNOT_START], ids=[row[0] for row in CANNOT_START])
+def test_it_cannot_start(folder: Path, source: str, why: str) -> None:
+    assert why in run(folder, source)
+
+
+@pytest.mark.parametrize("source", [row[1] for row in MAY_HAVE_BEGUN], ids=[row[0] for row in MAY_HAVE_BEGUN])
+def test_it_may_have_begun(folder: Path, source: str) -> None:
+    assert run(folder, source) == ""
+
+
+@pytest.mark.parametrize("name", ["no module", "syntax of a module", "argparse"])
+def test_a_module(folder: Path, name: str) -> None:
+    source, why = next(row[1:] for row in CANNOT_START if row[0] == name)
+    assert why in run(folder, source, "-m", "package.train")
+
+
+def test_no_such_module(folder: Path) -> None:
+    assert run(folder, "", "-m", "package.nosuch") == "No module named package.nosuch"
+
+
+def test_words_that_say_nothing() -> None:
+    assert why_not_started("", 1) == why_not_started("", 2) == why_not_started("\n\n", 1) == ""
+    assert why_not_started(NO_MODULE, -9) == ""
+    assert why_not_started(f"Traceback (most recent call last):\n{NO_MODULE}", 1) == ""
+    gone = f'Traceback (most recent call last):\n  File "/no/such/train.py", line 1, in <module>\n{NO_MODULE}'
+    assert why_not_started(gone, 1) == ""
+
+
+def test_broken_syntax(folder: Path) -> None:
+    assert broken_syntax(folder / "mine_broken.py").startswith("SyntaxError: invalid syntax (")
+    assert broken_syntax(folder / "mine.py") == broken_syntax(folder / "none.py") == ""
+    (folder / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe4'\n")
+    assert broken_syntax(folder / "latin.py") == ""
+    (folder / "torn.py").write_bytes(b"x = '\xe4'\n")
+    assert "SyntaxError" in broken_syntax(folder / "torn.py")
+
+
+FRAMES = [f'  File "{name}", line {line}, in <module>' for name in (__file__, "/", "\0") for line in (3, "9" * 5000)]
+PIECES = [
+    "Traceback (most recent call last):",
+    "usage: x",
+    "x: error: y",
+    NO_MODULE,
+    "SyntaxError: x",
+    "/x: No module named y",
+]
+pieces = st.sampled_from(PIECES + FRAMES)
+
+
+@given(st.lists(pieces | st.text(max_size=8), max_size=8), st.sampled_from([1, 2, 0, -9]))
+def test_whatever_a_worker_wrote_can_be_read(lines: list[str], exitcode: int) -> None:
+    assert why_not_started("\n".join(lines), exitcode) in ("", *lines, "No module named y")
+
+
+def test_a_script_that_names_us(folder: Path) -> None:
+    (folder / "ours.py").write_text("import fastckpt\n")
+    assert [names_us(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
+
+
+def test_lines_that_are_nowhere() -> None:
+    assert not is_among_first_imports("import a\n", 2)
+    assert not is_among_first_imports("def f(:\n", 1)
+    assert is_among_first_imports("import a\nimport b\n", 2)

@@ -1,0 +1,203 @@
+"""One process with Lightning: files that it names, keeps and removes, and what is refused."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from fastckpt._core.snapshot import mutation_check
+from fastckpt.errors import BadCheckpoint, ConfigError
+from fastckpt.lightning import (
+    NEWEST,
+    FastCheckpointIO,
+    FastDDPStrategy,
+    FastSingleDeviceStrategy,
+    MemoryCheckpoint,
+    StorageType,
+)
+from tests.e2e.lightning.training import Module, trainer_for
+from tests.e2e.mistakes.table import group_of_one, sharded_by_zero
+
+pytestmark = pytest.mark.frameworks
+
+
+def fit(folder: Path, steps: int, model: ModelCheckpoint | None = None, path: str = NEWEST) -> Trainer:
+    """Train up to a step; the trainer, whose plugin is `trainer.strategy.checkpoint_io`."""
+    model = model or ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1)
+    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
+    trainer = trainer_for(steps, model, MemoryCheckpoint(), use_distributed_sampler=False, **ours)
+    trainer.fit(Module(), ckpt_path=path)
+    return trainer
+
+
+class ByHand(Callback):
+    """Saves to a file in a directory that has nothing to do with the others, then fails at a later step."""
+
+    def __init__(self, path: Path, fails: int) -> None:
+        self.path, self.fails = path, fails
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.global_step == 3:
+            trainer.save_checkpoint(self.path)
+            trainer.save_checkpoint(self.path.with_name("weights.ckpt"), weights_only=True)
+        if trainer.global_step == self.fails:
+            raise RuntimeError("something else failed")
+
+
+def trainer_of(folder: Path, steps: int, *callbacks: Callback) -> Trainer:
+    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [FastCheckpointIO(folder)]}
+    model = ModelCheckpoint(folder, "{step}", every_n_train_steps=4, save_top_k=-1, save_last="link")
+    return trainer_for(steps, model, MemoryCheckpoint(), *callbacks, use_distributed_sampler=False, **ours)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.suffix in (".ckpt", "") and path.name != ".fastckpt"}
+
+
+def test_files_are_there_when_training_ends(tmp_path):
+    trainer = fit(tmp_path, 9)
+    assert trainer.strategy.checkpoint_io.loaded_step == -1
+    assert {"step=4.ckpt", "step=8.ckpt"} <= names(tmp_path)
+    assert torch.load(tmp_path / "step=4.ckpt", weights_only=True)["global_step"] == 4
+    assert trainer.validate(ckpt_path=str(tmp_path / "step=4.ckpt"), verbose=False)
+    assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
+    assert "checkpoint-9" not in names(tmp_path), "and made way for what is newer"
+    assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
+
+
+@pytest.mark.campaign
+def test_what_model_checkpoint_does_not_keep_is_removed(tmp_path):
+    """As Lightning itself would, from the same measures."""
+    for folder in (tmp_path / "ours", tmp_path / "stock"):
+        model = ModelCheckpoint(
+            folder, "{step}", "val", save_top_k=2, save_last=True, every_n_epochs=1, save_on_train_epoch_end=False
+        )
+        if folder.name == "ours":
+            fit(folder, 48, model)
+        else:
+            trainer_for(48, model, use_distributed_sampler=False).fit(Module())
+    ours, stock = (names(tmp_path / name) for name in ("ours", "stock"))
+    assert ours == stock and len(ours) == 3
+    states = [torch.load(tmp_path / name / "last.ckpt")["callbacks"] for name in ("ours", "stock")]
+    for state in states:
+        state.pop("MemoryCheckpoint", None)
+    told = [json.dumps(state, default=str).replace("/ours", "/stock") for state in states]
+    assert told[0] == told[1], "the last file tells of itself, though the step was saved before"
+
+
+def test_weights_alone_are_written_by_lightning(tmp_path):
+    """They are nothing to go on from."""
+    trainer = fit(tmp_path, 3)
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    assert "optimizer_states" not in torch.load(tmp_path / "weights.ckpt")
+    assert fit(tmp_path, 4).strategy.checkpoint_io.loaded_step == 3
+
+
+def test_an_optimizer_that_no_rank_has_whole_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Module, "configure_optimizers", sharded_by_zero)
+    with group_of_one(), pytest.raises(ConfigError, match="Give a torch optimizer, such as AdamW"):
+        fit(tmp_path, 1)
+
+
+def test_damage_is_found(tmp_path):
+    fit(tmp_path, 8)
+    path = tmp_path / "step=8.ckpt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BadCheckpoint):
+        fit(tmp_path, 9, path=str(path))
+    assert fit(tmp_path, 9).strategy.checkpoint_io.loaded_step == 4
+
+
+def test_the_plugin_alone_with_one_rank(tmp_path):
+    model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    for steps, loaded in ((4, -1), (6, 4)):
+        io = FastCheckpointIO(tmp_path)
+        stock = {"strategy": SingleDeviceStrategy(torch.device("cpu")), "plugins": [io]}
+        trainer_for(steps, model, use_distributed_sampler=False, **stock).fit(Module(), ckpt_path=NEWEST)
+        assert io.loaded_step == loaded
+
+
+class Weights(Callback):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.after: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: object) -> None:
+        self.after[trainer.global_step] = {name: each.clone() for name, each in module.state_dict().items()}
+
+
+def test_weights_that_lightning_swaps_for_averages(tmp_path, monkeypatch, caplog):
+    """For each validation, and at the end of training: right after saves, while these would be copied."""
+    monkeypatch.setattr(mutation_check, "WORTH", 1)
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    weights, model = Weights(), ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2, save_top_k=-1)
+    io = FastCheckpointIO(tmp_path, overlap=True)
+    ours = {"strategy": FastSingleDeviceStrategy(torch.device("cpu")), "plugins": [io], "val_check_interval": 2}
+    averages = EMAWeightAveraging(decay=0.5)
+    trainer_for(8, model, averages, weights, use_distributed_sampler=False, **ours).fit(Module())
+    for step in (2, 4, 6, 8):
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["current_model_state"]
+        for name, each in weights.after[step].items():
+            assert torch.equal(saved[name], each), (step, name)
+    assert "was written to" not in caplog.text and "WeightAveraging" in caplog.text
+
+
+def test_what_is_refused(tmp_path, monkeypatch):
+    io = FastCheckpointIO(tmp_path)
+    with pytest.raises(TypeError, match="give None"):
+        io.save_checkpoint({"global_step": 1}, tmp_path / "a.ckpt", {"some": "option"})
+    with pytest.raises(ConfigError, match="every_n_train_steps is 0"):
+        MemoryCheckpoint(0)
+    model = ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    with pytest.raises(ConfigError, match="plugins="):
+        trainer_for(1, model, strategy=FastSingleDeviceStrategy(torch.device("cpu"))).fit(Module())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="FastDDPStrategy"):
+        io.save_checkpoint({"global_step": 1, "optimizer_states": []}, tmp_path / "a.ckpt", StorageType.MEMORY)
+    assert FastDDPStrategy.__mro__[1].__name__ == "AllRanks"
+
+
+@pytest.mark.campaign
+def test_the_newest_for_other_things_than_training(tmp_path):
+    """A trainer that has never trained, and one that goes on with training afterwards."""
+    assert len(trainer_of(tmp_path, 1).validate(Module(), ckpt_path=NEWEST, verbose=False)) == 1, "nothing was saved"
+    trainer = fit(tmp_path, 9)
+    weights = trainer.lightning_module.state_dict()
+    expected = trainer.validate(trainer.lightning_module, verbose=False)
+    other, module = trainer_of(tmp_path, 12), Module()
+    assert other.validate(module, ckpt_path=NEWEST, verbose=False) == expected
+    assert all(torch.equal(weights[name], tensor) for name, tensor in module.state_dict().items())
+    other.fit(module, ckpt_path=NEWEST)
+    assert other.strategy.checkpoint_io.loaded_step == 9 and other.global_step == 12
+    assert {"step=4.ckpt", "step=8.ckpt", "step=12.ckpt"} <= names(tmp_path)
+
+
+@pytest.mark.campaign
+def test_a_failure_after_saves_by_hand(tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "mine.ckpt"
+    two = ModelCheckpoint(tmp_path / "run", "two-{step}", every_n_train_steps=2, save_top_k=-1)
+    with pytest.raises(RuntimeError, match="something else"):
+        trainer_of(tmp_path / "run", 20, ByHand(elsewhere, 10), two).fit(Module(), ckpt_path=NEWEST)
+    other = trainer_of(tmp_path / "run", 12, ByHand(elsewhere, 20))
+    other.fit(Module(), ckpt_path=NEWEST)
+    assert other.strategy.checkpoint_io.loaded_step in (9, 10)
+    assert torch.load(elsewhere, weights_only=True)["global_step"] == 3
+    assert "optimizer_states" not in torch.load(elsewhere.with_name("weights.ckpt"))
+    assert torch.load(tmp_path / "run/last.ckpt", weights_only=True)["global_step"] == 12
+    for name in ("step=8", "two-step=8"):
+        assert torch.load(tmp_path / f"run/{name}.ckpt", weights_only=True)["global_step"] == 8
+    last = trainer_of(tmp_path / "run", 14)
+    last.fit(Module(), ckpt_path="last")
+    assert last.strategy.checkpoint_io.loaded_step == 12 and last.global_step == 14
+    once = trainer_of(tmp_path / "run", 14)
+    once.fit(Module(), ckpt_path=str(elsewhere))
+    assert once.strategy.checkpoint_io.loaded_step == 3

@@ -1,0 +1,83 @@
+"""Resumes at an epoch's end and after a kill within a validation: Lightning goes on as if nothing had happened."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from fastckpt.data import ResumableDataLoader
+from fastckpt.lightning import NEWEST, FastCheckpointIO, FastSingleDeviceStrategy, MemoryCheckpoint
+from tests.e2e.lightning.training import Module, samples, trainer_for
+
+pytestmark = pytest.mark.frameworks
+
+PROGRAM = Path(__file__).with_name("epochs.py")
+
+
+def run_job(folder: Path, *kills: str) -> list[dict[str, Any]]:
+    """The log of a job with two ranks, without what it did twice."""
+    command = [sys.executable, "-m", "fastckpt_run", "--nproc_per_node=2", "--max-restarts=3"]
+    done = subprocess.run(
+        [*command, str(PROGRAM), str(folder / "job"), *kills],
+        env=os.environ | {"FASTCKPT_PRELOAD": "lightning.pytorch", "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "weights_only" not in done.stderr
+    assert all((folder / "job" / place).exists() for place in kills)
+    assert done.stderr.count("went on") == len(kills), done.stderr
+    lines = [json.loads(line) for line in (folder / "job" / "log").read_text().splitlines()]
+    return [line for i, line in enumerate(lines) if line not in lines[:i]]
+
+
+def test_kills_within_a_validation_and_at_the_epochs_end_change_nothing(tmp_path):
+    """Early stopping, the best models, the order of each epoch and the losses are those of the undisturbed job."""
+    undisturbed = run_job(tmp_path / "undisturbed")
+    assert run_job(tmp_path / "killed", "validation", "epoch") == undisturbed
+    assert [line["validated"] for line in undisturbed if "validated" in line] == [3, 6, 11, 14]
+
+
+@pytest.mark.parametrize("model", [{}, {"save_on_train_epoch_end": True}])
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_job_that_has_ended_goes_on_with_more_epochs(tmp_path, model, validates):
+    """The weights are those of one that was given all epochs at once."""
+
+    def fit(folder: Path, epochs: int) -> torch.Tensor:
+        trainer = trainer_for(
+            -1, ModelCheckpoint(folder, "{epoch}", **model), MemoryCheckpoint(), max_epochs=epochs,
+            use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=None if validates else 0,
+            strategy=FastSingleDeviceStrategy(torch.device("cpu")), plugins=[FastCheckpointIO(folder)],
+        )  # fmt: skip
+        loader = ResumableDataLoader(samples(32), 4, shuffle=True)
+        module = Module("unseeded")
+        trainer.fit(module, loader, DataLoader(samples(8), 4, generator=torch.Generator()), ckpt_path=NEWEST)
+        assert trainer.current_epoch == epochs
+        assert trainer.global_step == 8 * epochs
+        return torch.cat([each.flatten() for each in module.parameters()])
+
+    at_once = fit(tmp_path / "at once", 3)
+    fit(tmp_path / "in turn", 1)
+    fit(tmp_path / "in turn", 2)
+    assert torch.equal(fit(tmp_path / "in turn", 3), at_once)
+
+
+@pytest.mark.parametrize("validated", [3, 16])
+def test_a_file_saved_before_its_validation_or_its_epochs_end_is_named(tmp_path, caplog, validated):
+    """Stock Lightning, too, goes on from such a file without what follows."""
+    model = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=validated)
+    trainer = trainer_for(
+        17, model, MemoryCheckpoint(), val_check_interval=validated, use_distributed_sampler=False,
+        num_sanity_val_steps=0, strategy=FastSingleDeviceStrategy(torch.device("cpu")),
+        plugins=[FastCheckpointIO(tmp_path)],
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, "fastckpt"):
+        trainer.fit(Module())
+    assert caplog.text.count(f"saves step {validated} before its validation or its epoch's end") == 1

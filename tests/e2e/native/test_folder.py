@@ -1,0 +1,274 @@
+"""Checkpoints that a framework lays out: what is saved under which names, and the directory to load from."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from fastckpt._core.retention import KeepLatestStepStrategy
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
+
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
+NEEDS = Needs("state.json", "optimizer/rank_0.pt")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def files(step: int) -> dict[str, Any]:
+    return {
+        "model.safetensors": Tensors({"w": torch.full((1000,), float(step))}, {"format": "pt"}),
+        "optimizer/rank_0.pt": {"step": step, "moments": torch.full((50,), step)},
+        "state.json": Raw(json.dumps({"log": [*range(step)]}).encode(), may_end_with_spaces=True),
+        "tokenizer.model": Raw(b"\0" * step + b"!"),
+    }
+
+
+def check(path: Path, step: int) -> None:
+    """What torch, safetensors and json read there is what was saved in a step."""
+    assert torch.equal(load_file(path / "model.safetensors")["w"], torch.full((1000,), float(step)))
+    loaded = torch.load(path / "optimizer/rank_0.pt")
+    assert loaded["step"] == step and torch.equal(loaded["moments"], torch.full((50,), step))
+    assert json.loads((path / "state.json").read_text()) == {"log": [*range(step)]}
+    assert (path / "tokenizer.model").read_bytes() == b"\0" * step + b"!"
+
+
+def test_memory_and_storage_have_the_same_files(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        assert one.find() is None
+        for step in range(1, 8):
+            assert one.save_checkpoint(step, files(step), DISK if step == 4 else StorageType.MEMORY)
+        assert one.wait_latest_checkpoint() == 4
+        check(directory / "checkpoint-4", 4)
+        with one.find() as found:
+            assert (found.step, found.tier, found.path.name) == (7, "memory", "checkpoint-7")
+            check(found.path, 7)
+        assert not found.path.exists()
+        assert one.save_checkpoint(8, files(8), storage_type=MEMORY)
+    with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
+        assert (found.step, found.tier) == (8, "storage")
+        check(found.path, 8)
+
+
+def test_what_was_found_stays_until_it_is_closed(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        one.save_checkpoint(1, files(1), storage_type=MEMORY)
+        found = one.find()
+        check(found.path, 1)
+        for step in range(2, 6):
+            assert one.save_checkpoint(step, files(step), storage_type=MEMORY)
+            assert not found.path.exists(), "a save lets go of it"
+        found.close()
+        with one.find() as found:
+            check(found.path, 5)
+
+
+def test_a_directory_has_the_name_of_the_framework(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in (3, 4, 5):
+            one.save_checkpoint(
+                step, files(step), DISK if step < 5 else StorageType.MEMORY, named=Named(f"step{step}", "latest")
+            )
+            one.wait_latest_checkpoint()
+        assert (directory / "latest").read_text() == "step4"
+        check(directory / "step4", 4)
+        for name in ("", "step5", "step3"):
+            with one.find(directory / name if name else "") as found:
+                assert found.path.name == (name or "step5")
+                check(found.path, found.step)
+        with pytest.raises(BadCheckpoint, match="holds no checkpoint step9"):
+            one.find(directory / "step9")
+        for name in ("../elsewhere", "a/b", ".hidden", "checkpoint-5"):
+            with pytest.raises(ConfigError, match="cannot be called"):
+                one.save_checkpoint(6, files(6), named=Named(name), storage_type=MEMORY)
+
+
+def test_one_step_under_two_names(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for name in ("step3", "best", "checkpoint-3"):
+            assert one.save_checkpoint(3, files(3), DISK, named=Named(name))
+        one.wait_latest_checkpoint()
+        assert {path.name for path in directory.iterdir()} >= {"step3", "best", "checkpoint-3"}
+    for name in ("step3", "best", "checkpoint-3"):
+        check(directory / name, 3)
+        with FolderCheckpointer(directory, NEEDS) as one, one.find(directory / name) as found:
+            assert found.path.name == name
+            check(found.path, 3)
+
+
+def test_what_something_else_wrote_is_loaded_where_it_is(directory, tmp_path):
+    theirs = tmp_path / "theirs"
+    (theirs / "optimizer").mkdir(parents=True)
+    (theirs / "state.json").write_text("{}")
+    with FolderCheckpointer(directory, NEEDS) as one:
+        with one.find(theirs) as found:
+            assert found.path == theirs and found.step == -1
+        with pytest.raises(BadCheckpoint, match="cannot be loaded"):
+            one.find(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["optimizer/rank_0.pt", "model.safetensors", "state.json"])
+def test_damage_is_found_wherever_it_is(directory, name):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in (1, 2):
+            one.save_checkpoint(step, files(step), DISK)
+            one.wait_latest_checkpoint()
+    path = directory / "checkpoint-2" / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
+        check(found.path, 1)
+    assert [place.name.startswith("quarantine") for place in (directory / ".fastckpt").glob("quarantine*")] == [True]
+
+
+def test_checkpoints_of_another_kind_are_no_fresh_start(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        one.save_checkpoint(1, files(1), DISK)
+    other = FolderCheckpointer(directory, Needs("other.json", "other.json"))
+    with other, pytest.raises(NoLoadableCheckpoint, match="is of another kind of checkpointer"):
+        other.find()
+
+
+def test_files_of_a_later_save_may_be_others(directory):
+    """Names come and go, files grow and shrink: the slots have what the last save had."""
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in range(1, 10):
+            some = files(step) | ({f"extra/{step}.bin": Raw(os.urandom(step * 5000))} if step % 2 else {})
+            assert one.save_checkpoint(step, some, DISK)
+            one.wait_latest_checkpoint()
+            check(directory / f"checkpoint-{step}", step)
+    found = {stored.id.step: stored for stored in CheckpointDirectory(directory).checkpoints()}
+    for step, stored in found.items():
+        assert {entry.name for entry in stored.manifest.files} == files(step).keys() | (
+            {f"extra/{step}.bin"} if step % 2 else set()
+        )
+        stored.verify()
+
+
+def test_names_with_numbers_of_steps_take_no_more_memory(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in range(1, 13):
+            numbered = {f"global_step{step}/rank_0.pt": {"w": torch.full((1 << 18,), float(step))}}
+            assert one.save_checkpoint(step, files(1) | numbered, storage_type=MEMORY), step
+        arena = one._writer.link.arena
+        held = [path.name for path in arena.glob("slot-*/global_step*")]
+        assert sorted(held) == ["global_step10", "global_step11", "global_step12"]
+        assert len(list(arena.glob("slot-*/global_step*/rank_0.pt"))) == 3
+        with one.find() as found:
+            assert torch.load(found.path / "global_step12/rank_0.pt")["w"][0] == 12
+
+
+def test_files_that_not_every_save_has(directory):
+    """Some come and go, others have a new name each time; each is what its save had."""
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in range(1, 21):
+            some = {f"new_{step}.bin": Raw(os.urandom(70_000))} if step % 5 == 0 else {}
+            some |= {"some.bin": Raw(bytes([step]) * 70_000)} if step % 2 else {}
+            assert one.save_checkpoint(step, files(step) | some, storage_type=MEMORY)
+            with one.find() as found:
+                check(found.path, step)
+                there = {str(path.relative_to(found.path)) for path in found.path.rglob("*") if path.is_file()}
+                assert there == files(step).keys() | some.keys()
+                assert all((found.path / name).read_bytes() == raw.data for name, raw in some.items())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/tmp/x",
+        "../x",
+        "a/../../x",
+        "",
+        ".hidden",
+        "a/.hidden",
+        "a//b",
+        "x" * 201,
+        "a\nb",
+        "manifest.json",
+        "state.json/x",
+    ],
+)
+def test_names_that_no_file_can_have(directory, name):
+    """They are refused at once: nothing is saved elsewhere, and no save goes on that would never count."""
+    with FolderCheckpointer(directory, NEEDS) as one:
+        one.save_checkpoint(1, files(1), storage_type=MEMORY)
+        with pytest.raises(ConfigError, match="cannot have a file called"):
+            one.save_checkpoint(2, files(2) | {name: Raw(b"x")}, storage_type=MEMORY)
+        for odd in ("with spaces.txt", "Größe/重み.bin", "x" * 200):
+            assert one.save_checkpoint(3, files(3) | {odd: Raw(b"x")}, DISK)
+            one.wait_latest_checkpoint()
+            assert (directory / "checkpoint-3" / odd).read_bytes() == b"x"
+            with one.find() as found:
+                assert (found.path / odd).read_bytes() == b"x"
+
+
+def test_memory_that_is_removed_is_made_anew(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        one.save_checkpoint(1, files(1), DISK)
+        one.wait_latest_checkpoint()
+        arena = one._writer.link.arena
+        shutil.rmtree(arena)
+        (one.scratch() / "small").write_text("before the next save")
+        assert one.save_checkpoint(2, files(2), storage_type=MEMORY)
+        with one.find() as found:
+            assert found.tier == "memory"
+            check(found.path, 2)
+        shutil.rmtree(arena)
+        with one.find() as found:
+            assert (found.step, found.tier) == (1, "storage")
+            check(found.path, 1)
+        assert one.save_checkpoint(3, files(3), storage_type=MEMORY)
+
+
+def test_what_users_did_with_directories_is_theirs(directory):
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for step in (3, 4):
+            one.save_checkpoint(step, files(step), DISK, named=Named(f"step{step}"))
+            one.wait_latest_checkpoint()
+    shutil.copytree(directory / "step4", directory / "copy")
+    (directory / "link").symlink_to("step3")
+    (directory / "step3").rename(directory / "renamed")
+    (directory / "newest").symlink_to("step4")
+    with FolderCheckpointer(directory, NEEDS) as one:
+        for name, step in (("", 4), ("copy", 4), ("renamed", 3), ("newest", 4)):
+            with one.find(directory / name if name else "") as found:
+                assert found.step == step
+                check(found.path, step)
+        one.save_checkpoint(5, files(5), DISK, named=Named("newest"))
+        assert one.wait_latest_checkpoint() == 5
+    check(directory / "newest", 5)
+    assert (directory / "link").is_symlink() and not (directory / "newest").is_symlink()
+    check(directory / "copy", 4)
+    check(directory / "step4", 4)
+    assert not list((directory / ".fastckpt").glob("quarantine*"))
+
+
+@pytest.mark.parametrize("called", ["../../elsewhere", "/tmp/elsewhere", "", 5, None, ["a"]])
+def test_a_strangers_manifest_says_nothing_of_other_places(directory, tmp_path, called):
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "rank").write_bytes(b"1")
+    images = {"state.json": tmp_path / "state.json", "optimizer/rank_0.pt": tmp_path / "rank"}
+    CheckpointDirectory(directory).publish(SaveId(0, 7), images, details={"folder": called})
+    with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
+        assert found.path.name == "checkpoint-7" and found.path.is_relative_to(one._writer.link.arena)
+
+
+def test_a_history_that_is_begun_anew_by_the_same_training_is_no_other_line(directory):
+    """As Trainer does for a step that was measured since it was saved."""
+    with FolderCheckpointer(directory, NEEDS, KeepLatestStepStrategy(1, str(directory))) as one:
+        for step in (1, 2, 3):
+            assert one.save_checkpoint(step, files(step), DISK)
+            one.wait_latest_checkpoint()
+            one.begin_anew()
+    assert [stored.id.step for stored in CheckpointDirectory(directory).checkpoints()] == [3]

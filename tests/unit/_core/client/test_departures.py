@@ -1,0 +1,124 @@
+"""What becomes of saves when a rank leaves before the others."""
+
+import shutil
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.errors import NotLoadable
+from tests.e2e.ddp.conftest import Ranks, state
+
+DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
+
+
+class TestARankThatLeaves:
+    """Rank 1 closes, in order and otherwise; rank 0 goes on."""
+
+    def saved(self, ranks: Ranks, *steps: int) -> tuple[DdpCheckpointer, DdpCheckpointer]:
+        first, second = ranks.start(2)
+        for step in steps:
+            for rank, member in enumerate((first, second)):
+                member.save_checkpoint(step, state(step), rank_state={"at": step, "rank": rank}, storage_type=MEMORY)
+        return first, second
+
+    def resumed(self, ranks: Ranks) -> list[tuple[int, dict[str, int]]]:
+        ranks.workers_die()
+        ranks.start_workers(2)
+        steps = [loaded["step"] for loaded in ranks.load()]
+        return [(step, member.rank_state) for step, member in zip(steps, ranks.members, strict=True)]
+
+    def test_lends_what_it_saved_last_to_later_saves(self, ranks: Ranks):
+        first, second = self.saved(ranks, 1, 2)
+        second.close()
+        for step in (3, 4, 5):
+            assert first.save_checkpoint(step, state(step), rank_state={"at": step, "rank": 0}, storage_type=MEMORY)
+        assert self.resumed(ranks) == [(5, {"at": 5, "rank": 0}), (5, {"at": 2, "rank": 1})]
+
+    def test_lends_what_it_has_if_it_never_saved(self, ranks: Ranks):
+        first, second = self.saved(ranks)
+        second.close()
+        assert first.save_checkpoint(1, state(1), storage_type=MEMORY)
+        assert self.resumed(ranks) == [(1, {}), (1, {})]
+
+    def test_lends_to_saves_that_wait_for_it_but_for_those_it_has_passed(self, ranks: Ranks):
+        first, second = self.saved(ranks, 1)
+        first.save_checkpoint(2, state(2), rank_state={"at": 2, "rank": 0}, storage_type=MEMORY)
+        second.close()
+        assert self.resumed(ranks) == [(2, {"at": 2, "rank": 0}), (2, {"at": 1, "rank": 1})]
+
+    def test_that_has_the_model_ends_all_saves(self, ranks: Ranks, said):
+        first, second = self.saved(ranks, 1)
+        first.close()
+        assert second.save_checkpoint(2, state(2), storage_type=MEMORY).reason == "rank 0 has closed"
+        ranks.end()
+        assert "1 save was skipped, as rank 0 has closed: the newest checkpoint is step 1 of history 1" in said.text
+
+    @pytest.mark.parametrize("closes", ["in finally", "in with"])
+    def test_by_an_exception_lends_nothing(self, ranks: Ranks, closes: str):
+        first, second = self.saved(ranks, 1)
+        with pytest.raises(ArithmeticError):
+            if closes == "in with":
+                with second:
+                    raise ArithmeticError
+            try:
+                raise ArithmeticError
+            finally:
+                second.close()
+        assert first.save_checkpoint(2, state(2), storage_type=MEMORY).reason == "rank 1 has closed"
+        assert [step for step, _ in self.resumed(ranks)] == [1, 1]
+
+    def test_by_an_exit_without_error_lends(self, ranks: Ranks):
+        first, second = self.saved(ranks, 1)
+        with pytest.raises(SystemExit), second:
+            sys.exit(0)
+        assert first.save_checkpoint(2, state(2), storage_type=MEMORY)
+
+    @pytest.mark.parametrize("bad", [object(), threading.Lock()], ids=["would not load", "cannot be pickled"])
+    def test_with_a_state_that_no_save_takes_lends_nothing(self, ranks: Ranks, bad: object):
+        first, second = self.saved(ranks, 1)
+        with pytest.raises((NotLoadable, TypeError)):
+            second.save_checkpoint(2, state(2), rank_state={"bad": bad}, storage_type=MEMORY)
+        second.close()
+        assert first.save_checkpoint(3, state(3), storage_type=MEMORY).reason == "rank 1 has closed"
+        assert [step for step, _ in self.resumed(ranks)] == [1, 1]
+
+    def test_and_opens_another_checkpointer_lends_to_the_saves_before(self, ranks: Ranks):
+        first, second = self.saved(ranks, 1, 2, 3)
+        second.close()
+        again = ranks.join(1, 2)
+        for step in (4, 5):
+            assert first.save_checkpoint(step, state(step), storage_type=DISK), "as if it were not there yet"
+        assert first.wait_latest_checkpoint(60) == 5
+        first.close()
+        ranks.members = [ranks.join(0, 2), again]
+        for rank, member in enumerate(ranks.members):
+            member.save_checkpoint(6, state(6), rank_state={"at": 6, "rank": rank}, storage_type=MEMORY)
+        assert self.resumed(ranks) == [(6, {"at": 6, "rank": 0}), (6, {"at": 6, "rank": 1})]
+
+    def test_after_going_back_lends_what_it_went_back_to(self, ranks: Ranks, directory: Path):
+        first, second = self.saved(ranks, 1, 2)
+        for member in (first, second):
+            member.save_checkpoint(2, state(2), storage_type=DISK)
+        assert first.wait_latest_checkpoint(60) == 2
+        for rank, member in enumerate((first, second)):
+            member.save_checkpoint(5, state(5), rank_state={"at": 5, "rank": rank}, storage_type=MEMORY)
+        ranks.load(directory / "checkpoint-2")
+        second.close()
+        assert first.save_checkpoint(3, state(3), rank_state={"at": 3, "rank": 0}, storage_type=MEMORY)
+        assert self.resumed(ranks) == [(3, {"at": 3, "rank": 0}), (3, {"at": 2, "rank": 1})]
+
+    @pytest.mark.parametrize("when", ["before it", "after it"])
+    def test_does_not_make_an_arena_that_was_removed(self, ranks: Ranks, when: str):
+        first, second = self.saved(ranks, 1)
+        arena = first._writer.link.arena
+        if when == "before it":
+            shutil.rmtree(arena)
+        second.close()
+        if when == "after it":
+            shutil.rmtree(arena)
+        results = [first.save_checkpoint(step, state(step), storage_type=MEMORY) for step in (2, 3)]
+        assert results[-1].reason == "rank 1 has closed"
+        assert not arena.exists() or arena.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,215 @@
+"""What a worker says of its steps and phases."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from fastckpt import phase
+from fastckpt._core import metrics
+from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
+from fastckpt.errors import ConfigError
+
+
+@pytest.fixture
+def block(tmp_path):
+    name = telemetry_name(tmp_path)
+    block = TelemetryBlock(name, 1)
+    yield block
+    block.close()
+    unlink(name)
+
+
+@pytest.fixture
+def beats(block):
+    beats = Beats(block.line(0), 4, 0)
+    yield beats
+    beats.close()
+
+
+def optimizer() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+def test_begins_with_nothing(block, beats):
+    said = block.read(0)
+    assert (said.generation, said.step, said.loaded, said.steps, said.first, said.pid) == (4, -1, -1, 0, 0, os.getpid())
+
+
+def test_each_step_of_any_optimizer_counts(block, beats):
+    for which in (optimizer(), optimizer()):
+        before = block.read(0)
+        which.step()
+        after = block.read(0)
+        assert after.steps == before.steps + 1
+        assert after.beat > before.beat
+    assert 0 < block.read(0).first < block.read(0).beat
+
+
+def test_a_step_by_which_torch_makes_states_counts_not(block, beats):
+    """A rank that resumes FSDP would else have trained before it has loaded."""
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.Adam(model.parameters())
+    torch.optim.lr_scheduler.StepLR(adam, 1)  # which wraps step()
+    get_optimizer_state_dict(model, adam)
+    assert adam.state and (block.read(0).steps, block.read(0).first) == (0, 0)
+    adam.step()
+    assert block.read(0).steps == 1
+
+
+def test_steps_count_once_where_several_of_optimizers_make_one(block, beats):
+    """DeepSpeed has its optimizer step for each group of parameters on its own."""
+    step = 0
+    beats.clock = lambda: step
+    for step in range(1, 4):
+        optimizer().step()
+        optimizer().step()
+        assert block.read(0).steps == step
+
+
+def test_a_compiled_optimizer_is_no_different(block, beats):
+    torch.compile(optimizer().step, backend="eager")()
+    assert block.read(0).steps == 1
+
+
+def test_saves_count_where_there_is_no_optimizer(block, beats):
+    for step in (3, 6):
+        with beats.save(step):
+            assert block.read(0).phase == "save"
+    assert (block.read(0).steps, block.read(0).step, block.read(0).phase) == (2, 6, "")
+    assert block.read(0).named == 2, "the save is the step that it names, not one after it"
+    optimizer().step()
+    with beats.save(7):
+        pass
+    assert (block.read(0).steps, block.read(0).step) == (3, 7)
+
+
+@pytest.mark.parametrize("begin", [0, 40])
+def test_to_save_what_was_there_at_the_start_is_no_step(block, beats, begin):
+    """The first step has yet to come, which may take long."""
+    if begin:
+        beats.resume(begin)
+    with beats.save(begin):
+        pass
+    assert (block.read(0).steps, block.read(0).first) == (0, 0)
+    with beats.save(begin + 1):
+        pass
+    assert block.read(0).steps == 1
+
+
+def test_what_saves_cost_is_added_up_also_if_they_fail(block, beats):
+    with beats.save(1):
+        pass
+    once = block.read(0).stalled
+    with pytest.raises(KeyError), beats.stall("wait"):
+        raise KeyError
+    assert 0 < once < block.read(0).stalled
+    assert block.read(0).phase == ""
+
+
+def test_a_load_is_named(block, beats):
+    with beats.work("resume"), metrics.phase("resume.verify"):
+        assert block.read(0).phase == "resume.verify"
+    beats.resume(40)
+    assert (block.read(0).loaded, block.read(0).step, block.read(0).steps) == (40, 40, 0)
+
+
+def test_marked_phases_nest_and_have_their_limits(block, beats):
+    with phase("evaluation", timeout=90):
+        assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
+        with phase("download"):
+            assert (block.read(0).phase, block.read(0).allowed) == ("download", 90 * 10**9), "that of the whole"
+        with phase("generation", timeout=30), phase("download"):
+            assert (block.read(0).phase, block.read(0).allowed) == ("download", 30 * 10**9)
+        with beats.save(1), metrics.phase("snapshot.fill"):
+            assert (block.read(0).phase, block.read(0).allowed) == ("snapshot.fill", 0)
+        assert (block.read(0).phase, block.read(0).allowed) == ("evaluation", 90 * 10**9)
+    assert (block.read(0).phase, block.read(0).allowed) == ("", 0)
+
+
+def test_a_phase_may_last_for_ever(block, beats):
+    with phase("service", timeout=float("inf")):
+        assert block.read(0).allowed > 30 * 365 * 86400 * 10**9
+    with phase("x" * 100):
+        assert block.read(0).phase == "x" * len(block.read(0).phase)
+
+
+@pytest.mark.parametrize(("name", "timeout"), [("x", -1.0), ("x", float("nan")), ("", 9.0), (" ", 9.0), ("\0", 9.0)])
+def test_a_phase_that_would_count_as_hung_or_as_none_is_refused(block, beats, name, timeout):
+    with pytest.raises(ConfigError, match="phase"), phase(name, timeout=timeout):
+        pass
+    assert block.read(0).phase == ""
+
+
+def test_what_another_checkpointer_does_is_not_said_here(block, beats):
+    """Nor what is done outside of a save: nothing would say that it is over."""
+    with phase("evaluation"):
+        with metrics.phase("snapshot.notify"):
+            pass
+        assert block.read(0).phase == "evaluation"
+
+
+def test_a_wait_says_how_long_it_may_last(block, beats):
+    with beats.stall("wait", 1800.0):
+        assert block.read(0).phase == "wait"
+        assert 1800 < block.read(0).allowed / 1e9 < 3600
+
+
+def test_a_phase_may_be_older_than_the_checkpointer(block):
+    with phase("setup"):
+        beats = Beats(block.line(0), 0, 0)
+        assert block.read(0).phase == "setup"
+    assert block.read(0).phase == ""
+    beats.close()
+
+
+def test_who_has_taken_leave_says_nothing(block, beats):
+    other = Beats(block.line(0), 5, 0)
+    other.close()
+    said = block.read(0)
+    assert (said.pid, said.phase) == (0, "")
+    assert other._hook.hooks_dict_ref() is not None and len(other._hook.hooks_dict_ref()) == 1, "that of the fixture"
+
+
+def test_who_ends_without_a_word_says_so(block):
+    """What Python does then may take long: threads end, what is registered runs, memory is freed."""
+    program = f"""
+import atexit
+from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.memory.telemetry import TelemetryBlock
+block = TelemetryBlock({block.name!r})
+atexit.register(lambda: print(block.read(0).phase))
+for _ in range(2):
+    beats = Beats(block.line(0), 0, 0)
+assert block.read(0).phase == ""
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
+    assert (done.stdout, block.read(0).phase) == ("exit\n", "exit")
+
+
+def test_a_forked_child_is_not_the_worker():
+    program = """
+import os, torch
+from fastckpt import phase
+from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.memory.telemetry import LINE, Line
+memory = bytearray(LINE)
+beats = Beats(Line(memoryview(memory)), 0, 0)
+parameter = torch.nn.Parameter(torch.ones(1))
+parameter.grad = torch.ones(1)
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+if pid := os.fork():
+    assert os.waitpid(pid, 0)[1] == 0
+else:
+    before = bytes(memory)
+    with phase("in the child"):
+        optimizer.step()
+    assert bytes(memory) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,0 +1,147 @@
+"""One round of ranks after the other in one store, as torchrun keeps it: none hears the words of those before it."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from fastckpt._core.client import job_store
+from fastckpt._core.client.collective import StoreAgreement
+from fastckpt._core.client.job_store import job_store_if_met
+
+WORLD = 3
+Job = Callable[[int], Any]
+_FORK = multiprocessing.get_context("fork")
+
+
+class Rounds:
+    """Rounds of ranks, each of which is a process, in one store that outlives them."""
+
+    def __init__(self) -> None:
+        self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
+        self.number = 0
+
+    def start(self, job: Job) -> list[Any]:
+        """What the job returns in each rank; "killed" of one that was."""
+        self.number += 1
+        for key in self.addresses():  # else gloo itself fails to connect
+            self._server.delete_key(key)
+        pipes = [_FORK.Pipe(duplex=False) for _ in range(WORLD)]
+        ranks = [_FORK.Process(target=self._rank, args=(job, rank, pipes[rank][1])) for rank in range(WORLD)]
+        for each in ranks:
+            each.start()
+        for each in ranks:
+            each.join(60)
+        codes = [each.exitcode for each in ranks]
+        for each in ranks:
+            each.kill()
+            each.join()
+        assert set(codes) <= {0, -signal.SIGKILL}, "a rank hangs, or has failed"
+        return [here.recv() if code == 0 else "killed" for (here, _), code in zip(pipes, codes, strict=True)]
+
+    def form(self, rank: int) -> None:
+        """Form a process group in the store."""
+        client = dist.TCPStore("127.0.0.1", self._server.port, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=client, rank=rank, world_size=WORLD)
+
+    def _rank(self, job: Job, rank: int, answer: Any) -> None:
+        os.environ |= {"RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        self.form(rank)
+        answer.send(job(rank))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    def addresses(self) -> list[str]:
+        """Where gloo says how a rank is reached."""
+        return [key for key in self._server.list_keys() if "//cpu//" in key]
+
+
+@pytest.fixture
+def rounds() -> Iterator[Rounds]:
+    found = Rounds()
+    yield found
+    del found._server  # and its sockets with it
+
+
+@pytest.mark.parametrize("late", [0, 2], ids=["the first rank late", "the last rank late"])
+def test_no_rank_hears_what_the_dead_had_said(rounds: Rounds, late: int) -> None:
+    """They were killed as all had spoken, as one had spoken a round ahead, and before all had met."""
+
+    def killed(rank: int) -> None:
+        ranks = StoreAgreement("resume")
+        for number in range(rounds.number):
+            ranks.gather(["dead", rank, number])
+        if rank == 1:
+            ranks.say(["dead", rank, "ahead"])
+            ranks.leave()
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def alone(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:  # the others have asked by then, and nobody has answered
+            store.wait(["fastckpt/meet/ask/1", "fastckpt/meet/ask/2"], timedelta(seconds=60))
+            for each in reversed(psutil.Process(os.getppid()).children()):  # itself last
+                each.kill()
+        StoreAgreement("resume")
+
+    def heard(rank: int) -> list[Any]:
+        time.sleep(0.3 * (rank == late))
+        ranks = StoreAgreement("resume")
+        return [ranks.gather(["alive", rank, number]) for number in range(3)]
+
+    for _ in range(2):
+        assert rounds.start(killed) == ["killed"] * WORLD
+    assert rounds.start(alone) == ["killed"] * WORLD
+    assert rounds.start(heard) == [[[["alive", rank, number] for rank in range(WORLD)] for number in range(3)]] * WORLD
+
+
+def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
+    def job(rank: int) -> list[str]:
+        told: list[str] = []
+        job_store.PATIENCE = 0.2
+        job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
+        time.sleep(1.0 * (rank == 2))
+        StoreAgreement("resume")
+        return told
+
+    first, *others = rounds.start(job)
+    assert others == [[], []]
+    assert len(first) == 1 and "still waiting for rank 2 after 0.2 s, and up to 3600 s" in first[0]
+
+
+def test_gloo_leaves_no_addresses_once_all_have_spoken(rounds: Rounds) -> None:
+    def job(rank: int) -> None:
+        dist.new_group([0, 1])
+        StoreAgreement("resume").gather(rank)
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    rounds.start(job)
+    assert rounds.addresses() == []
+
+
+def test_a_group_after_another_in_one_process_begins_anew(rounds: Rounds) -> None:
+    """Also with ranks that have agreed on more in another one before."""
+
+    def job(rank: int) -> list[Any]:
+        heard = []
+        for group in range(3):
+            ranks = StoreAgreement("resume")
+            heard.append(ranks.gather([group, rank]))
+            if rank == 1:
+                ranks.say("ahead")  # and so has another count than the others
+            dist.barrier()
+            dist.destroy_process_group()
+            rounds.form(rank)
+            assert job_store_if_met("any") is None
+        return heard
+
+    assert rounds.start(job) == [[[[group, rank] for rank in range(WORLD)] for group in range(3)]] * WORLD

@@ -1,0 +1,169 @@
+"""A file of archives is what torch would read from FileSystemWriter's, in places that stay from save to save."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.utils import _create_file_view
+
+from fastckpt._core.format.distcp import GROWTH, ShardPlan, ShardPlanner, whole
+from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.image import Image
+
+Items = Sequence[torch.Tensor | bytes]
+
+
+class Written:
+    """One file, written over from save to save."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.planner = path, ShardPlanner()
+
+    def save(self, items: Items) -> ShardPlan:
+        shard = self.planner.plan(items)
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if not shard.plan.skeleton.fits(size):
+            self.path.unlink(missing_ok=True)
+            self.path.write_bytes(b"\xa5" * shard.plan.skeleton.capacity())
+        image, filler = Image(self.path), Filler(1)
+        filler.fill(image.install(shard.plan))
+        image.close()
+        filler.close()
+        return shard
+
+    def load(self, shard: ShardPlan) -> list[Any]:
+        """As torch's FileSystemReader reads."""
+        with self.path.open("rb") as file:
+            views = (_create_file_view(file, *place) for place in shard.places)
+            return [torch.load(io.BytesIO(view.read()), map_location="cpu", weights_only=True) for view in views]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Written:
+    return Written(tmp_path / "__0_0.distcp")
+
+
+def archive(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+FLAT = torch.arange(1000, dtype=torch.float32)
+TENSORS = {
+    "plain": torch.randn(5, 7),
+    "scalar": torch.tensor(3.0),
+    "empty": torch.empty(0, 4),
+    "view": FLAT[100:140].view(5, 8),
+    "begin": FLAT[:3],
+    "end": FLAT[990:],
+    "odd bytes": torch.arange(7, dtype=torch.uint8)[1:6],
+    "rows": FLAT.view(10, 100)[3:7],
+    "columns": FLAT.view(10, 100)[:, 3:7],
+    "transposed": torch.randn(3, 4).t(),
+    "strided": FLAT[::7],
+    "expanded": torch.tensor([1.0]).expand(4, 3),
+    "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "parameter": torch.nn.Parameter(torch.randn(3)),
+    "half": torch.randn(3).bfloat16(),
+    "float8": torch.randn(3).to(torch.float8_e4m3fn),
+    "bool": torch.tensor([True, False, True]),
+    "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+    "negative": torch.randn(3, dtype=torch.complex64).conj().imag,
+    "quantized": torch.quantize_per_tensor(torch.randn(4), 0.1, 10, torch.quint8),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_load_equal(file: Written, name: str) -> None:
+    around = [torch.tensor([1.0]), TENSORS[name], torch.tensor([2.0])]
+    loaded = file.load(file.save(around))
+    for got, want in zip(loaded, around, strict=True):
+        assert (got.dtype, got.shape, got.layout) == (want.dtype, want.shape, want.layout)
+        assert torch.equal(_values(got), _values(want))
+        assert not got.requires_grad
+
+
+def _values(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor.to_dense()
+    return tensor.detach().to(torch.complex64)
+
+
+def test_of_a_view_its_own_bytes_alone_are_saved(file: Written) -> None:
+    shard = file.save([FLAT[100:140]])
+    assert shard.places[0].length < 40 * 4 + 2000
+    assert [storage.nbytes() for storage in shard.plan.storages] == [160]
+    assert shard.plan.storages[0].data_ptr() == FLAT[100:].data_ptr()
+
+
+def test_what_stays_alike_is_planned_once(file: Written) -> None:
+    first = file.save([torch.zeros(3), archive("a"), torch.zeros(4)])
+    second = file.save([torch.ones(3), archive("longer"), torch.ones(4)])
+    assert second.plan.skeleton is first.plan.skeleton
+    assert second.places == first.places
+    assert [list(each) if isinstance(each, torch.Tensor) else each for each in file.load(second)] == [
+        [1, 1, 1],
+        "longer",
+        [1, 1, 1, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [torch.zeros(4), archive("a")],
+        [torch.zeros(3, dtype=torch.int32), archive("a")],
+        [archive("a"), torch.zeros(3)],
+        [torch.zeros(3), archive("a"), torch.zeros(3)],
+        [torch.zeros(3)],
+        [],
+    ],
+    ids=["shape", "dtype", "order", "one more", "one less", "nothing"],
+)
+def test_another_structure_is_planned_anew(file: Written, other: Items) -> None:
+    first = file.save([torch.zeros(3), archive("a")])
+    second = file.save(other)
+    assert second.plan.skeleton is not first.plan.skeleton
+    assert len(file.load(second)) == len(other)
+
+
+@pytest.mark.parametrize("length", [0, 1, GROWTH // 2, GROWTH - 1, GROWTH, 10 * GROWTH, 70_000, 200_000])
+def test_values_grow_and_shrink(file: Written, length: int) -> None:
+    for value in ("", "x" * length, "", "y" * (length // 2)):
+        shard = file.save([archive(value), torch.tensor([1.0])])
+        assert file.load(shard) == [value, torch.tensor([1.0])]
+
+
+def test_bytes_that_are_no_archive_keep_their_length(file: Written) -> None:
+    shard = file.save([b"raw\0\0", b"", archive(1)])
+    assert [place.length for place in shard.places[:2]] == [5, 0]
+    assert file.path.read_bytes()[shard.places[0].offset :][:5] == b"raw\0\0"
+    longer = file.save([b"raw bytes", b"", archive(1)])
+    assert longer.places[0].length == 9
+
+
+def test_an_archive_with_a_comment_is_left_as_it_is(file: Written) -> None:
+    commented = archive(1)[:-2] + b"\x02\x00hi"
+    shard = file.save([commented])
+    assert shard.places[0].length == len(commented)
+    assert file.load(shard) == [1]
+
+
+def test_bytes_of_a_tensor_begin_at_a_multiple_of_64(file: Written) -> None:
+    shard = file.save([archive("x" * 7), torch.zeros(3), torch.zeros(5)])
+    assert all(gap.offset % 64 == 0 for gap in shard.plan.skeleton.gaps)
+
+
+def test_a_file_of_bytes_begins_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for data in (b"longer text", b"text"):
+        plan = whole(data)
+        path.exists() or path.write_bytes(b"\xa5" * plan.skeleton.capacity())
+        image = Image(path)
+        assert image.install(plan) == []
+        image.close()
+        assert path.read_bytes().rstrip(b"\0") == data

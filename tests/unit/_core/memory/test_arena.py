@@ -1,0 +1,298 @@
+"""Who may own an arena, what an owner leaves, and what it refuses."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.slots import images_in
+from fastckpt.errors import ArenaInUse, ArenaTooSmall, FastckptError
+
+
+@pytest.fixture
+def path() -> Path:
+    return arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
+
+
+@pytest.fixture
+def arena(path: Path) -> Iterator[Arena]:
+    arena = Arena.open(path, "/checkpoints")
+    yield arena
+    arena.remove()
+
+
+def test_depends_on_user_directory_and_node(path: Path):
+    others = [
+        arena_path(str(path.parent), *key) for key in (("/checkpoints", 1), ("/checkpoint", 0), ("/checkpoints/", 0))
+    ]
+    assert len({path, *others}) == 4
+    assert f"-{os.getuid()}-" in path.name
+    assert arena_path(str(path.parent), "/checkpoints", 0) == path
+
+
+def test_is_private(arena: Arena):
+    arena.make_slots(2)
+    arena.reserve(arena.slots[0], "model.pt", 4096)
+    assert arena.path.stat().st_mode & 0o777 == 0o700
+    assert all(slot.stat().st_mode & 0o777 == 0o700 for slot in arena.slots)
+    files = [file for file in arena.path.rglob("*") if file.is_file()]
+    assert len(files) == 2 and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+
+
+def test_images_lie_in_directories(arena: Arena):
+    arena.make_slots(1)
+    [slot] = arena.slots
+    sizes = {"model.pt": 4096, "optimizer_0/.metadata": 4096, "optimizer_0/__0_0.distcp": 8192}
+    for name, size in sizes.items():
+        arena.reserve(slot, name, size)
+    assert images_in(slot) == sizes
+    assert all(path.stat().st_mode & 0o077 == 0 for path in arena.path.rglob("*"))
+    arena.reserve(slot, "optimizer_0/__0_0.distcp", 12288)
+    assert images_in(slot) == sizes | {"optimizer_0/__0_0.distcp": 12288}
+
+
+def test_a_living_owner_is_named(arena: Arena):
+    with pytest.raises(
+        ArenaInUse,
+        match=rf"/checkpoints is in use by another job on this host: process {os.getpid()} on .*, started 20\d\d-",
+    ):
+        Arena.open(arena.path, "/checkpoints")
+
+
+def test_a_released_one_is_adopted_with_what_it_holds(path: Path):
+    first = Arena.open(path, "/checkpoints")
+    first.make_slots(3)
+    (first.slots[1] / "model.pt").write_bytes(b"kept")
+    assert not first.adopted
+    first.release()
+    second = Arena.open(path, "/checkpoints")
+    assert second.adopted and second.slots == first.slots
+    assert (second.slots[1] / "model.pt").read_bytes() == b"kept"
+    second.remove()
+    assert not path.exists()
+
+
+def test_that_of_a_killed_owner_is_adopted(path: Path):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", f"""
+import os, pathlib, signal
+from fastckpt._core.memory.arena import Arena
+Arena.open(pathlib.Path({str(path)!r}), "/checkpoints").make_slots(2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""],
+    )  # fmt: skip
+    assert owner.wait(60) == -9
+    arena = Arena.open(path, "/checkpoints")
+    assert arena.adopted and len(arena.slots) == 2
+    arena.remove()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o777, 0o1777])
+def test_one_that_others_may_enter_is_refused(path: Path, mode: int):
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(ArenaInUse, match="not a private directory"):
+        Arena.open(path, "/checkpoints")
+    path.rmdir()
+
+
+def test_a_link_in_its_place_is_refused(path: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    path.symlink_to(elsewhere)
+    with pytest.raises(ArenaInUse, match="not a private directory"):
+        Arena.open(path, "/checkpoints")
+    assert list(elsewhere.iterdir()) == []
+    path.unlink()
+
+
+@pytest.mark.parametrize("what", ["dangling link", "file"])
+def test_what_is_no_directory_is_refused(path: Path, tmp_path: Path, what: str):
+    path.symlink_to(tmp_path / "nowhere") if what == "dangling link" else path.touch(0o700)
+    with pytest.raises((FastckptError, FileExistsError)):
+        Arena.open(path, "/checkpoints")
+    assert not (tmp_path / "nowhere").exists()
+    path.unlink()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+def test_that_of_another_user_is_refused(path: Path):
+    path.mkdir(mode=0o700)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(ArenaInUse, match="owner 65534"):
+        Arena.open(path, "/checkpoints")
+    path.rmdir()
+
+
+def test_links_within_are_not_followed(path: Path, tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path.mkdir(mode=0o700)
+    (path / "owner").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        Arena.open(path, "/checkpoints")
+    (path / "owner").unlink()
+    (path / "slot-0").symlink_to(tmp_path)
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    for name in (".new-model.pt", "model.pt"):
+        (arena.slots[0] / name).symlink_to(victim)
+    arena.reserve(arena.slots[0], "model.pt", len("precious"))
+    (arena.slots[0] / "model.pt").write_text("ours")
+    arena.remove()
+    assert victim.read_text() == "precious" and victim.parent.is_dir()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "socket"])
+def test_what_lies_where_ours_belongs_makes_way_and_blocks_nobody(path: Path, kind: str):
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    names = ["slot-7", "slot-0/model.pt", "slot-0/.new-model.pt", "identity"]
+    for name in names:
+        make_strange(path / name, kind)
+    arena.release()
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    assert not arena.claim_for("mark") and arena.claim_for("mark")
+    arena.reserve(arena.slots[0], "model.pt", 4096)
+    assert (arena.slots[0] / "model.pt").stat().st_size == 4096
+    arena.remove()
+
+
+@pytest.mark.parametrize("name", ["owner", "writers"])
+def test_a_lock_that_is_no_file_is_an_error_and_blocks_nobody(path: Path, name: str):
+    path.mkdir(mode=0o700)
+    os.mkfifo(path / name)
+    with pytest.raises(OSError, match="not a regular file"):
+        Presence(path) if name == "writers" else Arena.open(path, "/checkpoints")
+    shutil.rmtree(path)
+
+
+def make_strange(path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        (path / "within").mkdir(parents=True)
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+
+
+def test_many_that_come_at_once_agree_on_one_owner(path: Path):
+    """Also while former owners remove it."""
+    owners, errors, most = [], [], [0]
+    lock = threading.Lock()
+
+    def come() -> None:
+        for _ in range(30):
+            try:
+                arena = Arena.open(path, "/checkpoints")
+            except (ArenaInUse, FileNotFoundError) as error:
+                errors.append(error)
+                continue
+            with lock:
+                owners.append(arena)
+                most[0] = max(most[0], len(owners))
+            time.sleep(0.0005)
+            with lock:
+                owners.remove(arena)
+            arena.remove()
+
+    threads = [threading.Thread(target=come) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def test_waits_for_writers_of_the_former_owner(arena: Arena):
+    """This process is one: it does not kill itself."""
+    assert arena.drive_out_writers(0)
+    writer = Presence(arena.path)
+    assert not arena.drive_out_writers(0.05)
+    threading.Timer(0.1, writer.close).start()
+    assert arena.drive_out_writers(60)
+
+
+def test_two_writers_hold_it_together(arena: Arena):
+    first, second = Presence(arena.path), Presence(arena.path)
+    first.close()
+    assert not arena.drive_out_writers(0)
+    second.close()
+    assert arena.drive_out_writers(0)
+
+
+def test_has_as_many_slots_as_asked_and_those_that_are_there(arena: Arena):
+    arena.make_slots(3)
+    (arena.slots[1] / "model.pt").touch()
+    arena.make_slots(2)
+    assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1", "slot-2"]
+    arena.drop(arena.slots[2])
+    assert [slot.name for slot in arena.slots] == ["slot-0", "slot-1"]
+    assert sorted(p.name for p in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
+    assert (arena.slots[1] / "model.pt").exists()
+
+
+def test_another_size_makes_another_file_and_leaves_the_old_mapped(arena: Arena):
+    arena.make_slots(2)
+    slot = arena.slots[0]
+    arena.reserve(slot, "model.pt", 8192)
+    held = os.open(slot / "model.pt", os.O_RDWR)
+    os.pwrite(held, b"old", 0)
+    arena.reserve(slot, "model.pt", 8192)
+    assert (slot / "model.pt").read_bytes()[:3] == b"old"
+    arena.reserve(slot, "model.pt", 4096)
+    assert (slot / "model.pt").stat().st_size == 4096
+    assert os.fstat(held).st_size == 8192 and os.pread(held, 3, 0) == b"old"
+    os.close(held)
+    assert [p.name for p in slot.iterdir()] == ["model.pt"]
+
+
+def test_memory_that_runs_out_is_told_and_nothing_is_left(small_tmpfs):
+    shm = small_tmpfs(64)
+    arena = Arena.open(arena_path(str(shm), "/checkpoints", 0), "/checkpoints")
+    arena.make_slots(2)
+    with pytest.raises(ArenaTooSmall, match=r"100\.0 MiB.*--shm-size.*--fast-shm-dir"):
+        arena.reserve(arena.slots[0], "model.pt", 100 << 20)
+    assert list(arena.slots[0].iterdir()) == []
+    arena.reserve(arena.slots[0], "model.pt", 50 << 20)
+    arena.remove()
+
+
+def test_a_forked_child_that_lives_on_does_not_hold_it(path: Path):
+    program = f"""
+import os, pathlib, signal, time
+from fastckpt._core.memory.arena import Arena
+from fastckpt._core.memory.presence import Presence
+path = pathlib.Path({str(path)!r})
+arena = Arena.open(path, "/checkpoints")
+presence = Presence(path)
+child = os.fork()
+if child == 0:
+    time.sleep(120)
+    os._exit(0)
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(owner.stdout.readline())
+    owner.wait(60)
+    owner.stdout.close()
+    try:
+        arena = Arena.open(path, "/checkpoints")
+        assert arena.drive_out_writers(5)
+        arena.remove()
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,240 @@
+"""What the census finds in shared memory, and what of it can be removed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.census import Entry, State, census, clean, sweep
+from fastckpt._core.memory.presence import Presence
+from fastckpt._core.memory.processes import Process
+from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name
+from fastckpt.errors import ArenaInUse, FastckptError
+
+SAVE = SaveId(2, 7)
+
+
+@pytest.fixture
+def shm() -> Path:
+    return Path(os.environ["FASTCKPT_SHM_DIR"])
+
+
+@pytest.fixture
+def path(shm: Path) -> Iterator[Path]:
+    path = arena_path(str(shm), "/checkpoints", 0)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def commit(slot: Path, size: int = 8192) -> None:
+    slots.begin(slot, slots.Begin(SAVE, frozenset({0})))
+    (slot / "model.pt").write_bytes(bytes(size))
+    slots.commit(slot, 0, slots.Done(SAVE, {"model.pt": size}))
+
+
+def leave(path: Path, *, holding: bool) -> None:
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    arena.claim_for("mark")
+    if holding:
+        commit(arena.slots[1])
+    arena.release()
+
+
+def of_boot(path: Path, boot: str) -> None:
+    owner = json.loads((path / "owner").read_text())
+    (path / "owner").write_text(json.dumps(owner | {"boot": boot}))
+
+
+def found(shm: Path) -> Entry:
+    (entry,) = census(shm)
+    return entry
+
+
+def test_finds_nothing_where_nothing_is(shm: Path):
+    assert census(shm) == []
+    with pytest.raises(FileNotFoundError):
+        census(shm / "nowhere")
+
+
+def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
+    arena = Arena.open(path, "/checkpoints")
+    arena.make_slots(2)
+    arena.claim_for("mark")
+    commit(arena.slots[0])
+    entry = found(shm)
+    assert (entry.path, entry.state, entry.uid, entry.directory) == (path, State.IN_USE, os.getuid(), "/checkpoints")
+    assert entry.claim.seen == "mark" and entry.is_arena
+    assert entry.owner == Process.current() and entry.owner.is_alive()
+    assert entry.slots == {"slot-0": SAVE, "slot-1": None} and entry.newest == SAVE
+    assert 8192 <= entry.size <= 8192 + 20 * 4096
+    with pytest.raises(ArenaInUse, match="in use"):
+        clean(entry, force=True)
+    assert found(shm) == entry
+    arena.remove()
+    assert census(shm) == []
+
+
+def test_one_left_behind_is_removed(shm: Path, path: Path):
+    leave(path, holding=False)
+    assert (found(shm).state, found(shm).newest) == (State.LEFT_BEHIND, None)
+    clean(found(shm))
+    assert list(shm.iterdir()) == []
+
+
+def test_what_it_holds_is_removed_only_by_force(shm: Path, path: Path):
+    leave(path, holding=True)
+    with pytest.raises(FastckptError, match=r"holds step 7 of history 2 of /checkpoints"):
+        clean(found(shm))
+    assert found(shm).newest == SAVE
+    clean(found(shm), force=True)
+    assert list(shm.iterdir()) == []
+
+
+def test_a_checkpoint_whose_image_is_gone_is_none(shm: Path, path: Path):
+    leave(path, holding=True)
+    (path / "slot-1" / "model.pt").unlink()
+    assert found(shm).newest is None
+
+
+def test_the_living_win_whatever_the_census_said(shm: Path, path: Path):
+    """An owner, or a writer alone, that came after the look."""
+    leave(path, holding=False)
+    entry = found(shm)
+    owner = Arena.open(path, "/checkpoints")
+    with pytest.raises(ArenaInUse, match="in use"):
+        clean(entry, force=True)
+    owner.release()
+    writer = Presence(path)
+    assert found(shm).state is State.IN_USE and found(shm).writers == (Process.current(),)
+    with pytest.raises(ArenaInUse, match="in use"):
+        clean(entry, force=True)
+    writer.close()
+    clean(entry)
+
+
+def test_one_that_was_used_since_is_not_removed(shm: Path, path: Path):
+    leave(path, holding=False)
+    entry = found(shm)
+    leave(path, holding=True)
+    with pytest.raises(ArenaInUse, match="was used since"):
+        clean(entry, force=True)
+    assert found(shm).newest == SAVE
+
+
+def test_that_of_a_killed_owner_is_left_behind_and_its_telemetry_goes_with_it(shm: Path, path: Path):
+    program = f"""
+import os, pathlib, signal
+from fastckpt._core.memory.arena import Arena
+from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name
+path = pathlib.Path({str(path)!r})
+arena = Arena.open(path, "/checkpoints")
+block = TelemetryBlock(telemetry_name(path), 2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    entry = found(shm)
+    assert entry.state is State.LEFT_BEHIND and entry.owner is not None and not entry.owner.is_alive()
+    block = Path("/dev/shm", telemetry_name(path).strip("/"))
+    assert block.exists()
+    shutil.rmtree(path)
+    stray = found(shm)
+    assert (stray.path, stray.state, stray.is_arena) == (block, State.LEFT_BEHIND, False)
+    leave(path, holding=False)
+    assert found(shm).is_arena, "a block that has an arena is a part of it"
+    clean(found(shm))
+    assert not block.exists()
+
+
+def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path):
+    block = TelemetryBlock(telemetry_name(path), 2)
+    entry = found(shm)
+    assert (entry.state, entry.size) == (State.IN_USE, 4096)
+    with pytest.raises(ArenaInUse):
+        clean(entry)
+    block.close()
+    assert found(shm).state is State.LEFT_BEHIND
+    clean(found(shm))
+    assert census(shm) == []
+
+
+def test_a_block_whose_job_ends_just_now_is_none(shm: Path, path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fastckpt._core.memory.census.names_in", lambda _: [telemetry_name(path).strip("/")])
+    assert census(shm) == []
+
+
+@pytest.mark.parametrize("what", ["link", "file", "open to others"])
+def test_what_we_did_not_make_is_foreign(shm: Path, path: Path, tmp_path: Path, what: str):
+    if what == "link":
+        leave(tmp_path / "elsewhere", holding=False)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif what == "file":
+        path.write_text("x")
+    else:
+        leave(path, holding=False)
+        path.chmod(0o755)
+    assert found(shm).state is State.FOREIGN
+    with pytest.raises(ArenaInUse, match="foreign"):
+        clean(found(shm), force=True)
+    assert path.lstat()
+    path.chmod(0o700) if what == "open to others" else path.unlink()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to somebody else")
+def test_another_user_s_is_foreign_also_to_root(shm: Path, path: Path):
+    leave(path, holding=False)
+    os.chown(path, 65534, 65534)
+    entry = found(shm)
+    assert (entry.state, entry.uid) == (State.FOREIGN, 65534)
+    with pytest.raises(ArenaInUse, match="foreign"):
+        clean(entry, force=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "swept"),
+    [
+        (lambda path: of_boot(path, "an earlier one"), True),
+        (lambda path: None, False),
+        (lambda path: (path / "owner").write_text("{}"), False),
+        (lambda path: path.rename(path.with_name(f"{path.name}.removed-01234567")), True),
+    ],
+)
+def test_a_sweep_removes_what_is_of_an_earlier_boot_or_half_removed(
+    shm: Path, path: Path, change: Callable[[Path], object], swept: bool
+):
+    leave(path, holding=True)
+    change(path)
+    sweep(shm)
+    assert (census(shm) == []) is swept
+
+
+def test_a_sweep_removes_nothing_that_is_in_use(shm: Path, path: Path):
+    arena = Arena.open(path, "/checkpoints")
+    of_boot(path, "an earlier one")
+    writer = Presence(path)
+    sweep(shm)
+    assert found(shm).state is State.IN_USE
+    arena.release()
+    sweep(shm)
+    assert found(shm).state is State.IN_USE
+    writer.close()
+    assert found(shm).state is State.OLD_BOOT
+    sweep(shm)
+    assert census(shm) == []
+
+
+def test_memory_of_an_earlier_boot_is_not_adopted(path: Path):
+    leave(path, holding=True)
+    of_boot(path, "an earlier one")
+    arena = Arena.open(path, "/checkpoints")
+    assert [slots.read(slot).committed for slot in arena.slots] == [None, None]
+    arena.remove()

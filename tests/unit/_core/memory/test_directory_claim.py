@@ -1,0 +1,101 @@
+"""Whose memory an arena holds: by the mark that was seen, by the one that is to be, by the inode."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.memory import directory_claim as claim_module
+from fastckpt._core.memory.arena import Arena, arena_path
+from fastckpt._core.memory.directory_claim import Claim
+
+
+@pytest.fixture
+def path() -> Path:
+    return arena_path(os.environ["FASTCKPT_SHM_DIR"], "/checkpoints", 0)
+
+
+@pytest.mark.parametrize(
+    ("claim", "mark", "inode", "ours"),
+    [
+        (Claim(seen="a", inode=1), "a", 1, True),
+        (Claim(seen="a", inode=1), "a", 2, True),  # moved to another disk
+        (Claim(seen="a", inode=1), "b", 1, False),
+        (Claim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
+        (Claim(wanted="a", inode=1), "", 1, True),  # it could not be marked
+        (Claim(wanted="a", inode=1), "", 2, False),  # made anew before it could be
+        (Claim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
+        (Claim(wanted="a", inode=1), "b", 1, True),  # another node was first
+        (Claim(wanted="a", inode=1), "b", 2, False),
+        (Claim(wanted="a"), "b", 2, True),  # at a URL
+        (Claim(), "", 1, False),
+        (Claim(), "a", 1, False),
+        (Claim(unnamed=True), "", 1, True),  # an earlier version's
+        (Claim(unnamed=True), "a", 1, False),
+    ],
+)
+def test_whose_it_is(claim: Claim, mark: str, inode: int, ours: bool):
+    assert claim.is_of(mark, inode) is ours
+
+
+def test_it_outlives_its_agent_and_is_never_wanted_again(path: Path):
+    arena = Arena.open(path, "/checkpoints")
+    assert not arena.claim_for("", 7) and arena.claim.due
+    wanted = arena.claim.wanted
+    arena.release()
+    arena = Arena.open(path, "/checkpoints")
+    assert arena.claim_for("", 7) and arena.claim.wanted == wanted, "it is the same that is tried again"
+    arena.saw(wanted)
+    arena.release()
+    arena = Arena.open(path, "/checkpoints")
+    assert not arena.claim.due and arena.claim.is_of(wanted)
+    assert not arena.claim_for("", 7) and arena.claim.due and arena.claim.wanted != wanted
+    arena.remove()
+
+
+def test_the_second_knows_its_directory_by_the_mark_of_the_first(path: Path):
+    arena = Arena.open(path, "/checkpoints")
+    arena.claim_for("", 7)
+    arena.release()
+    arena = Arena.open(path, "/checkpoints")
+    assert arena.claim_for("of another node", 7) and not arena.claim.due
+    assert (path / "identity").read_text() == "of another node"
+    arena.remove()
+
+
+def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Path):
+    arena = Arena.open(path, "/checkpoints")
+    arena.claim_for("", 7)
+    path.rename(path.with_name("aside"))
+    other = Arena.open(path, "/checkpoints")
+    other.claim_for("its own")
+    arena.saw("ours")
+    assert Claim.read(path).seen == "its own" and arena.claim.seen == "ours"
+    arena.release()
+    other.remove()
+    path.with_name("aside").rename(path)
+    Arena.open(path, "/checkpoints").remove()
+
+
+@pytest.mark.parametrize("record", ["", "[]", "{", '{"mark": 1, "inode": 2}', '{"mark": "a", "inode": -1}', "{}"])
+def test_nonsense_claims_nothing(path: Path, record: str):
+    arena = Arena.open(path, "/checkpoints")
+    (path / "claim").write_text(record)
+    assert Claim.read(path) == Claim()
+    arena.remove()
+
+
+def test_one_that_is_killed_while_it_notes_the_mark_says_the_same_or_both(path: Path, monkeypatch):
+    """Before each file operation; what it held is the directory's either way."""
+    arena = Arena.open(path, "/checkpoints")
+    arena.claim_for("", 7)
+    wanted, operations = arena.claim.wanted, ("write_record", "write_text")
+    for operation in operations:
+        if (child := os.fork()) == 0:
+            monkeypatch.setattr(claim_module, operation, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            claim_module.Claim(wanted, wanted, 7).write(path)
+            os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert Claim.read(path).is_of(wanted, 7) and Claim.read(path).is_of("", 7)
+    arena.remove()

@@ -1,0 +1,213 @@
+"""Without a launcher of ours, workers find the saver of their user, whatever another user has put in its way."""
+
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt import StorageType
+from fastckpt._core.ipc.channel import Channel
+from fastckpt._core.memory.saver_address import Posting, find
+from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
+from tests.e2e.ddp.conftest import Ranks, state
+from tests.faults.test_hostile import NOBODY
+from tests.ports import free_port
+
+KEY = "0" * 24
+ROOT = Path(__file__).parents[4]
+
+
+@contextlib.contextmanager
+def squatting(prepare: Callable[[], object]) -> Iterator[None]:
+    """While another user's process holds what it has prepared."""
+    if os.getuid() != 0:
+        pytest.skip("only root can act as another user")
+    ready, done = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.close(done[1])
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            held = prepare()
+            os.write(ready[1], b".")
+            os.read(done[0], 1)
+            del held
+        finally:
+            os._exit(0)
+    os.close(ready[1])
+    assert os.read(ready[0], 1) == b".", "it has not got what it wanted"
+    try:
+        yield
+    finally:
+        for end in (ready[0], *done):
+            os.close(end)
+        os.waitpid(child, 0)
+
+
+def listening(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen(1)  # and nobody is ever answered
+    return listener
+
+
+def former_address(launch: list[object]) -> str:
+    """What earlier versions listened at: a hash of facts that everybody on the host can see."""
+    return f"fastckpt-{hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]}"
+
+
+@pytest.fixture
+def shm() -> Path:
+    """As /dev/shm is: every user can make files there."""
+    path = Path(os.environ["FASTCKPT_SHM_DIR"])
+    path.chmod(0o1777)
+    return path
+
+
+def decoy(shm: Path, key: str, address: str) -> Path:
+    path = shm / f"fastckpt-0-saver-{key}-{'f' * 16}"
+    path.write_text(f"{path.name} {address}")
+    return path
+
+
+def test_a_saver_is_found_while_it_lives(shm: Path):
+    posting = Posting(shm, KEY, "@here")
+    assert find(shm, KEY, 5) == "@here"
+    posting.close()
+    with pytest.raises(AgentLost, match=f"has posted no address under {shm} in 0 s"):
+        find(shm, KEY, 0)
+    assert not any(shm.iterdir())
+
+
+def test_one_that_was_killed_is_not_found_and_the_next_takes_its_place(shm: Path):
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        Posting(shm, KEY, "@dead")
+        os.write(writer, b".")
+        signal.pause()
+    assert os.read(reader, 1) == b"." and find(shm, KEY, 5) == "@dead"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    os.close(writer)
+    with pytest.raises(AgentLost):
+        find(shm, KEY, 0)
+    posting = Posting(shm, KEY, "@here")
+    assert find(shm, KEY, 5) == "@here" and len(list(shm.iterdir())) == 1
+    posting.close()
+
+
+def test_a_second_job_of_the_same_launch_is_refused_and_other_launches_are_not(shm: Path):
+    with contextlib.ExitStack() as postings:
+        postings.callback(Posting(shm, KEY, "@one").close)
+        postings.callback(Posting(shm, "1" * 24, "@other").close)
+        with pytest.raises(FastckptError, match="the same MASTER_ADDR and MASTER_PORT; give this one others"):
+            Posting(shm, KEY, "@two")
+        assert find(shm, KEY, 5) == "@one" and find(shm, "1" * 24, 5) == "@other"
+    assert not any(shm.iterdir())
+
+
+def test_what_is_no_posting_is_passed_over(shm: Path):
+    """A link to one of another launch, a pipe, a directory, a file of this user that nobody has locked."""
+    posting = Posting(shm, "1" * 24, "@other")
+    (true,) = shm.iterdir()
+    names = [shm / f"fastckpt-{os.getuid()}-saver-{KEY}-{number}" for number in range(5)]
+    os.link(true, names[0])
+    names[1].symlink_to(true)
+    os.mkfifo(names[2])
+    names[3].mkdir()
+    names[4].write_text(f"{names[4].name} @nobody")
+    with pytest.raises(AgentLost):
+        find(shm, KEY, 0)
+    mine = Posting(shm, KEY + "0", "@here")
+    mine.close()
+    posting.close()
+    for path in names:
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def test_full_memory_is_told_with_the_remedy(tmp_path: Path):
+    full = tmp_path / "full"
+    full.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], check=False)
+    if done.returncode:
+        pytest.skip("cannot mount a tmpfs")
+    try:
+        (full / "ballast").write_bytes(bytes(4096))
+        with pytest.raises(ArenaTooSmall, match=r"nothing can be written under .*No space left.*--shm-size"):
+            Posting(full, KEY, "@here")
+        assert [path.name for path in full.iterdir()] == ["ballast"]
+    finally:
+        subprocess.run(["umount", str(full)], check=True)
+
+
+def test_another_users_postings_and_sockets_are_in_nobodys_way(
+    ranks: Ranks, shm: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It has taken what can be guessed, before the job begins; rank 1 looks while rank 0 has posted nothing yet."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    launch: list[object] = ["", "127.0.0.1:29500", 0, 0]
+    key = hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]
+
+    def take_all() -> object:
+        os.umask(0)
+        decoy(shm, key, "@fastckpt-decoy")
+        (shm / f"fastckpt-{0}-saver-{key}").mkdir()
+        return listening("fastckpt-decoy"), listening(former_address(launch))
+
+    with squatting(take_all):
+        with pytest.raises(AgentLost):
+            find(shm, key, 0)
+        first, second = ranks.start_workers(2)
+        for member in (first, second):
+            assert member.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY)
+        assert [found["step"] for found in ranks.load()] == [1, 1]
+        second.close()
+        first.close()
+        ranks.members = []
+    for path in shm.glob("fastckpt-0-saver-*"):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_a_socket_of_another_user_is_not_talked_to():
+    refused = pytest.raises(AgentLost, match=f"belongs to user {NOBODY}, not to {os.getuid()}")
+    with squatting(lambda: listening("fastckpt-test-squat")), refused:
+        Channel("@fastckpt-test-squat", 30)
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from fastckpt import DdpCheckpointer
+dist.init_process_group("gloo")
+with DdpCheckpointer(sys.argv[1]) as checkpointer:
+    before = checkpointer.load_checkpoint().get("step", 0)
+    checkpointer.save_checkpoint(before + 1, {"step": before + 1})
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_trains_beside_a_squatter(tmp_path: Path, shm: Path):
+    script, port = tmp_path / "script.py", free_port()
+    script.write_text(SCRIPT)
+    launch: list[object] = ["none", f"127.0.0.1:{port}", 0, 0]
+    shape = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command = [sys.executable, "-m", "torch.distributed.run", *shape, str(script), str(tmp_path / "run")]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}  # torchrun leaves its logs there
+    with squatting(lambda: listening(former_address(launch))):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/checkpoint-1/rank_1.pt").is_file()
+    assert not any(shm.iterdir()), "nothing is left of the posting"

@@ -1,0 +1,148 @@
+"""Stacks of a process that another asks for, whatever it is caught in."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.memory.stacks import Stacks, ask
+
+HOLDERS = {
+    "in_a_loop": "while True: pass",
+    "in_c_with_the_gil": "import re; re.compile('(a+)+$').match('a' * 60 + 'b')",
+    "for_a_lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "asleep": "import time\n    while True: time.sleep(100)",
+}
+
+
+@contextmanager
+def caught(body: str, before: str = "") -> Iterator[tuple[int, int]]:
+    """A process in ``body``, and what it offers."""
+    program = f"""
+import os, sys
+{before}
+from fastckpt._core.memory.stacks import offer
+def hold_up():
+    {body}
+token = offer()
+assert offer() == token
+print(token, flush=True)
+hold_up()
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    token = int(process.stdout.readline())
+    try:
+        yield process.pid, token
+        assert process.poll() is None, "to be asked does not end it"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask_until_there(pid: int, token: int, function: str) -> Stacks:
+    end = time.monotonic() + 60
+    while True:
+        found = ask({7: (pid, token)}, 10)[7]
+        if (found.innermost and found.innermost.function == function) or time.monotonic() > end:
+            return found
+
+
+@pytest.mark.parametrize("body", HOLDERS.values(), ids=HOLDERS)
+def test_stacks_are_had_whatever_it_does(body: str):
+    with caught(body) as (pid, token):
+        found = ask_until_there(pid, token, "hold_up")
+        assert found.innermost is not None and str(found.innermost).startswith("hold_up (<string>:")
+        assert found.text.count(" in hold_up\n") == 1, "each answer is of its own"
+        assert " in <module>\n" in found.text
+
+
+def test_all_threads_are_shown_and_the_main_one_is_found():
+    threads = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    with caught(HOLDERS["in_a_loop"], before=threads) as (pid, token):
+        found = ask_until_there(pid, token, "hold_up")
+        assert " in wait\n" in found.text and str(found.innermost).startswith("hold_up (")
+
+
+def test_who_cannot_answer_is_waited_for_no_longer_than_asked():
+    with caught(HOLDERS["asleep"]) as (pid, token):
+        os.kill(pid, signal.SIGSTOP)
+        assert ask({0: (pid, token)}, 0.2) == {0: Stacks()}
+
+
+def test_only_who_offers_is_sent_a_signal():
+    """To any other process it would be deadly."""
+    with caught(HOLDERS["asleep"]) as (pid, token):
+        other = subprocess.Popen(["sleep", "60"])
+        questions = {0: (other.pid, token), 1: (pid, 0), 2: (2**22 + 1, token), 3: (pid, token + 1)}
+        assert ask(questions, 0.2) == dict.fromkeys(questions, Stacks())
+        assert other.poll() is None
+        other.kill()
+        other.wait()
+
+
+def test_who_has_reset_all_handlers_is_not_sent_the_signal():
+    """It would be deadly now."""
+    body = """
+    import signal
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(number, signal.SIG_DFL)
+    print("reset", flush=True)
+    while True: pass"""
+    with caught(body) as (pid, token):
+        end = time.monotonic() + 60
+        while catches(pid, token >> 32) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert ask({0: (pid, token)}, 0.2) == {0: Stacks()}
+        time.sleep(0.1)
+
+
+def catches(pid: int, number: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_nobody_elses_handlers_are_touched():
+    before = """
+import faulthandler, signal
+fault, user, top = open(os.devnull, "w"), open(os.devnull, "w"), signal.SIGRTMAX - 2
+faulthandler.enable(fault)
+faulthandler.register(signal.SIGUSR1, user)
+signal.signal(top, lambda *args: None)
+signal.signal(top - 1, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {top - 2})
+faulthandler.register(top - 3, user)
+def handlers():
+    return [line for line in open("/proc/self/status") if line.startswith(("SigCgt", "SigIgn", "SigBlk"))]
+was = handlers()
+"""
+    body = """
+    now = handlers()
+    mask = lambda lines: int(lines[2].split()[1], 16)
+    assert mask(now) ^ mask(was) == 1 << (top - 4 - 1), (was, now)
+    assert was[:2] == now[:2] and faulthandler.is_enabled()
+    os.kill(os.getpid(), top - 3); os.kill(os.getpid(), signal.SIGUSR1)
+    while True: pass"""
+    with caught(body, before) as (pid, token):
+        assert token >> 32 == signal.SIGRTMAX - 6
+        assert " in hold_up\n" in ask_until_there(pid, token, "hold_up").text
+
+
+def test_a_forked_process_offers_its_own():
+    program = """
+import os
+from fastckpt._core.memory.stacks import ask, offer
+mine = offer()
+if pid := os.fork():
+    assert os.waitpid(pid, 0)[1] == 0
+else:
+    assert offer() != mine
+    assert "<module>" in ask({0: (os.getpid(), offer())}, 5)[0].text
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,138 @@
+"""The block that says how far each worker is, when it can say so no more."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.memory.telemetry import LINE, Telemetry, TelemetryBlock, telemetry_name, unlink
+from fastckpt.errors import FastckptError
+
+
+@pytest.fixture
+def block():
+    name = telemetry_name(Path(os.environ["FASTCKPT_SHM_DIR"]) / "arena")
+    block = TelemetryBlock(name, 3)
+    yield block
+    block.close()
+    unlink(name)
+
+
+def test_says_nothing_before_the_first_beat(block: TelemetryBlock):
+    assert block.read(0) == Telemetry()
+
+
+def test_ranks_have_lines_of_their_own(block: TelemetryBlock):
+    other = TelemetryBlock(block.name)
+    before = time.monotonic_ns()
+    for rank in (2, 0, 1):
+        line = other.line(rank)
+        line.begin(7 + rank, 1000 + rank, rank)
+        line.at(100 * rank)
+        line.enter(f"phase of {rank}", 5 * rank)
+    other.close()
+    for rank in range(3):
+        found = block.read(rank)
+        assert (found.generation, found.step, found.phase) == (7 + rank, 100 * rank, f"phase of {rank}")
+        assert (found.pid, found.stacks, found.allowed, found.loaded) == (1000 + rank, rank, 5 * rank, -1)
+        assert before <= found.beat <= time.monotonic_ns()
+    assert Path("/dev/shm", block.name.strip("/")).stat().st_size == 3 * LINE
+
+
+@pytest.mark.parametrize(("step", "phase"), [(-1, ""), (2**63 - 1, "x" * 44), (0, "ä" * 30), (5, "y" * 100)])
+def test_whatever_the_phase_it_can_be_read(block: TelemetryBlock, step: int, phase: str):
+    line = block.line(1)
+    line.at(step)
+    line.enter(phase)
+    assert block.read(1).step == step
+    assert phase.startswith(block.read(1).phase.rstrip("\ufffd"))
+
+
+def test_steps_are_counted_and_the_first_is_timed(block: TelemetryBlock):
+    line = block.line(2)
+    line.begin(0, 1, 0)
+    line.resume(40)
+    assert (block.read(2).steps, block.read(2).first) == (0, 0)
+    before = time.monotonic_ns()
+    line.step()
+    first = block.read(2)
+    assert before <= first.first == first.beat
+    line.step()
+    line.stall(7)
+    line.stall(8)
+    now = block.read(2)
+    assert (now.steps, now.first, now.stalled, now.loaded, now.step) == (2, first.first, 15, 40, 40)
+    assert now.beat > first.beat
+    assert now.named == 0, "steps before the load"
+    line.at(50)
+    line.step()
+    assert (block.read(2).step, block.read(2).steps, block.read(2).named) == (50, 3, 2)
+    last = block.read(2).beat
+    line.leave()
+    assert (block.read(2).pid, block.read(2).beat) == (0, last), "to leave is no work"
+    line.begin(1, 2, 0)
+    assert (block.read(2).steps, block.read(2).first, block.read(2).step) == (0, 0, -1)
+
+
+def test_a_line_is_read_whole_while_it_is_written(block: TelemetryBlock):
+    program = f"""
+from fastckpt._core.memory.telemetry import TelemetryBlock
+line = TelemetryBlock({block.name!r}).line(0)
+print(flush=True)
+while True:
+    for phase, allowed in (("a" * 40, 1), ("b" * 40, 2)):
+        line.enter(phase, allowed)
+"""
+    writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    while not block.read(0).phase:
+        pass
+    pairs = {(line.phase, line.allowed) for line in (block.read(0) for _ in range(20000))}
+    writer.kill()
+    writer.communicate()
+    assert pairs == {("a" * 40, 1), ("b" * 40, 2)}
+    assert block.read(0).phase in ("a" * 40, "b" * 40), "also when its writer died in the middle"
+
+
+def test_a_line_that_is_not_there_is_an_error_of_ours(block: TelemetryBlock):
+    with pytest.raises(FastckptError, match="no line 3"):
+        block.line(3)
+
+
+def test_one_made_anew_takes_the_place_of_a_stale_one(block: TelemetryBlock):
+    block.line(0).enter("old")
+    new = TelemetryBlock(block.name, 1)
+    assert new.read(0) == Telemetry()
+    assert block.read(0).phase == "old"
+    new.close()
+
+
+def test_one_that_is_gone_or_empty_is_an_error_of_ours(block: TelemetryBlock):
+    os.truncate(Path("/dev/shm", block.name.strip("/")), 0)
+    for name in (block.name, f"{block.name}-nowhere"):
+        with pytest.raises(FastckptError, match=name):
+            TelemetryBlock(name)
+
+
+def test_is_private(block: TelemetryBlock):
+    assert Path("/dev/shm", block.name.strip("/")).stat().st_mode & 0o777 == 0o600
+
+
+def test_is_read_after_its_writer_was_killed(block: TelemetryBlock):
+    program = f"""
+import os, signal
+from fastckpt._core.memory.telemetry import TelemetryBlock
+line = TelemetryBlock({block.name!r}).line(1)
+line.begin(3, os.getpid(), 0)
+line.at(42)
+line.enter("snapshot.fill")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+    found = block.read(1)
+    assert (found.generation, found.step, found.phase) == (3, 42, "snapshot.fill")

@@ -1,0 +1,214 @@
+"""Algorithm 1 and the intervals that follow from costs: tables, and generated cases against brute force."""
+
+import random
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.frequency.intervals import (
+    LONGEST,
+    Choice,
+    Costs,
+    Fixed,
+    Intervals,
+    Profile,
+    apart,
+    choose,
+    divisor,
+    fit,
+    multiple,
+)
+from fastckpt.errors import ConfigError
+
+GB = 10**9
+SMALL = Profile(iteration=1.0, update=0.1, host_copy=0.5, storage=3.0, size=GB)
+LARGE = replace(SMALL, host_copy=1.5)
+
+
+@pytest.mark.parametrize(
+    ("profile", "interval"),
+    [
+        (Profile(iteration=1, update=1, host_copy=1, storage=0, size=1), 20),
+        (Profile(iteration=1, update=0, host_copy=2, storage=0, size=1), 20),
+        (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1, blocked=1), 20),
+        (Profile(iteration=1, update=0.5, host_copy=1.2, storage=0, size=1, blocked=0.3), 14),
+        (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.5, size=1), 20),
+        (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.6, size=1), 21),
+        (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1), 1),
+    ],
+    ids=[
+        "nothing to hide behind",
+        "half hidden",
+        "never hidden",
+        "partly hidden",
+        "as long as the persist",
+        "a longer persist",
+        "all hidden",
+    ],
+)
+def test_the_example_of_the_paper(profile, interval):
+    """Cost 1, iteration 1, 5%: 20 iterations. The cost is the stall S: what is left of a copy behind T_i - T_w."""
+    assert choose(profile, 0.05).interval == interval
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        (SMALL, Choice("host", 0.0, 3.5, 4)),
+        (LARGE, Choice("host", 0.6, 4.5, 18)),
+        (replace(LARGE, device_copy=0.05, capacity=3 * GB, peak=2 * GB), Choice("device", 0.0, 4.55, 5)),
+        (replace(LARGE, device_copy=0.05, capacity=3 * GB - 1, peak=2 * GB), Choice("host", 0.6, 4.5, 18)),
+        (replace(LARGE, device_copy=1.6, capacity=9 * GB), Choice("host", 0.6, 4.5, 18)),
+        (replace(SMALL, device_copy=0.05, capacity=9 * GB), Choice("host", 0.0, 3.5, 4)),
+        (replace(SMALL, device_copy=0.05, capacity=1 * GB, peak=2 * GB), Choice("host", 0.0, 3.5, 4)),
+        (replace(SMALL, storage=1e12), Choice("host", 0.0, 1e12 + 0.5, LONGEST)),
+        (replace(SMALL, update=0.0, host_copy=0.0, storage=0.0), Choice("host", 0.0, 0.0, 1)),
+        (replace(SMALL, iteration=1e-9, update=0.0, host_copy=1e300), Choice("host", 1e300, 1e300, LONGEST)),
+    ],
+)  # fmt: skip
+def test_choose(profile, expected):
+    choice = choose(profile, 0.035)
+    assert (choice.mode, choice.interval) == (expected.mode, expected.interval)
+    assert choice.stall == pytest.approx(expected.stall) and choice.duration == pytest.approx(expected.duration)
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
+@pytest.mark.parametrize(
+    "name", ["iteration", "update", "host_copy", "storage", "size", "device_copy", "peak", "capacity"]
+)
+def test_a_profile_of_impossible_numbers_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} of a profile is {value}; measure"):
+        replace(SMALL, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"iteration": 0.0, "update": 0.0}, r"an iteration takes 0.0 s; at least 1e-09 s can be"),
+        ({"iteration": 1e-320, "update": 0.0}, "at least 1e-09 s"),
+        ({"update": 1.5}, "the update takes 1.5 s of an iteration of 1.0 s"),
+    ],
+)
+def test_a_profile_of_degenerate_iterations_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(SMALL, **changes)
+
+
+@pytest.mark.parametrize("overhead", [0, -0.1, 1, 3.5, nan, inf, 1e-9])
+def test_an_overhead_that_nobody_can_mean_is_refused(overhead):
+    with pytest.raises(ConfigError, match=f"overhead is {overhead}; give the part"):
+        choose(SMALL, overhead)
+
+
+seconds = st.floats(0, 1e4)
+positive = st.floats(1e-4, 1e3)
+overheads = st.floats(0.001, 0.5)
+
+
+@given(positive, st.floats(0, 1), seconds, seconds, overheads)
+@settings(max_examples=300, deadline=None)
+def test_the_interval_is_the_smallest_that_keeps_both_promises(iteration, part, copy, storage, overhead):
+    choice = choose(Profile(iteration, part * iteration, copy, storage, 1), overhead)
+
+    def keeps(k):
+        exact = 1 + 1e-6
+        return choice.stall <= k * overhead * iteration * exact and choice.duration <= k * iteration * exact
+
+    assert choice.interval in (1, LONGEST) or keeps(choice.interval)
+    assert choice.interval == 1 or not keeps((choice.interval - 1) * (1 - 1e-5))
+
+
+@given(positive, seconds, seconds, seconds, overheads)
+@settings(max_examples=500, deadline=None)
+def test_fitted_intervals_keep_within_the_overhead(iteration, snapshot, persist, duration, overhead):
+    costs = Costs(iteration, snapshot, persist, duration)
+    intervals = fit(costs, overhead)
+    assert costs.overhead(intervals) <= overhead * (1 + 1e-6) or intervals.storage >= LONGEST
+    assert intervals.storage % intervals.memory == 0
+    assert intervals.storage >= min(apart(costs), LONGEST)
+
+
+def test_fitted_intervals_are_about_the_shortest_there_are():
+    """Against brute force over all pairs: the sum of both is at most an eighth more, or two steps."""
+    rng = random.Random(7)
+    for _ in range(1000):
+        costs = Costs(1.0, 10 ** rng.uniform(-3, 0.5), 10 ** rng.uniform(-3, 0.8), 10 ** rng.uniform(-1, 1.5))
+        overhead = rng.choice([0.02, 0.035, 0.05, 0.1])
+        found = fit(costs, overhead)
+        best = min(memory + storage_for(costs, overhead, memory) for memory in range(1, found.memory + found.storage))
+        assert found.memory + found.storage <= max(best * 1.125, best + 2), (costs, overhead, found, best)
+
+
+def storage_for(costs, overhead, memory):
+    left = overhead - costs.snapshot / memory
+    if left <= 0:
+        return 10**9
+    needed = max(apart(costs), -(-costs.persist // left))
+    return multiple(int(needed), memory)
+
+
+FAST = Costs(iteration=1.0, snapshot=0.1, persist=0.2, duration=5.0)
+
+
+@pytest.mark.parametrize(
+    ("costs", "fixed", "expected"),
+    [
+        (Costs(1.0, 0.0), Fixed(), (1, 1)),
+        (FAST, Fixed(), (4, 8)),
+        (FAST, Fixed(memory=3), (3, 12)),
+        (FAST, Fixed(memory=1), (1, 7)),
+        (FAST, Fixed(storage=100), (4, 100)),
+        (FAST, Fixed(storage=7), (7, 7)),
+        (FAST, Fixed(storage=2), (2, 2)),
+        (FAST, Fixed(memory=2, storage=4), (2, 4)),
+        (FAST, Fixed(least=1000), (4, 1000)),
+        (FAST, Fixed(memory=3, least=1000), (3, 1002)),
+        (replace(FAST, snapshot=0.0), Fixed(storage=100), (1, 100)),
+    ],
+    ids=str,
+)
+def test_what_is_fixed_is_kept(costs, fixed, expected):
+    intervals = fit(costs, 0.05, fixed)
+    assert (intervals.memory, intervals.storage) == expected
+
+
+def test_a_persist_leaves_iterations_to_compare_with():
+    assert [apart(replace(FAST, duration=duration)) for duration in (0, 0.1, 1, 1.1, 10, 100)] == [1, 2, 2, 3, 13, 125]
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(0, 500),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(0, 300),
+)
+@settings(max_examples=300, deadline=None)
+def test_after_a_change_the_next_persist_keeps_its_distance(memory, times, anchor, memory_after, times_after, later):
+    before = Intervals(memory, memory * times, anchor)
+    at = anchor + later
+    after = before.changed(memory_after, memory_after * times_after, at)
+    last = max((step for step in range(anchor, at + 1) if before.persists(step)), default=anchor)
+    following = next(step for step in range(at + 1, at + after.storage + 1) if after.persists(step))
+    assert following - last >= after.storage
+    assert after.anchor == last
+    assert after.snapshots(following)
+
+
+@pytest.mark.parametrize(("memory", "storage"), [(0, 1), (2, 1), (2, 3), (-1, -1)])
+def test_intervals_that_do_not_go_together_are_refused(memory, storage):
+    with pytest.raises(
+        ConfigError, match=f"snapshots every {memory} steps and persists every {storage} do not go together"
+    ):
+        Intervals(memory, storage)
+
+
+def test_divisors():
+    for of in range(1, 400):
+        for most in (1, 2, 7, of, of + 1):
+            assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)
+    assert divisor(10**9 - 63, 10**8) == 1  # a prime

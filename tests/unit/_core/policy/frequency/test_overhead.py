@@ -1,0 +1,180 @@
+"""What iterations say of the cost of checkpoints: known costs are found again, accidents are not taken for them."""
+
+import json
+import random
+from itertools import permutations
+from math import inf, nan
+
+import pytest
+
+from fastckpt._core.policy.frequency.estimate import NOTHING, Estimate, difference, pool
+from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.policy.frequency.overhead import (
+    Iteration,
+    Measurement,
+    completed,
+    costs,
+    error,
+    joined,
+    longest,
+    measured,
+    paid,
+    pooled,
+)
+from fastckpt.errors import ConfigError
+
+
+def window(memory=5, storage=20, during=8, stall=0.2, busy=0.1, slow=0.05, noise=0.0, cycles=5, seed=0):
+    """Iterations of 1 s: a snapshot stalls and slows its iteration down, a persist slows down those behind it."""
+    rng = random.Random(seed)
+    found = []
+    for step in range(cycles * storage):
+        snapshot, persisting = step % memory == 0, step % storage < during
+        work = 1 + noise * rng.gauss(0, 1) + (busy if snapshot else 0) + (slow if persisting else 0)
+        found.append(Iteration(work + (stall if snapshot else 0), stall if snapshot else 0, snapshot, persisting))
+    return found
+
+
+def test_estimates():
+    assert Estimate.of([]) == NOTHING == (0, 0.0, 0.0)
+    assert Estimate.of([3.0]).error == inf
+    assert Estimate.of([3.0] * 9).error == 0
+    values = [random.Random(1).gauss(5, 2) for _ in range(100)]
+    parts = pool([Estimate.of(values[:7]), NOTHING, Estimate.of(values[7:50]), Estimate.of(values[50:])])
+    assert (parts.samples, parts.mean) == (100, pytest.approx(Estimate.of(values).mean))
+    assert parts.error == pytest.approx(Estimate.of(values).error, rel=0.5)
+    assert pool([]) == NOTHING
+
+
+def test_what_disturbs_several_in_a_row_makes_an_estimate_less_sure():
+    apart = [9.0 if i % 8 == 0 else 1.0 for i in range(64)]
+    together = sorted(apart)
+    assert Estimate.of(together).mean == Estimate.of(apart).mean
+    assert Estimate.of(together).error > 2 * Estimate.of(apart).error
+
+
+def test_windows_that_differ_make_all_less_sure():
+    alike, unlike = ([Estimate(50, mean, 0.01) for mean in means] for means in ((5.0, 5.0, 5.0), (4.0, 5.0, 6.0)))
+    assert pool(unlike).mean == pool(alike).mean
+    assert pool(unlike).error > 10 * pool(alike).error
+
+
+def test_the_error_is_what_repeated_measurements_scatter_by():
+    rng = random.Random(4)
+
+    def estimate():
+        return difference(*(Estimate.of([rng.gauss(mean, 1) for _ in range(40)]) for mean in (5, 3)))
+
+    found = [estimate() for _ in range(500)]
+    assert sum(each.mean for each in found) / 500 == pytest.approx(2, abs=0.04)
+    scatter = Estimate.of([each.mean for each in found]).variance ** 0.5
+    assert found[0].error == pytest.approx(scatter, rel=0.2)
+
+
+def test_known_costs_are_found():
+    seen = measured(window(), [8.3] * 5)
+    assert (seen.iterations, seen.iteration, seen.persists, seen.persisting) == (100, 1.0, 5, 40)
+    found = costs(seen)
+    assert found.snapshot == pytest.approx(0.3)
+    assert found.persist == pytest.approx(0.4)
+    assert found.duration == 8.3
+    alone = 100 * 1.0
+    assert paid(seen, Intervals(5, 20)) == pytest.approx(sum(each.seconds for each in window()) / alone - 1)
+    assert error(seen, Intervals(5, 20)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("memory", "storage", "during", "snapshot", "persist"),
+    [(1, 4, 2, 0.2, 0.1), (2, 4, 3, 0.3, 0.15), (10, 10, 6, 0.3, 0.3), (1, 1, 1, 0.2, 0.0), (4, 4, 4, 0.35, 0.0)],
+    ids=["a snapshot each iteration", "every other", "each persisted", "always both", "always a persist"],
+)
+def test_what_can_be_told_depends_on_what_runs_apart(memory, storage, during, snapshot, persist):
+    """Without iterations to compare with, of a snapshot only its stall is known, and of a persist nothing."""
+    seen = measured(window(memory, storage, during, cycles=20), [during - 0.01] * 20)
+    found = costs(seen)
+    expected = (0.2, 0.0) if during == storage else (snapshot, persist)
+    assert (found.snapshot, found.persist) == pytest.approx(expected, abs=0.011 if during != storage else 0.11)
+
+
+def test_iterations_of_before_tell_what_a_snapshot_in_each_costs():
+    before = measured(window(2, 4, 2))
+    seen = completed(measured(window(1, 4, 2, cycles=20)), before)
+    assert costs(seen).snapshot == pytest.approx(0.3)
+    assert seen.iteration == pytest.approx(1.0)
+
+
+def test_what_was_not_seen_is_known_from_before():
+    before = measured(window(), [8.3] * 5)
+    seen = completed(measured([Iteration(2.0)] * 50), before)
+    assert (seen.snapshot, seen.slowdown, seen.durations) == (before.snapshot, before.slowdown, before.durations)
+    assert seen.iteration == 2.0
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+def test_noise_moves_costs_by_no_more_than_the_error_says(noise):
+    far = 0
+    for seed in range(200):
+        seen = measured(window(noise=noise, seed=seed), [8.3] * 5)
+        far += abs(paid(seen, Intervals(5, 20)) - 0.08) > 2 * error(seen, Intervals(5, 20))
+    assert far <= 12  # one in twenty, and a little
+
+
+def test_an_evaluation_is_not_a_cost():
+    """One pause anywhere: the overhead is not beyond doubt above the 8% that it is."""
+    for at in range(100):
+        iterations = window(noise=0.01)
+        whole = iterations[at]
+        iterations[at] = Iteration(whole.seconds + 500, whole.stall, whole.snapshot, whole.persisting)
+        seen = measured(iterations, [8.3] * 5)
+        assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.09
+        assert seen.iteration < 1.1
+
+
+def test_one_huge_stall_leaves_doubt():
+    iterations = window()
+    iterations[20] = Iteration(101.0, 100.0, True, True)
+    seen = measured(iterations, [8.3] * 5)
+    assert paid(seen, Intervals(5, 20)) > 1
+    assert paid(seen, Intervals(5, 20)) - 2 * error(seen, Intervals(5, 20)) < 0.08
+
+
+def test_ranks_say_the_same_in_any_order():
+    ranks = [measured(window(noise=0.05, seed=seed, stall=0.1 * seed), [float(seed)]) for seed in range(5)]
+    assert len({joined(order) for order in permutations(ranks)}) == 1
+    assert joined(ranks).stall.mean == pytest.approx(0.4)
+    assert joined(ranks).durations == (4.0,)
+    few = measured(window(stall=9.0, cycles=1))
+    assert joined([*ranks, few]).stall.mean == joined([few, *ranks]).stall.mean == pytest.approx(9.0)
+
+
+def test_a_stall_of_one_rank_delays_all_and_is_counted_once():
+    """One rank stalls for 0.5 s, three wait for it in the same iteration."""
+    here = measured(window(stall=0.5, busy=0.0), [8.0])
+    elsewhere = measured(window(stall=0.0, busy=0.5), [8.0])
+    assert costs(joined([elsewhere, here, elsewhere, elsewhere])).snapshot == pytest.approx(0.5)
+    assert costs(joined([elsewhere, here])).snapshot == pytest.approx(0.5)
+
+
+def test_measurements_travel_as_json():
+    seen = measured(window(noise=0.1), [8.3, 8.5], 1)
+    assert Measurement.from_json(json.loads(json.dumps(seen.to_json()))) == seen
+    assert costs(pooled([seen, seen])).snapshot == pytest.approx(costs(seen).snapshot)
+
+
+def test_the_longest_of_many_may_be_an_accident():
+    assert [longest(each) for each in ([], [3.0], [3.0, 9.0], [3.0, 900.0, 4.0])] == [0.0, 3.0, 9.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Iteration(nan), "an iteration took nan s"),
+        (lambda: Iteration(1.0, 2.0), "an iteration took 1.0 s, 2.0 s of them stalled"),
+        (lambda: Iteration(1.0, -1.0), "-1.0 s of them stalled"),
+        (lambda: measured([]), "a window without iterations says nothing"),
+        (lambda: joined([]), "no rank has measured anything"),
+    ],
+)
+def test_impossible_measurements_are_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()

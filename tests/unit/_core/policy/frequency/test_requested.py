@@ -1,0 +1,78 @@
+"""What users may ask for, as tables."""
+
+import re
+from datetime import timedelta
+
+import pytest
+
+from fastckpt._core.policy.frequency.intervals import LONGEST, Fixed
+from fastckpt._core.policy.frequency.requested import AUTO, Every, parse
+from fastckpt.errors import ConfigError
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        ("auto", AUTO),
+        (100, Every(100, 100)),
+        (MINUTE, Every(MINUTE, MINUTE)),
+        ({}, AUTO),
+        ({"storage": 100}, Every(None, 100)),
+        ({"memory": 10}, Every(10, None)),
+        ({"memory": 10, "storage": 100}, Every(10, 100)),
+        ({"memory": 10, "storage": "auto"}, Every(10, None)),
+        ({"memory": MINUTE, "storage": 100}, Every(MINUTE, 100)),
+        ({"memory": 7, "storage": MINUTE}, Every(7, MINUTE)),
+        ({"memory": MINUTE, "storage": 2 * MINUTE}, Every(MINUTE, 2 * MINUTE)),
+    ],
+)
+def test_parse(every, expected):
+    assert parse(every) == expected
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        (0, "every is 0 steps; give 1 to 1000000000"),
+        (-5, "every is -5 steps; give 1 to"),
+        (LONGEST + 1, "every is 1000000001 steps"),
+        (True, "every is True; give 'auto', a whole number of steps, or a timedelta"),
+        (2.5, "every is 2.5; give 'auto'"),
+        (None, "every is None; give 'auto'"),
+        ("10min", "every is '10min'; give 'auto'"),
+        (timedelta(0), "every is 0:00:00; give a time above 0"),
+        (-MINUTE, "give a time above 0"),
+        ({"disk": 5}, "every has 'disk'; it may have 'memory' and 'storage'"),
+        ({"memory": 0}, "every['memory'] is 0 steps"),
+        ({"memory": 10, "storage": 25}, "give storage a multiple of memory, such as 30"),
+        ({"memory": 100, "storage": 10}, "give storage a multiple of memory, such as 100"),
+        ({"memory": 2 * MINUTE, "storage": MINUTE}, "give memory 0:01:00 or less"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(every, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(every)
+
+
+@pytest.mark.parametrize(
+    ("every", "iteration", "fixed"),
+    [
+        (AUTO, 0.5, Fixed(None, None, 3)),
+        (Every(100, 100), 0.5, Fixed(100, 100, 3)),
+        (Every(MINUTE, MINUTE), 0.5, Fixed(120, 120, 3)),
+        (Every(MINUTE, MINUTE), 0.7, Fixed(86, 86, 3)),
+        (Every(MINUTE, MINUTE), 1000.0, Fixed(1, 1, 3)),
+        (Every(MINUTE, MINUTE), 1e-9, Fixed(LONGEST, LONGEST, 3)),
+        (Every(None, MINUTE), 0.5, Fixed(None, 120, 3)),
+        (Every(7, MINUTE), 0.5, Fixed(7, 126, 3)),
+        (Every(MINUTE, 100), 0.5, Fixed(100, 100, 3)),
+        (Every(MINUTE, 100), 1.3, Fixed(25, 100, 3)),
+        (Every(MINUTE, 97), 1.3, Fixed(1, 97, 3)),
+        (Every(MINUTE, 2 * MINUTE), 0.7, Fixed(86, 172, 3)),
+    ],
+)
+def test_times_become_steps(every, iteration, fixed):
+    assert every.fixed(iteration, 3) == fixed
+    assert every.automatic is (every != Every(100, 100))

@@ -1,0 +1,156 @@
+"""When ranks count as hung, and who is to blame: tables, without processes."""
+
+from math import inf
+
+import pytest
+
+from fastckpt._core.policy.hangs import IDLE, LAST, LONG, Limits, Sight, Witness, culprits, hung, limits, occupied
+
+MINUTE = 60.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "pace", "alarms", "sees_all", "expected"),
+    [
+        ("off", 1.0, 0, True, Limits(inf, inf)),
+        ("5", 1.0, 0, True, Limits(5.0, 50.0)),
+        ("5", 100.0, 7, False, Limits(5.0, 50.0)),
+        ("auto", 0.0, 0, True, Limits(LONG, LONG, LONG)),
+        ("auto", 0.1, 0, True, Limits(LONG, LONG, IDLE)),
+        ("auto", 10.0, 0, True, Limits(LONG, LONG, 200.0)),
+        ("auto", 600.0, 0, True, Limits(12000.0, 12000.0, 12000.0)),
+        ("auto", 0.1, 2, True, Limits(4 * LONG, 4 * LONG, 4 * IDLE)),
+        ("auto", 0.1, 0, False, Limits(LONG, LONG)),
+    ],
+)
+def test_limits(setting, pace, alarms, sees_all, expected):
+    assert limits(setting, pace, alarms, sees_all=sees_all) == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "pace", "sees_all", "expected"),
+    [
+        ("5", 1.0, True, Limits(5.0, 50.0)),
+        ("auto", 1.0, True, Limits(LAST, LAST, LONG)),
+        ("auto", 300.0, True, Limits(LAST, LAST, 6000.0)),
+        ("auto", 1.0, False, Limits(LAST, LAST)),
+    ],
+)
+def test_what_no_restart_can_make_good_has_longer(setting, pace, sees_all, expected):
+    assert limits(setting, pace, sees_all=sees_all, may_restart=False) == expected
+
+
+@pytest.mark.parametrize("setting", ["5", "auto"])
+def test_a_start_may_take_longer_than_those_before(setting):
+    slow = limits(setting, 1.0, start=9000.0)
+    for silent, expected in ((26999, []), (27001, [0])):
+        assert hung([Sight(0, silent)], slow, 0) == expected
+        assert hung([Sight(0, silent), Sight(1, silent, 9, waited=silent)], slow, 0) == expected
+    assert hung([Sight(0, 3700, 9, "save")], slow, 0) == [0], "that is no start"
+    assert hung([Sight(0, 3700, 9)], slow, 0) == [0]
+
+
+def test_only_who_takes_steps_waits():
+    assert [Sight(0, 9, 1, waited=8).own, Sight(0, 9, waited=8).own, Sight(0, 9, 1, "save", waited=8).own] == [1, 9, 9]
+
+
+def test_who_has_waited_for_another_is_not_late_when_that_one_is_done():
+    evaluates, waits = Sight(0, 800, 9, "evaluation", 900), Sight(1, 803, 9, waited=799)
+    assert occupied([evaluates, waits], SECONDS)
+    assert hung([Sight(0, 0.1, 9), waits], SECONDS, 0) == []
+    assert hung([Sight(0, 5.1, 9), Sight(1, 808.1, 9, waited=800)], SECONDS, 0) == [0, 1]
+    assert not occupied([Sight(0, 901, 9, "evaluation", 900), waits], SECONDS)
+    assert not occupied([waits], SECONDS)
+
+
+SECONDS = Limits(5.0, 50.0)
+AUTO = Limits(LONG, LONG, MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("what", "limits", "sights", "idle", "expected"),
+    [
+        ("nobody is watched", SECONDS, [], inf, False),
+        ("nobody is watched, by auto", AUTO, [], 1e9, False),
+        ("all take steps", SECONDS, [Sight(0, 1, 9), Sight(1, 4.9, 9)], 0, False),
+        ("one is silent", SECONDS, [Sight(0, 1, 9), Sight(1, 5.1, 9)], 0, True),
+        ("all are silent", SECONDS, [Sight(0, 6, 9), Sight(1, 6, 9)], 0, True),
+        ("a first step is slow", SECONDS, [Sight(0, 49), Sight(1, 49)], 0, False),
+        ("a first step is too slow", SECONDS, [Sight(0, 51), Sight(1, 49, 1)], 0, True),
+        ("one waits for the first step of another", SECONDS, [Sight(0, 30, 1), Sight(1, 30)], 0, False),
+        ("a long save", SECONDS, [Sight(0, 49, 9, "save"), Sight(1, 49, 9)], 0, False),
+        ("a save that hangs", SECONDS, [Sight(0, 51, 9, "snapshot.fill"), Sight(1, 51, 9)], 0, True),
+        ("a phase of unknown length", SECONDS, [Sight(0, 49, 9, "evaluation")], 0, False),
+        ("a phase with a limit", SECONDS, [Sight(0, 899, 9, "evaluation", 900)], 0, False),
+        ("a phase beyond its limit", SECONDS, [Sight(0, 901, 9, "evaluation", 900)], 0, True),
+        ("a phase with a short limit", SECONDS, [Sight(0, 2, 9, "load", 1), Sight(1, 2, 9)], 0, True),
+        ("all wait for the one that evaluates", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 800, 9)], 0, False),
+        ("one of two phases is late", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 60, 9, "y")], 0, False),
+        ("idle for a minute", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 61, True),
+        ("silent for a minute, but at work", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 1, False),
+        ("silent for an hour, at work", AUTO, [Sight(0, LONG + 1, 9), Sight(1, LONG - 1, 9)], 1, True),
+        ("idle before the first step", AUTO, [Sight(0, 70), Sight(1, 70, 1)], 61, False),
+        ("idle at its exit", AUTO, [Sight(0, 70, 9, "exit"), Sight(1, 70, 9)], 61, True),
+        ("a slow exit", SECONDS, [Sight(0, 49, 9, "exit"), Sight(1, 49, 9)], 0, False),
+        ("a slow exit that computes", AUTO, [Sight(0, 3500, 9, "exit"), Sight(1, 3500, 9)], 1, False),
+        ("an exit that hangs", SECONDS, [Sight(0, 51, 9, "exit"), Sight(1, 51, 9, waited=50)], 0, True),
+        ("idle in a save", AUTO, [Sight(0, 70, 9, "save"), Sight(1, 70, 9)], 61, False),
+        ("idle in a marked phase", AUTO, [Sight(0, LONG + 9, 9, "x", 9000), Sight(1, LONG + 9, 9)], 5000, False),
+        ("off", Limits(inf, inf), [Sight(0, 1e9, 9)], 1e9, False),
+    ],
+)
+def test_hung(what, limits, sights, idle, expected):
+    assert bool(hung(sights, limits, idle)) is expected, what
+    assert sorted(hung(sights[::-1], limits, idle)) == hung(sights, limits, idle), what
+
+
+def test_who_is_late_is_told_from_who_is_not():
+    sights = [Sight(0, 1, 9), Sight(1, 6, 9), Sight(2, 7, 9)]
+    assert hung(sights, SECONDS, 0) == [1, 2]
+    assert hung(sights, AUTO, 61) == [0, 1, 2]
+
+
+def waits(rank: int, steps: int = 9, place: str = "barrier", **fields) -> Witness:
+    return Witness(rank, steps, waits=True, place=place, **fields)
+
+
+def gone(rank: int, steps: int = 9) -> Witness:
+    return Witness(rank, steps, state="", has_left=True)
+
+
+@pytest.mark.parametrize(
+    ("witnesses", "blamed", "reason"),
+    [
+        ([Witness(0)], [0], "hangs"),
+        ([Witness(0, 9, "T"), waits(1, 3)], [0], "stopped"),
+        ([Witness(0, 9, "D"), Witness(1, 3)], [0], "uninterruptibly"),
+        ([Witness(0, 9, "D"), Witness(1, 9, "T")], [1], "stopped"),
+        ([waits(0), Witness(1)], [1], "is not where the others wait"),
+        ([waits(0, 8), Witness(1, 9)], [1], "is not where the others wait"),
+        ([waits(0), Witness(1, 9), Witness(2, 8)], [2], "is not where the others wait"),
+        ([Witness(0, 9), Witness(1, 8)], [1], "fewer steps"),
+        ([waits(0, 9), waits(1, 8)], [1], "fewer steps"),
+        ([waits(0), waits(1)], [0, 1], "which of them is to blame is not known"),
+        ([Witness(0), Witness(1)], [0, 1], "which of them is to blame is not known"),
+        ([waits(0), waits(1, place="backward"), waits(2)], [1], "elsewhere than most"),
+        ([waits(0), waits(1, place="backward")], [0, 1], "not known"),
+        ([waits(0), gone(1)], [1], "has ended"),
+        ([waits(0), Witness(1, has_left=True)], [1], "has ended, or is about to"),
+        ([Witness(0), waits(1, has_left=True)], [0], "hangs"),
+        ([Witness(0), gone(1)], [0], "hangs"),
+        ([Witness(0, 5, goes_on=True), Witness(1, 9)], [1], "hangs"),
+        ([Witness(0, 5, goes_on=True), waits(1, 9)], [1], "hangs"),
+        ([Witness(0, 5, goes_on=True), gone(1)], [1], "has ended"),
+    ],
+)
+def test_culprits(witnesses, blamed, reason):
+    found, why = culprits(witnesses, sees_all=True)
+    assert [each.rank for each in found] == blamed
+    assert reason in why
+
+
+def test_on_several_nodes_the_one_to_blame_may_be_elsewhere():
+    found, why = culprits([waits(0), waits(1)], sees_all=False)
+    assert ([each.rank for each in found], why) == ([0, 1], "waits, perhaps for a rank of another node")
+    found, _ = culprits([waits(0), Witness(1)], sees_all=False)
+    assert [each.rank for each in found] == [1]

@@ -1,0 +1,71 @@
+"""Lines of training: as a table, and that retention in one never asks what another has."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.lineage import heads, kept, lines, merged, past
+from fastckpt._core.policy.retention import Entry, KeepBest, KeepEvery, KeepLast
+
+
+def entry(history: int, step: int, *before: int, loss: float = 0.0) -> Entry:
+    """A checkpoint of a history that came through those."""
+    return Entry((history, step), 0.0, {"loss": loss}, merged((each, each) for each in before))
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([], []),
+        ([entry(1, 5)], [[1]]),
+        ([entry(1, 5), entry(2, 1)], [[2], [1]]),  # nothing was loaded
+        ([entry(1, 5), entry(2, 6, 1)], [[1, 2]]),
+        ([entry(1, 5), entry(2, 6, 1), entry(3, 7, 1, 2)], [[1, 2, 3]]),
+        ([entry(1, 5), entry(3, 7, 1, 2)], [[1, 3]]),  # the one between left nothing on storage
+        ([entry(1, 5), entry(2, 6, 1), entry(3, 7, 2)], [[1, 2, 3]]),  # of an earlier version: parents alone
+        ([entry(1, 5), entry(2, 9, 1), entry(3, 6, 1)], [[1, 3], [2]]),  # a rollback leaves a branch
+        ([entry(1, 5), entry(2, 1), entry(3, 6, 1)], [[1, 3], [2]]),  # the forgotten load was mended
+        ([entry(1, 5), entry(2, 6, 1), entry(3, 1), entry(4, 2, 3)], [[3, 4], [1, 2]]),
+    ],
+)
+def test_lines(entries, expected):
+    assert [sorted({each.id[0] for each in line}) for line in lines(entries)] == expected
+
+
+def test_a_policy_keeps_of_each_line_what_it_would_keep_of_that_alone():
+    old = [entry(1, step, loss=1.0 / step) for step in range(100, 106)]
+    new = [entry(2, step, loss=9.0) for step in range(4)]
+    assert kept(KeepLast(2), old + new) == {(1, 104), (1, 105), (2, 2), (2, 3)}
+    assert kept(KeepEvery(100), old + new) == {(1, 100), (1, 105), (2, 0), (2, 3)}
+    assert kept(KeepBest(1, "loss"), old + new) == {(1, 105), (2, 3)}
+    assert heads(old + new) == [(2, 3), (1, 105)]
+
+
+def test_a_line_stays_one_when_what_lay_between_is_deleted():
+    """As an upload that is under way may hold an old one, while newer ones go."""
+    saved = [entry(1, 10), entry(2, 20, 1), entry(3, 30, 1, 2), entry(3, 40, 1, 2)]
+    assert kept(KeepLast(2), [saved[0], *saved[2:]]) == {(3, 30), (3, 40)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple)))
+def test_merged_is_the_union_in_few_runs(runs):
+    found = merged(runs)
+    assert {i for a, b in found for i in range(a, b + 1)} == {i for a, b in runs for i in range(a, b + 1)}
+    assert all(a[1] + 1 < b[0] for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("details", "parent", "expected"),
+    [
+        ({}, None, ()),
+        ({}, (3, 7), ((3, 3),)),
+        ({"histories": [[1, 3], [5, 5]]}, (5, 7), ((1, 3), (5, 5))),
+        ({"histories": []}, (5, 7), ()),  # it was resumed from another directory
+        ({"histories": [[1], "x", [1, "2"], [4, 4]]}, None, ((4, 4),)),
+        ({"histories": "nonsense"}, (5, 7), ((5, 5),)),
+    ],
+)
+def test_past(details, parent, expected):
+    assert past(details, parent) == expected

@@ -1,0 +1,140 @@
+"""When failures are stalls, and what progress gives back, as tables."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.restarts import Attempt, Budget, Position, Stretch, given_back, parse_budget, stalls
+from fastckpt.errors import ConfigError
+
+NOTHING = Attempt(watched=True)
+"""All workers died before they had loaded."""
+UNWATCHED = Attempt()
+
+
+def came(resumed: int, step: int, since: int = 0, failed: bool = True, directory: str = "d") -> Attempt:
+    return Attempt(True, {directory: Stretch(resumed, Position(step, since))}, failed=failed)
+
+
+def both(first: tuple[int, int], second: tuple[int, int]) -> Attempt:
+    """Two checkpoint directories: what was resumed from, and the newest step named."""
+    return Attempt(True, {d: Stretch(r, Position(s)) for d, (r, s) in {"a": first, "b": second}.items()})
+
+
+FRESH = came(-1, 50, 6)
+"""Bad data at step 57, a save every ten steps."""
+AGAIN = came(50, 50, 6)
+
+TABLE = [
+    ("no attempts", [], 0),
+    ("a job without a checkpointer", [UNWATCHED] * 9, 0),
+    ("death before anything, each time", [NOTHING] * 3, 3),
+    ("death while loading after progress", [FRESH, NOTHING, NOTHING], 2),
+    ("the first attempt came somewhere", [FRESH], 0),
+    ("a first attempt that resumes and does nothing", [came(50, 50)], 1),
+    ("the same step again, though six steps were done", [FRESH, AGAIN, AGAIN, AGAIN], 3),
+    ("an earlier step", [FRESH, came(50, 50, 5), came(50, 50, 2)], 2),
+    ("one step further each time", [FRESH, came(50, 50, 7), came(50, 50, 8), came(50, 60, 0)], 0),
+    ("one step further in the end", [FRESH, AGAIN, AGAIN, came(50, 50, 7)], 0),
+    ("and stuck there", [FRESH, AGAIN, AGAIN, came(50, 50, 7), came(50, 50, 7)], 1),
+    ("never a save, the same step", [came(-1, -1, 56)] * 4, 3),
+    ("a save each step, bad data at 57", [came(-1, 56), came(56, 56), came(56, 56), came(56, 56)], 3),
+    ("the save before the bad step was cut off once", [came(-1, 56), came(55, 56), came(56, 56), came(56, 56)], 2),
+    ("steps are epochs: fewer optimizer steps, a later epoch", [came(5, 5, 999), came(5, 6, 100), came(6, 6, 150)], 0),
+    ("killed between saves, at random", [came(-1, 50, 9), came(50, 50, 3), came(50, 60, 1), came(60, 60, 5)], 0),
+    ("stalls before the saves were kept after all", [FRESH, AGAIN, AGAIN, came(55, 55)], 1),
+    ("memory was lost: what is done again counts", [came(40, 50, 6), came(10, 20), came(20, 30), came(20, 30, 4)], 0),
+    ("lost, and nothing done again", [came(40, 50, 6), came(10, 10), came(10, 10)], 2),
+    ("lost before it was resumed: saves count", [came(-1, 5000), came(9, 90), came(90, 180), came(180, 270)], 1),
+    ("a node joined: no failure", [FRESH, came(50, 50, 2, failed=False), came(50, 50, 2, failed=False)], 0),
+    ("nor does it end a row", [FRESH, AGAIN, came(50, 50, 2, failed=False), AGAIN], 2),
+    ("but progress before it does", [FRESH, AGAIN, came(50, 60, 0, failed=False), came(60, 60, 0)], 1),
+    ("the first fell before anyone knew of a checkpointer", [UNWATCHED, NOTHING, NOTHING], 2),
+    ("one of two directories moves on", [both((1, 5), (1, 5)), both((1, 5), (5, 9)), both((1, 5), (9, 12))], 0),
+    ("neither moves on", [both((1, 5), (1, 5)), both((1, 5), (5, 5)), both((1, 5), (5, 5))], 2),
+    ("a new directory is progress", [came(-1, 5), came(5, 5, directory="new"), came(-1, 3, directory="new")], 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("attempts", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_stalls(attempts: list[Attempt], expected: int) -> None:
+    found = stalls(attempts)
+    assert len(found) == expected
+    assert all(attempt.failed for attempt in found)
+
+
+steps = st.integers(0, 50)
+
+
+@given(st.lists(st.builds(lambda r, s, n: came(r, max(r, s), n), steps, steps, st.integers(0, 3)), max_size=12))
+def test_the_last_attempt_decides(attempts: list[Attempt]) -> None:
+    """A stall makes the row one longer, at most one of many falls out of it at once, and it ends with the last."""
+    before, now = stalls(attempts[:-1]), stalls(attempts)
+    assert now == [] or now in ([*before, attempts[-1]], [attempts[-1]])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.integers(1, 20))
+def test_steps_that_advance_never_stall(lengths: list[int], interval: int) -> None:
+    """Kills anywhere, a save every ``interval`` steps, each attempt further than the one before."""
+    attempts, furthest = [], 0
+    for length in lengths:
+        resumed = furthest // interval * interval
+        furthest += length
+        saved = max(resumed, furthest // interval * interval)
+        attempts.append(came(resumed or -1, saved or -1, furthest - saved))
+        assert stalls(attempts) == []
+
+
+@given(st.integers(1, 200), st.integers(1, 30))
+def test_a_step_that_always_fails_is_found(bad: int, interval: int) -> None:
+    done = bad - 1
+    saved = done // interval * interval
+    first = came(-1, saved or -1, done - saved)
+    again = came(saved or -1, saved or -1, done - saved)
+    assert stalls([first, *[again] * 3]) == ([first] if done == 0 else []) + [again] * 3
+
+
+BUDGETS = [
+    ("1/h", Budget(1, 3600)),
+    ("3/90min", Budget(3, 5400)),
+    ("2/0.5h", Budget(2, 1800)),
+    ("10/7s", Budget(10, 7)),
+    ("1/0.05s", Budget(1, 0.05)),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), BUDGETS)
+def test_a_budget(text: str, expected: Budget) -> None:
+    assert parse_budget(text) == expected
+
+
+def test_no_budget() -> None:
+    assert parse_budget("") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "1/", "/h", "0/h", "-1/h", "1/0h", "1/0.0s", "1/day", "1.5/h", "1/h ", "1/1e3s", "1/-2h"]
+)
+def test_what_is_no_budget_is_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(repr(text)) + ".*such as 1/h or 3/90min"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("budget", "trained", "spent", "expected"),
+    [
+        ("1/h", 3599, 3, (0, 3599)),
+        ("1/h", 3600, 3, (1, 0)),
+        ("1/h", 2.5 * 3600, 3, (2, 1800)),
+        ("1/h", 9 * 3600 + 7, 3, (3, 0)),
+        ("1/h", 1800, 0, (0, 0)),
+        ("2/h", 3700, 3, (2, 100)),
+        ("2/h", 3700, 1, (1, 0)),
+    ],
+)
+def test_given_back(budget: str, trained: float, spent: int, expected: tuple[int, float]) -> None:
+    found = parse_budget(budget)
+    assert found is not None
+    assert given_back(found, trained, spent) == expected

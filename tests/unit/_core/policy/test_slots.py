@@ -1,0 +1,104 @@
+"""Which slot a save goes into, as tables, and what never happens in any sequence of saves."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.policy.slots import Skip, SlotView, choose_slot
+
+EMPTY = SlotView()
+BOTH = frozenset({0, 1})
+
+
+def whole(step: int, pinned: str = "", history: int = 1) -> SlotView:
+    return SlotView((history, step), True, pinned, BOTH, BOTH)
+
+
+def filling(step: int, *done: int, pinned: str = "") -> SlotView:
+    return SlotView((1, step), False, pinned, BOTH, frozenset(done))
+
+
+def at(first: int, second: int) -> dict[int, tuple[int, int]]:
+    """The newest step that each of two ranks has begun."""
+    return {0: (1, first), 1: (1, second)}
+
+
+TABLE = [
+    ("all empty: the first", [EMPTY, EMPTY, EMPTY], {}, 0),
+    ("one whole: an empty one", [whole(1), EMPTY, EMPTY], at(2, 1), 1),
+    ("two whole: the empty one", [whole(1), whole(2), EMPTY], at(3, 2), 2),
+    ("all whole: the oldest", [whole(2), whole(1), whole(3)], at(4, 3), 1),
+    ("the oldest by history, then step", [whole(9), whole(2, history=2), whole(1, history=2)], at(1, 1), 0),
+    ("an older history may have larger steps", [whole(1, history=2), whole(9), whole(8)], at(1, 1), 2),
+    ("two slots, both whole: never the newest", [whole(3), whole(2)], at(4, 3), 1),
+    ("the oldest is pinned: the next one", [whole(1, "read"), whole(2), whole(3)], at(4, 3), 1),
+    ("a pin on the newest changes nothing", [whole(1), whole(2), whole(3, "persisted")], at(4, 3), 0),
+    ("a save that all have left unfinished goes before a whole one", [whole(1), filling(2, 0), whole(3)], at(4, 4), 1),
+    ("a save that its last writer has passed", [whole(1), filling(2, 0), EMPTY], at(3, 3), 2),
+    ("a pinned unfinished one is left alone", [whole(3), filling(2, 0, pinned="read"), whole(1)], at(4, 4), 2),
+]
+
+SKIPS = [
+    ("two slots, one pinned", [whole(1, "step 1 is being persisted"), whole(2)], at(3, 2), "step 1 is being persisted"),
+    ("the other is still filled by both", [whole(1), filling(2)], at(2, 2), "step 2 waits for local rank 0, 1"),
+    ("the other waits for rank 1", [whole(1), filling(2, 0)], at(3, 1), "step 2 waits for local rank 1"),
+    ("rank 1 is in it now", [whole(1), filling(2, 0)], at(3, 2), "step 2 waits for local rank 1"),
+    ("both reasons", [whole(1), whole(0, "read by 7"), filling(2, 0)], at(3, 1), "read by 7; step 2 waits for local"),
+    ("nothing whole yet", [filling(1, 0), filling(2, 0)], at(3, 0), "step 1 waits for local rank 1"),
+]
+
+
+@pytest.mark.parametrize(("slots", "latest", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_chooses(slots, latest, expected):
+    assert choose_slot(slots, latest) == expected
+
+
+@pytest.mark.parametrize(("slots", "latest", "reason"), [row[1:] for row in SKIPS], ids=[row[0] for row in SKIPS])
+def test_skips(slots, latest, reason):
+    choice = choose_slot(slots, latest)
+    assert isinstance(choice, Skip)
+    assert choice.reason.startswith(reason)
+
+
+@st.composite
+def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
+    kinds = st.sampled_from(["begin", "finish", "pin", "unpin", "die"])
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=60))
+
+
+@settings(max_examples=400, deadline=None)
+@given(count=st.integers(2, 3), plan=actions())
+def test_once_a_checkpoint_is_whole_there_is_one_and_nobody_writes_to_it(count, plan):
+    """Two writers go through the same steps at their own pace; readers pin; all die and begin anew."""
+    slots = [EMPTY] * count
+    steps, latest, history = [0, 0], {}, 1
+    granted: dict[tuple[int, int], int | None] = {}
+    inside: dict[int, int] = {}
+    for kind, who in plan:
+        newest = max((s.id for s in slots if s.committed), default=None)
+        if kind == "begin" and who < 2 and who not in inside:
+            steps[who] += 1
+            save = latest[who] = (history, steps[who])
+            if save not in granted:
+                choice = choose_slot(slots, latest)
+                granted[save] = None if isinstance(choice, Skip) else choice
+                if not isinstance(choice, Skip):
+                    assert slots[choice].id != newest or newest is None
+                    assert not slots[choice].pinned
+                    assert choice not in inside.values()
+                    slots[choice] = SlotView(save, False, "", BOTH, frozenset())
+            place = granted[save]
+            if place is not None and slots[place].id == save:
+                inside[who] = place
+        elif kind == "finish" and who in inside:
+            i = inside.pop(who)
+            done = slots[i].done | {who}
+            slots[i] = SlotView(slots[i].id, done == BOTH, slots[i].pinned, BOTH, done)
+        elif kind in ("pin", "unpin") and who < count and slots[who].committed:
+            s = slots[who]
+            slots[who] = SlotView(s.id, True, "read" if kind == "pin" else "", s.writers, s.done)
+        elif kind == "die":
+            slots = [SlotView(s.id, True, "", s.writers, s.done) if s.committed else EMPTY for s in slots]
+            steps, latest, granted, inside, history = [0, 0], {}, {}, {}, history + 1
+        after = max((s.id for s in slots if s.committed), default=None)
+        assert newest is None or (after is not None and after >= newest)

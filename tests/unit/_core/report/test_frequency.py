@@ -1,0 +1,74 @@
+"""What logs say of how often to save, in the report and in words."""
+
+from typing import Any
+
+import pytest
+
+from fastckpt._core.report.report import Report, report
+from fastckpt_run import formatting
+from tests.unit._core.report.stories import WALL, Story
+
+PROFILING = {"memory": None, "storage": None, "overhead": None, "bound": 0.035, "changed": False, "why": "profiling"}
+CHOSEN = {"memory": 5, "storage": 10, "overhead": None, "bound": 0.035, "changed": True, "why": "chosen"}
+KEPT = CHOSEN | {"overhead": 0.0312, "changed": False, "why": "as before"}
+RARER = CHOSEN | {"memory": 10, "overhead": 0.07, "why": "the bound is broken"}
+EVERY = "a snapshot every 5 steps, a persist every 10"
+GIVEN = {"memory": 1, "storage": 1000, "overhead": None, "bound": None, "changed": True, "why": "given"}
+
+
+def told(*said: dict[str, Any], story: Story | None = None) -> Story:
+    story = story or Story().starts(1, 2, 3, 4).loads(5, 1)
+    for number, fields in enumerate(said):
+        story.at(story.now + 10, "frequency", directory="/run", step=7 * number, **fields)
+    return story
+
+
+def of(*said: dict[str, Any]) -> Report:
+    return report([told(*said).log])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((PROFILING,), "none yet: what checkpoints cost is measured since step 0"),
+        ((PROFILING, CHOSEN), EVERY),
+        (
+            (PROFILING, CHOSEN, KEPT),
+            f"{EVERY}; checkpoints cost 3.12 % of training lately, of 3.50 % at most",
+        ),
+        (
+            (CHOSEN, KEPT, RARER, CHOSEN),
+            f"{EVERY}; checkpoints cost 7.00 % of training lately, of 3.50 % at most",
+        ),
+        ((GIVEN,), "a snapshot every 1 step, a persist every 1,000"),
+    ],
+)
+def test_in_words(said: tuple[dict[str, Any], ...], expected: str):
+    assert formatting.frequency(of(*said).decisions) == expected
+
+
+def test_all_are_there_and_those_that_changed_something_matter():
+    found = of(PROFILING, CHOSEN, KEPT, RARER)
+    assert [(one.step, one.memory, one.storage, one.overhead, one.matters) for one in found.decisions] == [
+        (0, None, None, None, True),
+        (7, 5, 10, None, True),
+        (14, 5, 10, 0.0312, False),
+        (21, 10, 10, 0.07, True),
+    ]
+    assert [one.at / 1e9 - WALL for one in found.decisions] == pytest.approx([15, 25, 35, 45])
+    assert {(one.directory, one.bound) for one in found.decisions} == {("/run", 0.035)}
+
+
+def test_they_are_in_the_order_of_time_though_the_first_rank_moved_to_another_node():
+    one = told(CHOSEN).trains(20, 10).stops(21)
+    one.starts(50, 51, 52, 53).finishes(60, 61)
+    two = told(RARER, story=Story(node=1, pid=20, start=1).at(30, "rendezvous", node=1))
+    assert [each.memory for each in report([two.log, one.log]).decisions] == [5, 10]
+
+
+@pytest.mark.parametrize("name", ["step", "memory", "storage", "overhead", "bound", "changed", "why", "directory"])
+@pytest.mark.parametrize("value", [None, -1, 1e300, float("nan"), float("inf"), "x", [], {}, True])
+def test_a_log_may_say_anything_of_it(name: str, value: Any):
+    (one,) = of(RARER | {name: value} if name not in ("step", "directory") else RARER).decisions
+    assert formatting.frequency([one]) and isinstance(one.why, str)
+    assert one.memory is None or one.memory > 0

@@ -1,0 +1,339 @@
+"""Where the time of a job went, as tables: what happened, and what each cause has of it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.report import goodput as g
+from fastckpt._core.report.events import parsed
+from fastckpt._core.report.report import Report, incidents, report
+from tests.unit._core.report.stories import Story
+
+
+def started(**options) -> Story:
+    """The workers train from second 10 on."""
+    return Story(**options).starts(met=1, started=2, imported=5, joined=8).loads(10, seconds=1)
+
+
+def seconds(found: Report) -> dict[str, float]:
+    return {cause: spent / 1e9 for cause, spent in found.lost.items() if spent}
+
+
+START = {"rendezvous": 1, "start": 1, "imports": 3, "setup": 4, "resume": 1}
+
+
+def test_a_job_to_which_nothing_happens():
+    found = report([started().trains(30, 20, stalled=2, beat=29).finishes(31, 33).log])
+    assert seconds(found) == START | {"useful": 18 - 1 + 0, "stall": 2, "end": 4} | {"useful": 17}
+    assert found.goodput == pytest.approx(17 / 33)
+    assert (found.steps.new, found.steps.repeated, found.failures) == (20, 0, [])
+
+
+def failed(story: Story) -> Story:
+    """It dies after 20 steps of a second, and goes on from step 15."""
+    story.trains(30.5, 20, beat=30).dies(30.25).stops(31)
+    story.lines.sort(key=lambda line: json.loads(line)["monotonic"])
+    return story.starts(met=32, started=32.5, imported=33, joined=34).loads(35, 0.5, step=15)
+
+
+def test_a_worker_dies():
+    story = failed(started()).at(35.75, "first_step", local_rank=0, at=5000 + 35.5)
+    found = report([story.trains(45, 10).finishes(45, 46).log])
+    assert seconds(found) == {
+        "rendezvous": 1 + 1, "start": 1 + 0.5, "imports": 3 + 0.5, "setup": 4 + 1.5, "resume": 1 + 0.5,
+        "useful": 20 + 5, "repeated": 5, "interrupted": 0.25, "stop": 0.75, "end": 1,
+    }  # fmt: skip
+    assert (found.steps.new, found.steps.repeated) == (25, 5)
+    [failure] = found.failures
+    assert (failure.kind, failure.rank, failure.exitcode, failure.repeated, failure.step) == ("died", 1, -9, 5, 15)
+    after = [failure.stopped, failure.met, failure.started, failure.imported, failure.joined, failure.resumed]
+    assert [round(at / 1e9, 6) for at in after] == [0.75, 1.75, 2.25, 2.75, 3.75, 4.75]
+    assert (failure.first_step, failure.tier, failure.load) == (5_250_000_000, "memory", 500_000_000)
+
+
+def test_a_sample_from_before_the_load_is_no_way_back():
+    story = started().trains(30, 20).dies(30).stops(30).starts(met=31, started=31, imported=31, joined=32)
+    story._origin = 0
+    story.trains(33, 0).loads(35, 1, step=18).trains(45, 10)
+    found = report([story.finishes(45, 45).log])
+    assert (found.steps.new, found.steps.repeated) == (28, 2) and seconds(found)["repeated"] == 2
+
+
+def test_a_worker_hangs():
+    story = started().trains(25, 15, beat=25).trains(100, 15, beat=25)
+    story.at(100, "hang", culprits=[1], silent=75.0, reason="", ranks=[]).trains(101, 15, beat=25).stops(101)
+    found = report([story.starts(102, 103, 104, 105).loads(106, 1, step=15).trains(116, 10).finishes(116, 116).log])
+    assert seconds(found)["detection"] == 75 and seconds(found)["stop"] == 1 and seconds(found)["useful"] == 25
+    assert [(one.kind, one.rank, one.silent) for one in found.failures] == [("hung", 1, 75 * 10**9)]
+
+
+def test_workers_are_stopped_for_another_node():
+    story = started().trains(31, 20, beat=30).stops(32)
+    found = report([story.starts(33, 34, 35, 36).loads(37, 1, step=20).trains(47, 10).finishes(47, 47).log])
+    assert seconds(found)["detection"] == 2
+    assert [one.kind for one in found.failures] == ["elsewhere"]
+
+
+def test_an_agent_that_is_killed_and_launched_again():
+    """What was done since its last record is known from where the next one resumes."""
+    first = started().trains(20, 10).at(28, "persisted", step=18, bytes=10, seconds=0.5)
+    second = Story(pid=11, start=40)
+    second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=18).trains(60, 10).finishes(60, 61)
+    found = report([first.log, second.log])
+    assert seconds(found)["down"] == 40 - 28
+    assert seconds(found)["useful"] == 10 + 8 + 10 and found.steps.new == 28
+    [failure] = found.failures
+    assert (failure.kind, failure.tier, failure.step, failure.repeated) == ("agent", "memory", 18, 0)
+    assert failure.relaunched == 12 * 10**9
+
+
+def test_launches_of_one_file_are_in_its_order():
+    """The monotonic clock begins anew with a boot, and in a container the agent's number is the same each time."""
+    first, second = started(pid=1).trains(20, 10), Story(pid=1, boot="boot-of-2", start=40)
+    second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=10).trains(60, 10)
+    lines = [json.loads(line) for line in second.finishes(60, 61).lines]
+    lines = [json.dumps(event | {"monotonic": event["monotonic"] - 5035}).encode() for event in lines]
+    lines = [
+        line.replace(b'"imported": 5045', b'"imported": 10').replace(b'"beat": 5060', b'"beat": 25') for line in lines
+    ]
+    found = report([parsed(Path("log"), [*first.lines, *lines])])
+    assert [placed.launch.boot for placed in found.nodes[0]] == ["boot-0", "boot-of-2"]
+    assert (found.steps.new, found.steps.repeated) == (20, 0) and [one.kind for one in found.failures] == ["agent"]
+    assert seconds(found)["down"] == 20 and seconds(found)["useful"] == 20
+
+
+@pytest.mark.parametrize("step", [-7200.0, 0.0, 7200.0])
+def test_a_clock_that_is_set_between_launches(step: float):
+    """In one boot of a host the monotonic clock counts; after another boot there is only the wall clock."""
+    first, second = started().trains(20, 10), Story(pid=11, start=40, step=step)
+    assert seconds(report([first.log, second.log]))["down"] == 20
+    reborn = Story(pid=11, start=40, step=step, boot="another")
+    assert seconds(report([first.log, reborn.log])).get("down", 0) == max(0, 20 + step)
+
+
+def test_a_job_that_still_runs_or_was_killed_before_it_trained():
+    assert seconds(report([started().trains(20, 10).log])) == START | {"useful": 10}
+    assert seconds(report([Story().starts(1, 2, 5, 8).log])) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 3}
+    assert report([Story().log]).goodput is None
+
+
+def test_a_script_that_fails_before_it_trains():
+    story = Story().starts(1, 2, 5, 8).dies(9).stops(10).at(12, "job_ended", outcome="failed", seconds=12)
+    found = report([story.log])
+    assert seconds(found) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 4, "stop": 1, "end": 2}
+    assert [(one.kind, one.step) for one in found.failures] == [("died", None)]
+
+
+def test_a_script_without_a_checkpointer():
+    story = Story().at(1, "rendezvous", node=0).at(2, "workers_started", pids={"0": 1})
+    found = report([story.finishes(30, 31).log])
+    assert seconds(found) == {"rendezvous": 1, "start": 1, "unexplained": 28, "end": 1} and found.goodput is None
+
+
+def test_a_script_that_never_loads():
+    found = report([Story().starts(1, 2, 5, 8).trains(18, 10).finishes(18, 19).log])
+    assert seconds(found) == {"rendezvous": 1, "start": 1, "imports": 3, "setup": 3, "useful": 10, "end": 1}
+
+
+def test_several_nodes_add_up():
+    logs = [started(node=node, pid=10 + node).trains(30, 20).finishes(30, 31).log for node in (0, 1)]
+    found = report(logs)
+    assert found.total == 62 * 10**9 and seconds(found)["useful"] == 40 and found.steps.new == 20
+    assert incidents(found.failures) == []
+    assert list(found.nodes) == [0, 1] and found.counts.saves == 10 and found.counts.saved_bytes == 200
+
+
+def test_one_incident_may_strike_several_nodes():
+    stories = [started(node=node, pid=10 + node).trains(30, 20) for node in (0, 1)]
+    stories[0].dies(30).stops(31), stories[1].stops(30.5)
+    for story in stories:
+        story.starts(32, 33, 34, 35).loads(36, 1, step=20).at(38, "first_step", local_rank=0, at=5037)
+        story.trains(50, 12)
+    stories[1].dies(50).stops(51)
+    found = report([story.log for story in stories])
+    kinds = [[(one.node, one.kind) for one in incident] for incident in incidents(found.failures)]
+    assert kinds == [[(0, "died"), (1, "elsewhere")], [(1, "died")]]
+
+
+def test_an_optimizer_step_may_be_a_part_of_a_step():
+    """Two optimizers: each step of the script is two; step 15 is resumed after 20 were done."""
+    story = started(ranks=1).says(30, step=20, steps=40, named=40).dies(30).stops(30)
+    story.starts(31, 31, 31, 31).loads(32, 1, step=15).says(42, step=25, steps=20, named=20, loaded=15)
+    found = report([story.finishes(42, 42).log])
+    assert (found.steps.per_step, found.steps.new, found.steps.repeated) == (2, 50, 10)
+    assert seconds(found)["repeated"] == 5
+
+
+def test_an_optimizer_step_may_be_several_of_the_script():
+    """Gradients of four steps are accumulated; saves are at every 20th, and it dies after 16 more."""
+    story = (
+        started(ranks=1).says(30, step=20, steps=5, named=5).says(66, step=40, steps=14, named=10).dies(66).stops(66)
+    )
+    story.starts(67, 67, 67, 67).loads(67, 0, step=40)
+    story.says(127, step=100, steps=15, named=15, loaded=40).finishes(127, 127)
+    found = report([story.log])
+    assert (found.steps.per_step * 4, found.steps.new, found.steps.repeated) == (1, 100, 16)
+    assert [failure.repeated for failure in found.failures] == [16] and seconds(found)["repeated"] == 16
+
+
+def test_steps_that_are_no_multiple_are_none_that_were_repeated():
+    """A second optimizer at every fifth step: 120 for 100 steps of the script."""
+    story = started(ranks=1)
+    for number in range(1, 1000):
+        story.says(10 + number, step=number // 100 * 100, named=number // 100 * 120, steps=number + number // 5)
+    found = report([story.finishes(1010, 1010).log])
+    assert (found.steps.new, found.steps.repeated) == (999 + 999 // 5, 0)
+
+
+def test_a_second_checkpointer_has_steps_of_its_own():
+    """Its directory has the best state, by epoch; it is there before the other, and loads nothing."""
+    story = started(ranks=1)
+    for instant in (20, 30.5):
+        steps = int(instant) - 10
+        story.says(instant, step=steps // 5 * 5, steps=steps, named=steps // 5 * 5)
+        story.says(instant, directory="/a", step=steps // 10, steps=steps, named=steps // 10 * 10)
+    story.dies(30.5).stops(30.5).at(31, "worker_joined", directory="/a", local_rank=0).starts(31, 31, 31, 32)
+    story.loads(33, 1, step=15)
+    for instant in (36, 43, 53):
+        steps = instant - 33
+        story.says(instant, directory="/a", step=2 if instant > 40 else -1, steps=steps, named=7 if instant > 40 else 0)
+        story.says(instant, step=15 + steps // 5 * 5, steps=steps, named=steps // 5 * 5, loaded=15)
+    found = report([story.finishes(53, 53).log])
+    assert (found.steps.new, found.steps.repeated, found.failures[0].repeated) == (35, 5, 5)
+    assert seconds(found)["repeated"] == pytest.approx(5)
+    assert found.counts.saves == 35 + 2
+
+
+def test_what_follows_the_last_step_is_no_step():
+    """It evaluates for a minute when all is trained; the agent looks at it meanwhile."""
+    story = started().trains(20, 10).trains(40, 15, beat=25).trains(85, 15, beat=25)
+    found = report([story.finishes(86, 87).log])
+    assert seconds(found) == START | {"useful": 15, "end": 87 - 25}
+
+
+def test_a_rollback_in_a_process_does_not_count_twice():
+    story = started().trains(20, 10).says(25, step=12, steps=15, named=15, loaded=7)
+    found = report([story.finishes(25, 25).log])
+    assert found.steps.new == 12
+
+
+def test_a_rank_whose_last_save_is_older_is_no_way_back():
+    """It is the furthest now, but it was looked at in the middle of a save; the other had named the step of that."""
+    story = started().says(20, step=10, steps=10, named=10).says(25, step=5, steps=13, named=5)
+    found = report([story.finishes(25, 25).log])
+    assert (found.steps.new, found.steps.repeated) == (13, 0)
+
+
+def test_steps_that_a_killed_agent_did_not_record_were_done():
+    """The next launch resumes step 18: the last event told of 10."""
+    second = Story(pid=11, start=40).starts(41, 42, 45, 48).loads(50, 1, step=18).trains(60, 10)
+    found = report([started().trains(20, 10).log, second.finishes(60, 61).log])
+    assert (found.steps.new, found.steps.repeated) == (28, 0)
+    assert seconds(found)["useful"] == 20 and seconds(found)["down"] == 20
+
+
+def test_the_ranks_of_nodes_may_change():
+    """Node 0 is gone, and node 1 goes on in its place: it has not repeated what it did at the same time."""
+    gone, stays = started(pid=10).trains(30, 20), started(node=1, pid=11).trains(30, 20).stops(31)
+    for step in range(20, 26):
+        stays.at(10 + step, "persisted", step=step, bytes=70, seconds=0.5)
+    stays.node = 0
+    stays.starts(36, 37, 38, 39).loads(40, 1, step=20).trains(60, 20).finishes(60, 61)
+    found = report([gone.log, stays.log])
+    assert {node: [placed.launch.pid for placed in chain] for node, chain in found.nodes.items()} == {0: [10], 1: [11]}
+    assert (found.steps.new, found.steps.repeated) == (40, 0) and seconds(found)["useful"] == 60
+    comes = Story(node=1, pid=12, start=70, boot="boot-2").starts(71, 72, 73, 74)
+    found = report([gone.log, stays.log, comes.log])
+    assert [[placed.launch.pid for placed in chain] for chain in found.nodes.values()] == [[10], [11, 12]]
+
+
+def test_what_all_nodes_persist_together_counts_once():
+    def told(node: int, took: float) -> Story:
+        counts = {"saves": 4, "saved_bytes": 80, "persisted": 2, "persisted_bytes": 300, "persist_seconds": took}
+        return started(node=node, pid=10 + node).at(20, "progress", directory="/run", ranks=[], **counts)
+
+    found = report([told(0, 2.0).log, told(1, 3.0).log]).counts
+    assert (found.saves, found.saved_bytes, found.persisted, found.persisted_bytes) == (4, 160, 2, 300)
+    assert found.persist_time == 3 * 10**9
+
+
+# --- whatever a log says
+
+
+@st.composite
+def logs(draw) -> list:
+    """Jobs in which anything happens at any time, told by one agent or several, with lines lost and clocks set."""
+    found = []
+    instants = st.floats(0, 200).map(lambda x: round(x, 3))
+    for pid in range(draw(st.integers(1, 3))):
+        node, step = draw(st.integers(0, 1)), draw(st.sampled_from([0.0, -3600.0, 50.0]))
+        story = Story(node=node, pid=pid, start=draw(instants), step=step, boot=draw(st.sampled_from("ab")))
+        for _ in range(draw(st.integers(0, 25))):
+            deed = draw(st.sampled_from(("starts", "loads", "trains", "dies", "hang", "stops", "finishes")))
+            at = sorted(draw(st.lists(instants, min_size=4, max_size=4)))
+            number = draw(st.integers(0, 50))
+            match deed:
+                case "starts":
+                    story.starts(*at)
+                case "loads":
+                    story.loads(at[0], at[1], step=number - 1)
+                case "trains":
+                    story.trains(at[1], number, stalled=at[2], beat=at[0])
+                case "hang":
+                    story.at(at[0], "hang", culprits=[number], silent=at[1])
+                case "finishes":
+                    story.finishes(at[0], at[1])
+                case _:
+                    getattr(story, deed)(at[0])
+        kept = [line for line in story.lines if draw(st.integers(0, 9))]
+        found.append(parsed(Path("log"), kept))
+    return found
+
+
+@settings(max_examples=120, deadline=None)
+@given(logs())
+def test_the_causes_add_up_to_the_time(found):
+    whole = report(found)
+    assert set(whole.lost) == set(g.CAUSES) and all(spent >= 0 for spent in whole.lost.values())
+    alone = 0
+    for chain in whole.nodes.values():
+        for placed in chain:
+            spans, launch = placed.spent.spans, placed.launch
+            assert [span.begin for span in spans] == [launch.begin, *(span.end for span in spans)][: len(spans)]
+            assert all(sum(span.shares.values()) == span.end - span.begin for span in spans)
+            assert all(part >= 0 for span in spans for part in span.shares.values())
+            assert sum(placed.spent.by_cause().values()) == launch.end - launch.begin
+            alone += launch.end - launch.begin
+    assert whole.total == alone + whole.lost["down"]
+    assert whole.goodput is None or 0 <= whole.goodput <= 1
+
+
+VALUES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+)
+FIELDS = st.sampled_from(
+    [
+        *("time", "monotonic", "pid", "local_rank", "pids", "ranks", "seconds", "step", "beat", "steps", "stalled"),
+        *("at", "imported", "culprits", "silent", "exitcode", "rank", "node", "tier", "outcome", "boot", "event"),
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), FIELDS, VALUES), max_size=12), st.integers(0, 2**32))
+def test_a_log_may_say_anything(changes, seed):
+    lines = failed(started()).trains(45, 10).finishes(45, 46).lines
+    for at, field, value in changes:
+        event = json.loads(lines[at % len(lines)])
+        inner = event["ranks"] if field in ("beat", "steps", "stalled", "step") and event.get("ranks") else [event]
+        if isinstance(inner, list) and isinstance(inner[0], dict):
+            inner[0][field] = value
+        lines[at % len(lines)] = json.dumps(event).encode()
+    random.Random(seed).shuffle(lines)
+    torn = lines[-1][: seed % max(1, len(lines[-1]))]
+    found = report([parsed(Path("log"), [*lines[:-1], torn, b"[1]", b"\xff", b'{"event": 1}'])])
+    assert sum(found.lost.values()) == found.total and found.unreadable >= 3

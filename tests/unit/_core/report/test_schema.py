@@ -1,0 +1,55 @@
+"""What docs/events.md says of events is what the code does."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.unit._core.report.schema import table, writers
+
+ROOT = Path(__file__).parents[4]
+STARRED = {
+    "persist_failed": {"attempt"},
+    "bad_checkpoint": {"history", "step", "tier"},
+}
+"""Fields that the code passes as a mapping."""
+
+
+@cache
+def emitted() -> dict[str, list[set[str]]]:
+    """The names of all events in the code, and the fields of each place that writes one."""
+    found: dict[str, list[set[str]]] = {}
+    for path in [*ROOT.glob("fastckpt/**/*.py"), *ROOT.glob("fastckpt_run/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("metrics.event", "event", "metrics.stamp"):
+                starred = any(keyword.arg is None for keyword in node.keywords)
+                for name in constants(node.args[0]):
+                    fields = {keyword.arg for keyword in node.keywords if keyword.arg}
+                    found.setdefault(name, []).append(fields | (STARRED[name] if starred else set()))
+    return found
+
+
+def constants(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.IfExp):
+        return [*constants(node.body), *constants(node.orelse)]
+    assert isinstance(node, ast.Constant), ast.unparse(node)
+    return [node.value]
+
+
+def test_every_event_of_the_code_is_in_the_table_and_the_other_way_round():
+    assert emitted().keys() == table().keys()
+
+
+@pytest.mark.parametrize("name", sorted(table()))
+def test_the_fields_of_an_event_are_those_in_the_table(name: str):
+    known = table()[name]
+    required = {field for field, (_, needed) in known.items() if needed}
+    for fields in emitted()[name]:
+        if name == "events_lost" and not fields:
+            continue  # the line that a log writes of itself
+        assert required <= fields <= known.keys()
+
+
+def test_who_writes_is_one_of_three():
+    assert {who for names in writers().values() for who in names} == {"agent", "saver", "worker"}

@@ -1,0 +1,68 @@
+"""Which checkpointers of a process are in step with each other."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.resume.companions import BESIDE, Member
+
+Pair = tuple[Member, Member]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    gc.collect()
+    both = Member("/a", 0, lambda: 1), Member("/b", 0, lambda: 2)
+    yield both
+    for each in both:
+        each.leave()
+
+
+def load(pair: Pair, step: int | None, *, paired: bool = True) -> None:
+    for each, other in (pair, pair[::-1]):
+        details = {BESIDE: {other.directory: 1}} if paired else {}
+        each.load(None if step is None else SaveId(0, step), details)
+
+
+def saved(member: Member, step: int) -> dict[str, int]:
+    return member.save(SaveId(1, step))
+
+
+@pytest.mark.parametrize("start", [None, 10])
+def test_two_that_save_each_step_are_in_step_from_the_first(pair: Pair, start: int | None):
+    load(pair, start)
+    for step in (11, 12, 15):
+        assert saved(pair[0], step) == {"/b": 2}
+        assert saved(pair[1], step) == {"/a": 1}
+
+
+@pytest.mark.parametrize("start", [None, 1000])
+def test_one_that_saves_more_seldom_holds_nothing_up(pair: Pair, start: int | None):
+    """Every 500 and every 1,000 steps: what the second lacks, the first goes on from all the same."""
+    load(pair, start, paired=False)
+    for step in range(1500, 5001, 500):
+        assert saved(pair[0], step) == {} or (start is None and step == 1500)
+        if step % 1000 == 0:
+            saved(pair[1], step)
+
+
+def test_one_that_never_loads_is_in_step_once_it_has_saved_twice(pair: Pair):
+    pair[0].load(SaveId(0, 10), {})
+    found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12, 13)]
+    assert found == [({}, {}), ({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
+
+
+def test_what_was_saved_by_an_earlier_version_is_paired_after_two_steps(pair: Pair):
+    load(pair, 10, paired=False)
+    found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12)]
+    assert found == [({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
+
+
+def test_those_of_other_ranks_and_closed_ones_are_none(pair: Pair):
+    load(pair, 10)
+    other = Member("/c", 1, lambda: 3)
+    other.load(SaveId(0, 10), {BESIDE: {"/a": 1}})
+    pair[1].leave()
+    assert saved(pair[0], 11) == {}

@@ -1,0 +1,286 @@
+"""Jobs that have lost sight of each other: each is a process, and one is stopped between two operations."""
+
+import json
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.policy.retention import KeepLast
+from fastckpt._core.retention import retire
+from fastckpt._core.saver.persistence import tenure as tenure_module
+from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.local import commit as commit_module
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import FastckptError, PlaceInUse, Superseded
+from tests.unit._core.storage.checkpoints import images
+from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is as long as it is, but a tenth of it."""
+    for name in ("RENEWAL", "STALE", "PATIENCE", "PAUSE", "LONGEST_LOOK"):
+        monkeypatch.setattr(tenure_module, name, getattr(tenure_module, name) / 10)
+
+
+class Saver:
+    """What a job's agent does with one place, as far as it matters here."""
+
+    def __init__(self, root: Path, name: str, **options: bool) -> None:
+        self.store = CheckpointDirectory(root / "run")
+        self.tenure = Tenure(self.store, Job(name, "/run", **options))
+        self._scratch = root / f"{name}-{os.getpid()}"
+        self.reported: list[SaveId] = []
+
+    def begin(self) -> SaveId | None:
+        """Wait, and choose what to resume; the history to come is the one after all that are known."""
+        newest = self.tenure.enter()
+        self.parent = max((stored.id for stored in self.store.checkpoints()), default=None)
+        self.tenure.saw(self.parent)
+        self.history = 1 + max(newest, self.parent.history if self.parent else 0)
+        return self.parent
+
+    def save(self, step: int) -> SaveId:
+        id = SaveId(self.history, step)
+        self.tenure.hold(Opening(id, f"round of {self.tenure._job.launch}", (), self.parent))
+        self.store.publish(id, images(self._scratch / f"{id.history}-{id.step}", id), parent=self.parent)
+        self.tenure.check()
+        self.reported.append(id)
+        retire(self.store, KeepLast(2), lambda: None)
+        return id
+
+
+class Other:
+    """A job in a process of its own, which stops itself where it is told to."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                said: object = act()
+            except FastckptError as error:
+                said = f"{type(error).__name__}: {error}"
+            except BaseException:
+                said = traceback.format_exc()
+            os.write(writer, json.dumps(said).encode())
+            os._exit(0)
+        os.close(writer)
+        self._reader = reader
+
+    def wait_until_stopped(self) -> None:
+        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
+
+    def go_on(self) -> object:
+        """What it says at its end."""
+        os.kill(self.pid, signal.SIGCONT)
+        os.waitpid(self.pid, 0)
+        with os.fdopen(self._reader) as pipe:
+            return json.load(pipe)
+
+    def end(self) -> None:
+        """Kill it, unless it has ended."""
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stopping_before(owner: object, name: str, when: Callable[..., bool] = lambda *_: True) -> None:
+    """Have this process stop before it calls that, once."""
+    real, struck = getattr(owner, name), []
+
+    def stopped(*arguments: object, **options: object) -> object:
+        if not struck and when(*arguments):
+            struck.append(1)
+            stop()
+        return real(*arguments, **options)
+
+    setattr(owner, name, stopped)
+
+
+@pytest.fixture
+def old(fast_path: Path) -> Iterator[Callable[..., Other]]:  # noqa: F811
+    """An old job that has saved step 1, and stops before the rename by which a further step is to count."""
+    made: list[Other] = []
+
+    def start(step: int = 2) -> Other:
+        def act() -> object:
+            tenure_module.RENEWAL = 1000.0  # it goes on before it would look by itself
+            saver = Saver(fast_path, "old")
+            saver.begin()
+            saver.save(1)
+            stopping_before(commit_module, "move", lambda source, target: target.name.startswith("checkpoint-"))
+            return [*saver.save(step)]
+
+        made.append(Other(act))
+        made[-1].wait_until_stopped()
+        return made[-1]
+
+    yield start
+    for other in made:
+        other.end()
+
+
+def ids(saver: Saver) -> list[SaveId]:
+    return [stored.id for stored in saver.store.checkpoints()]
+
+
+def test_what_is_published_after_another_job_began_is_not_reported(fast_path, old) -> None:  # noqa: F811
+    """By the look after the rename: else a step would be told durable that nobody will resume."""
+    other, new = old(), Saver(fast_path, "new")
+    assert new.begin() == (1, 1), "an old job that stands still is waited for, and no longer"
+    assert new.save(3) == (2, 3)
+    said = other.go_on()
+    assert isinstance(said, str) and said.startswith("Superseded: ") and "another job, which opened history 2" in said
+    assert ids(new)[0] == (2, 3)
+    new.tenure.close()
+
+
+def test_what_was_reported_before_a_history_is_opened_is_resumed_first(fast_path, old) -> None:  # noqa: F811
+    """By the look behind the record: else it would end a line of training that was told durable."""
+    other, new = old(), Saver(fast_path, "new")
+    assert new.begin() == (1, 1)
+    assert other.go_on() == [1, 2], "nobody had opened a newer history yet"
+    with pytest.raises(Superseded, match=r"step 2 of history 1 became durable .* it has to resume that one"):
+        new.save(2)
+    assert new.tenure.lost and new.tenure.start_over() == (1, 2) and not new.tenure.lost
+    assert new.begin() == (1, 2)
+    assert new.history == 3 and new.save(3) == (3, 3) and ids(new) == [(3, 3), (1, 2)]
+    new.tenure.close()
+
+
+def test_an_older_job_does_not_take_the_place_of_a_newer_checkpoint(fast_path, old) -> None:  # noqa: F811
+    other, new = old(), Saver(fast_path, "new")
+    new.begin()
+    new.save(2)
+    assert str(other.go_on()).startswith("PersistError: cannot persist step 2 of history 1"), "its name is taken"
+    assert ids(new)[0] == (2, 2) and [*new.store.sweep()] == []
+    new.tenure.close()
+
+
+def test_of_two_that_waited_for_the_same_job_one_goes_on(fast_path, old) -> None:  # noqa: F811
+    """Both have seen that it is stale; the record of the next history decides."""
+    old()
+    one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
+
+    def act() -> object:
+        two.begin()
+        stopping_before(two.store.histories, "create")  # when it has looked once more
+        return [*two.save(3)]
+
+    other = Other(act)
+    other.wait_until_stopped()
+    assert one.begin() == (1, 1) and one.save(2) == (2, 2)
+    assert "has been taken by another job, which opened history 2" in str(other.go_on())
+    assert ids(one) == [(2, 2), (1, 1)]
+    one.tenure.close()
+
+
+def test_a_job_that_lives_is_waited_for_and_never_overtaken(fast_path) -> None:  # noqa: F811
+    """However long it does nothing but renew its record; with its end, or its consent, others go on."""
+    saver = Saver(fast_path, "one")
+    saver.begin()
+    saver.save(1)
+    with pytest.raises(PlaceInUse, match=r"another job, which lives: process \d+ on .*\(launch one.* history 1 since"):
+        Saver(fast_path, "two").begin()
+    assert Saver(fast_path, "three", take_over=True).begin() == (1, 1)
+    assert Saver(fast_path, "one").begin() == (1, 1), "one launch does not wait for itself"
+    saver.tenure.close()
+    assert Saver(fast_path, "two").begin() == (1, 1) and saver.save(2) == (1, 2)
+
+
+def test_an_agent_of_the_same_job_goes_on_at_once(fast_path) -> None:  # noqa: F811
+    """Of several nodes, one becomes the first after another was: its agent is a member of the record."""
+    one, two = Saver(fast_path, "one"), Saver(fast_path, "two")
+    one.begin()
+    one.tenure.hold(Opening(SaveId(1, 1), "round", ("one", "two")))
+    two.begin()
+    two.tenure.hold(Opening(SaveId(2, 1), "round", ("one", "two")))
+    one.tenure.check()
+    one.tenure.hold(Opening(SaveId(2, 5), "round", ("one", "two")))
+    record = one.store.histories.read(2)
+    assert record is not None and record.launch == "two" and one.tenure.lost == two.tenure.lost == ""
+    for each in (one, two):
+        each.tenure.close()
+
+
+def test_a_job_that_was_stopped_publishes_reports_and_deletes_nothing_more(fast_path) -> None:  # noqa: F811
+    def act() -> object:
+        saver = Saver(fast_path, "old")
+        saver.begin()
+        for step in (1, 2):
+            saver.save(step)
+        stop()
+        return [*saver.save(3)]
+
+    other = Other(act)
+    other.wait_until_stopped()
+    new = Saver(fast_path, "new")
+    assert new.begin() == (1, 2) and new.save(3) == (2, 3)
+    assert "another job, which opened history 2" in str(other.go_on())
+    assert ids(new) == [(2, 3), (1, 2)]
+    new.tenure.close()
+
+
+def test_a_record_that_was_removed_is_made_again(fast_path) -> None:  # noqa: F811
+    """Somebody has emptied the directory: the next save opens its history once more."""
+    saver = Saver(fast_path, "one")
+    saver.begin()
+    saver.save(1)
+    (saver.store.path / ".fastckpt/history-1").unlink()
+    while saver.tenure._held is not None:  # until the next renewal
+        pass
+    saver.save(2)
+    assert saver.store.histories.read(1).launch == "one"
+    saver.tenure.close()
+
+
+def test_a_record_that_was_removed_is_not_opened_twice(fast_path) -> None:  # noqa: F811
+    """By one that has stood still before it made it, while others opened that history, and newer ones, and swept."""
+
+    def act() -> object:
+        saver = Saver(fast_path, "old")
+        saver.begin()
+        stopping_before(saver.store.histories, "create")
+        saver.tenure.hold(Opening(SaveId(saver.history, 1), "round"))
+        return "it has it"
+
+    other = Other(act)
+    other.wait_until_stopped()
+    histories = Saver(fast_path, "new").store.histories
+    assert histories.create(Record(2, launch="new"))
+    said = str(other.go_on())
+    assert said.startswith("Superseded: ") and "which opened history 2" in said
+
+
+def test_a_killed_agent_is_not_waited_for_on_its_host(fast_path) -> None:  # noqa: F811
+    pid = os.fork()
+    if pid == 0:
+        saver = Saver(fast_path, "old")
+        saver.begin()
+        saver.save(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    saver = Saver(fast_path, "new")
+    histories, asked = saver.store.histories, []
+    newest = histories.newest
+    histories.newest = lambda **how: asked.append(1) or newest(**how)  # type: ignore[method-assign,func-returns-value]
+    assert saver.begin() == (1, 1) and asked == [1], "one look is enough"
+    record = histories.read(1)
+    assert isinstance(record, Record) and not record.closed
+    histories.write(replace(record, holder=dict(record.holder) | {"boot": "of another host"}))
+    asked.clear()
+    assert saver.begin() == (1, 1) and len(asked) >= 3, "of another host, it has to be stale"

@@ -1,0 +1,122 @@
+"""What a saver makes of another job that saves, or has saved, to its directory."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.saver.persistence import persister
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from fastckpt.errors import ConfigError, PersistError
+from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, state, until  # noqa: F401 (fixtures)
+
+
+def test_what_became_durable_before_the_first_save_is_resumed_first(
+    ranks: Ranks, directory: Path, tmp_path: Path, said: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """A job that stood still has gone on: its step was reported, so the workers of the next one start over from it."""
+
+    (one,) = ranks.start()
+    one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    one.wait_latest_checkpoint(60)
+    ranks.end()
+    (two,) = ranks.start()
+    assert ranks.load()[0]["step"] == 1
+    saved = CheckpointDirectory(directory)
+    other = SaveId(1, 5)
+    (stored,) = saved.checkpoints()
+    saved.histories.write(replace(saved.histories.read(1), launch="a job that stood still"))
+    files = {entry.name: stored.path_of(entry.name) for entry in stored.manifest.files}
+    saved.publish(other, files, details=stored.manifest.details)
+    assert two.save_checkpoint(2, state(2), storage_type=StorageType.DISK).saved
+    with pytest.raises(PersistError, match=r"step 5 of history 1 became durable .* it has to resume that one"):
+        two.wait_latest_checkpoint(60)
+    assert ranks.saver is not None and ranks.saver.lost and ranks.saver.may_start_over
+    result = two.save_checkpoint(3, state(3), storage_type=StorageType.MEMORY)
+    assert not result.saved and "became durable" in result.reason
+    ranks.workers_die()
+    assert not ranks.saver.lost
+    (three,) = ranks.start_workers()
+    assert ranks.load()[0]["step"] == 1 and three.loaded_step == 5, "its files are those of step 1"
+    assert three.save_checkpoint(6, state(6), storage_type=StorageType.DISK).saved
+    assert three.wait_latest_checkpoint(60) == 6
+    assert saved.checkpoints()[0].id == (3, 6)
+
+
+def test_memory_of_a_history_that_another_job_opened_is_given_up(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch, said: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """While the directory was silent, another job opened that history: what this one holds is of another line."""
+    monkeypatch.setattr(persister, "ATTEMPTS", 1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PersistError("as the test says")
+
+    for token, step in (("", 1), ("another", None)):
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointDirectory, "publish", refuse)
+            (member,) = ranks.start()
+            ranks.load()
+            member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+            ranks.end()
+        histories = CheckpointDirectory(directory).histories
+        record = histories.read(histories.newest())
+        assert record is not None and record.closed and record.token
+        if token:
+            histories.write(replace(record, token=token))
+        ranks.start()
+        loaded = ranks.load()[0]
+        assert loaded.get("step") == step
+        assert ("another job has opened its history" in said.text) == bool(token)
+        ranks.end()
+        shutil.rmtree(directory)
+
+
+def test_a_node_that_is_the_first_no_more_lets_another_open_the_next_history(
+    ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """A node that joins may be numbered before it, and is no member of its record."""
+    (member,) = ranks.start()
+    member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    member.wait_latest_checkpoint(60)
+    histories = CheckpointDirectory(directory).histories
+    before = histories.read(1)
+    ranks.workers_die()
+    monkeypatch.setenv("GROUP_RANK", "1")
+    ranks.start_workers()
+    after = histories.read(1)
+    assert before is not None and after is not None and (before.closed, after.closed) == (False, True)
+
+
+def test_the_end_says_that_its_newest_is_gone(ranks: Ranks, directory: Path, said: Any) -> None:  # noqa: F811
+    (member,) = ranks.start()
+    member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    member.wait_latest_checkpoint(60)
+    shutil.rmtree(directory / "checkpoint-1")
+    ranks.end()
+    assert f"step 1 of history 1, the newest that was durable in {directory}, is not there any more" in said.text
+
+
+def test_a_store_that_cannot_tell_two_jobs_apart_is_refused_or_accepted(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any  # noqa: F811
+) -> None:  # fmt: skip
+    class Unknown(MemoryFileSystem):
+        protocol = "unknown"
+
+    fsspec.register_implementation("unknown", Unknown, clobber=True)
+    ranks.directory = f"unknown://{tmp_path.name}/run"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"cannot be told apart.*--fast-no-exclusive"):
+        ranks.start()
+    ranks.end()
+    monkeypatch.setenv("FASTCKPT_EXCLUSIVE", "no")
+    (member,) = ranks.start()
+    assert isinstance(member, DdpCheckpointer)
+    member.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+    assert member.wait_latest_checkpoint(60) == 1
+    assert "cannot tell two jobs apart" in said.text

@@ -1,0 +1,228 @@
+"""Jobs of one host that want the memory of one directory: each is a process of its own."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.arena import Arena
+from fastckpt._core.saver import admission
+from fastckpt._core.saver.admission import admit
+from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import PersistError, PlaceInUse
+from tests.unit._core.saver.persistence.test_tenure import Other, soon, stop  # noqa: F401 (a fixture)
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch, soon: None) -> None:  # noqa: F811
+    for name in ("PATIENCE", "GIVE_WAY"):
+        monkeypatch.setattr(admission, name, getattr(admission, name) / 20)
+
+
+class Launch:
+    """What a launch does with the memory and the directory that it has, as far as it matters here."""
+
+    def __init__(self, root: Path, name: str, **options: bool) -> None:
+        self.store = CheckpointDirectory(root / "run")
+        self.job = Job(name, str(root / "run"), **options)
+        self.tenure = Tenure(self.store, self.job)
+        self.ending = threading.Event()
+        self._path = root / "arena"
+
+    def admit(self) -> Arena:
+        return admit(self._path, self.job, self.tenure, self.ending)
+
+    def begin(self, step: int) -> Arena:
+        """Own the memory, and the history that is saved in."""
+        arena = self.admit()
+        arena.make_slots(1)
+        (arena.slots[0] / "held").write_text(str(step))
+        history = self.tenure.enter() + 1
+        self.tenure.hold(Opening(SaveId(history, step), "round"))
+        return arena
+
+    def leave(self, arena: Arena) -> None:
+        self.tenure.close()
+        arena.release()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Other]]:
+    made: list[Other] = []
+
+    def go(act: Callable[[], object]) -> Other:
+        made.append(Other(act))
+        return made[-1]
+
+    yield go
+    for other in made:
+        other.end()
+
+
+def owning(root: Path, start: Callable[..., Other], then: Callable[[Launch, Arena], object]) -> Other:
+    """A launch that has saved step 1, and stops."""
+
+    def act() -> object:
+        one = Launch(root, "one")
+        arena = one.begin(1)
+        stop()
+        return then(one, arena)
+
+    other = start(act)
+    other.wait_until_stopped()
+    return other
+
+
+def at_first_wait(launch: Launch, act: Callable[[], object]) -> None:
+    """Have something happen when the launch has seen that it must wait."""
+    real, done = launch.ending.wait, []
+
+    def wait(timeout: float | None = None) -> bool:
+        if not done:
+            done.append(1)
+            act()
+        return real(timeout)
+
+    launch.ending.wait = wait  # type: ignore[method-assign]
+
+
+def until_lost(launch: Launch, arena: Arena) -> object:
+    while not launch.tenure.lost:
+        time.sleep(0.01)
+    launch.leave(arena)
+    return launch.tenure.lost
+
+
+def test_it_goes_on_when_the_owner_is_killed(tmp_path: Path, start, caplog) -> None:
+    other, two = owning(tmp_path, start, lambda *_: 0), Launch(tmp_path, "two")
+    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGKILL))
+    arena = two.admit()
+    assert arena.adopted and (arena.slots[0] / "held").read_text() == "1"
+    [line] = caplog.messages
+    assert line.startswith("waiting, for up to 3 s, for process ") and f" {other.pid} on " in line
+    assert two.tenure.enter() == 1
+    two.leave(arena)
+
+
+def test_it_is_refused_by_the_name_of_an_owner_that_goes_on(tmp_path: Path, start) -> None:
+    other = owning(tmp_path, start, lambda *_: 0)
+    wanted = rf"run is in use by another job, which lives: process {other.pid} on .*\(launch one, .*run, since 20\d\d-"
+    with pytest.raises(PlaceInUse, match=wanted + r".*start with --fast-take-over\."):
+        Launch(tmp_path, "two").admit()
+
+
+def test_of_two_that_wait_one_goes_on(tmp_path: Path, start) -> None:
+    """The other one waits for that one then."""
+    one = owning(tmp_path, start, lambda *_: 0)
+
+    def act(name: str) -> object:
+        launch = Launch(tmp_path, name)
+        at_first_wait(launch, stop)
+        launch.begin(2)
+        time.sleep(60)  # it is killed
+        return None
+
+    waiting = [start(lambda name=name: act(name)) for name in ("two", "three")]
+    for each in waiting:
+        each.wait_until_stopped()
+    os.kill(one.pid, signal.SIGKILL)
+    os.waitpid(one.pid, 0)
+    for each in waiting:
+        os.kill(each.pid, signal.SIGCONT)
+    ended, _ = os.waitpid(-1, 0)
+    loser, winner = sorted(waiting, key=lambda each: each.pid != ended)
+    with os.fdopen(loser._reader) as pipe:
+        said = json.load(pipe)
+    assert said.startswith("PlaceInUse: ") and f"which lives: process {winner.pid} on " in said
+
+
+def test_an_owner_from_which_it_is_taken_lets_go(tmp_path: Path, start) -> None:
+    other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
+    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGCONT))
+    arena = two.admit()
+    assert (arena.slots[0] / "held").read_text() == "1"
+    assert f"which opened history 2: process {os.getpid()} on " in str(other.go_on())
+    assert two.tenure.enter() == 2, "it is its own, and no save is in it"
+    two.tenure.hold(Opening(SaveId(3, 2), "round"))
+    assert two.store.histories.read(3).launch == "two"
+    two.leave(arena)
+
+
+def test_an_owner_that_has_saved_nothing_yet_finds_itself_superseded(tmp_path: Path, start) -> None:
+    def act() -> object:
+        one = Launch(tmp_path, "one")
+        arena = one.admit()
+        one.tenure.enter()
+        stop()
+        return until_lost(one, arena)
+
+    other, two = start(act), Launch(tmp_path, "two", take_over=True)
+    other.wait_until_stopped()
+    at_first_wait(two, lambda: os.kill(other.pid, signal.SIGCONT))
+    arena = two.admit()
+    assert "which opened history 1" in str(other.go_on())
+    two.leave(arena)
+
+
+def test_an_owner_that_stands_still_is_killed_for_one_that_takes_over(tmp_path: Path, start, caplog) -> None:
+    other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
+    arena = two.admit()
+    assert os.WTERMSIG(os.waitpid(other.pid, 0)[1]) == signal.SIGKILL
+    assert (arena.slots[0] / "held").read_text() == "1" and two.tenure.enter() == 2
+    assert caplog.messages[-1].startswith(f"killed process {other.pid} on ")
+    two.leave(arena)
+
+
+def test_an_owner_is_not_killed_while_the_directory_does_not_answer(tmp_path: Path, start) -> None:
+    other, two = owning(tmp_path, start, lambda *_: "alive"), Launch(tmp_path, "two", take_over=True)
+    (tmp_path / "run").rename(tmp_path / "gone")
+    (tmp_path / "run").touch()
+    with pytest.raises(PersistError):
+        two.admit()
+    assert other.go_on() == "alive"
+
+
+def test_of_two_that_take_over_the_second_takes_nothing_from_the_first(tmp_path: Path, start) -> None:
+    other = owning(tmp_path, start, until_lost)
+
+    def act() -> object:
+        two = Launch(tmp_path, "two", take_over=True)
+        at_first_wait(two, stop)
+        two.begin(2)
+        stop()
+        return two.tenure.lost
+
+    two = start(act)
+    two.wait_until_stopped()
+    three = Launch(tmp_path, "three", take_over=True)
+    assert three.store.histories.newest() == 2
+
+    def both_go_on() -> None:
+        os.kill(two.pid, signal.SIGCONT)
+        other.go_on()
+        two.wait_until_stopped()
+        os.kill(two.pid, signal.SIGCONT)
+        os.kill(two.pid, signal.SIGSTOP)
+
+    at_first_wait(three, both_go_on)
+    with pytest.raises(PlaceInUse, match=rf"which lives: process {two.pid} on "):
+        three.admit()
+    assert three.store.histories.newest() == 3 and three.store.histories.read(3).launch == "two"
+    assert two.go_on() == ""
+
+
+def test_one_that_ends_waits_no_more_and_leaves_no_record_open(tmp_path: Path, start) -> None:
+    other, two = owning(tmp_path, start, until_lost), Launch(tmp_path, "two", take_over=True)
+    at_first_wait(two, two.ending.set)
+    with pytest.raises(PersistError, match="the job ended while it waited for process"):
+        two.admit()
+    record = two.store.histories.read(2)
+    assert record.launch == "two" and record.closed
+    assert "another job, which opened history 2" in str(other.go_on())

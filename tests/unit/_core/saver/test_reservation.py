@@ -1,0 +1,180 @@
+"""Room for images: what is made ahead of time never takes the place of what a save was given."""
+
+import asyncio
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.memory.arena import Arena, slots_of
+from fastckpt._core.memory.headroom import Headroom, Limit
+from fastckpt._core.memory.slots import images_in
+from fastckpt._core.saver import reservation as room_module
+from fastckpt._core.saver.reservation import Room
+from fastckpt._core.saver.slot import Slot
+from fastckpt.ddp import StorageType
+from tests.e2e.ddp.conftest import Ranks, state
+
+OLD, NEW = 1 << 20, 1 << 12
+
+
+class SlowArena:
+    """An arena that begins to reserve when it may."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.path, self._arena = arena.path, arena
+        self.reserved: list[tuple[str, int]] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def reserve(self, slot: Path, name: str, size: int) -> None:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        self._arena.reserve(slot, name, size)
+        self.reserved.append((slot.name, size))
+
+
+def test_room_made_for_a_dead_worker_does_not_replace_the_image_of_a_save(tmp_path):
+    """A worker of images of one size has died while room was made for it; its successor's are of another size."""
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    slots = [Slot(path) for path in arena.slots]
+    slow = SlowArena(arena)
+
+    async def restart() -> None:
+        room = Room(slow, slots, lambda: None)
+        room.reserve_ahead({"model.pt": OLD})
+        await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
+        for slot in slots[:2]:
+            slot.id = (1, 1)  # a save takes it
+        grants = [asyncio.create_task(room.reserve(slot, {"model.pt": NEW})) for slot in slots[:2]]
+        await asyncio.sleep(0.05)
+        assert not any(grant.done() for grant in grants)
+        slow.go_on.set()
+        await asyncio.gather(*grants, *room._ahead)
+        room.close()
+
+    asyncio.run(restart())
+    assert [images_in(slot.path) for slot in slots] == [{"model.pt": NEW}, {"model.pt": NEW}, {"model.pt": OLD}]
+    assert slow.reserved.index((slots[0].path.name, OLD)) < slow.reserved.index((slots[0].path.name, NEW))
+    assert (slots[1].path.name, OLD) not in slow.reserved
+    arena.remove()
+
+
+def test_a_save_whose_image_is_there_waits_for_no_other_slot(tmp_path):
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    slots = [Slot(path) for path in arena.slots]
+    arena.reserve(slots[0].path, "model.pt", NEW)
+    slow = SlowArena(arena)
+
+    async def save() -> None:
+        room = Room(slow, slots, lambda: None)
+        room.reserve_ahead({"model.pt": NEW})
+        await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
+        await room.reserve(slots[0], {"model.pt": NEW})
+        assert slow.reserved == []
+        slow.go_on.set()
+        await asyncio.gather(*room._ahead)
+        room.close()
+
+    asyncio.run(save())
+    assert slow.reserved == [(slot.path.name, NEW) for slot in slots[1:]]
+    arena.remove()
+
+
+def removals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Which images are removed from now on, and the thread that does it."""
+    found, unlink = [], os.unlink
+
+    def noted(path, *, dir_fd=None):
+        if str(path).endswith(".pt"):
+            found.append((Path(path).name, threading.current_thread().name))
+        return unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", noted)
+    return found
+
+
+def left_behind(ranks: Ranks, world: int) -> Path:
+    """The arena of an owner that is gone, with a step in each slot."""
+    ranks.start(world)
+    for step in (1, 2, 3):
+        for member in ranks.members:
+            assert member.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
+    arena = ranks.members[0]._writer.link.arena
+    kept = arena.with_name("kept")
+    shutil.copytree(arena, kept)
+    ranks.end()
+    kept.rename(arena)
+    return arena
+
+
+class TestWhatTakesLongIsDoneInAThread:
+    """Memory is given back at about 5 GiB/s: meanwhile the saver answers others."""
+
+    def test_the_images_of_writers_that_are_no_more(self, ranks: Ranks, monkeypatch):
+        arena = left_behind(ranks, 2)
+        (one,) = ranks.start()
+        found = removals(monkeypatch)
+        for step in (4, 5):
+            assert one.save_checkpoint(step, state(step), storage_type=StorageType.MEMORY)
+        assert [name for name, _ in found] == ["rank_1.pt"] * 2
+        assert {thread.rpartition("_")[0] for _, thread in found} == {"fastckpt-reserve"}
+        assert len(list(arena.glob("slot-*/rank_1.pt"))) == 1
+
+    def test_a_slot_for_which_there_is_no_room_any_more(self, tmp_path, monkeypatch):
+        arena = Arena.open(tmp_path / "arena", str(tmp_path))
+        arena.make_slots(3)
+        slots = [Slot(path) for path in arena.slots]
+        for slot in slots:
+            arena.reserve(slot.path, "model.pt", NEW)
+        found = removals(monkeypatch)
+        free = Headroom(2 * OLD, 4 * OLD, "the test's limit", Limit.HOST)
+        monkeypatch.setattr(room_module, "headroom", lambda *_: free)
+
+        async def save() -> None:
+            room = Room(arena, slots, lambda: None)
+            await room.reserve(slots[0], {"model.pt": OLD})
+            room.close()
+
+        asyncio.run(save())
+        assert len(slots) == len(arena.slots) == 2
+        assert found[0][0] == "model.pt" and found[0][1].startswith("fastckpt-reserve")
+        assert sorted(path.name for path in arena.path.glob("slot-*")) == ["slot-0", "slot-1"]
+        arena.remove()
+
+    def test_all_of_it_at_the_end(self, ranks: Ranks, monkeypatch):
+        (one,) = ranks.start()
+        for step in (1, 2, 3):
+            one.save_checkpoint(step, state(step), storage_type=StorageType.DISK)
+        found = removals(monkeypatch)
+        ranks.end()
+        assert len([name for name, _ in found if name == "model.pt"]) >= 3
+        assert not {thread for _, thread in found} & {"fastckpt-saver"}
+
+    def test_memory_of_a_checkpoint_directory_that_was_removed_since(self, ranks: Ranks, monkeypatch):
+        left_behind(ranks, 1)
+        shutil.rmtree(ranks.directory)
+        found = removals(monkeypatch)
+        (one,) = ranks.start()
+        assert one.load_checkpoint() == {}
+        assert found and not {thread for _, thread in found} & {"fastckpt-saver"}
+
+
+def test_a_slot_in_the_middle_of_whose_removal_its_owner_died_is_gone(tmp_path, monkeypatch):
+    """It is nobody's as soon as it is given up, and its memory is given back by whoever adopts the arena."""
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    arena.make_slots(3)
+    for slot in arena.slots:
+        arena.reserve(slot, "model.pt", NEW)
+    last = arena.slots[-1]
+    with monkeypatch.context() as dying:
+        dying.setattr("fastckpt._core.memory.arena.shutil.rmtree", lambda _: None)
+        arena.drop(last)
+    assert slots_of(arena.path) == arena.slots and len(arena.slots) == 2
+    arena.release()
+    arena = Arena.open(tmp_path / "arena", str(tmp_path))
+    assert not [path for path in arena.path.iterdir() if path.is_dir() and not path.name.startswith("slot-")]
+    arena.remove()

@@ -1,0 +1,192 @@
+"""What the saver does for a save grows with the ranks of its node, not with their square."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.client.connection import Link
+from fastckpt._core.client.save_results import TO_DISK, TO_MEMORY, Wish
+from fastckpt._core.client.saver_options import wishes
+from fastckpt._core.config import Place, Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.ipc.messages import Granted
+from fastckpt._core.memory import records, slots
+from fastckpt._core.saver.server import Saver
+from tests.e2e.ddp.conftest import until
+
+FEW, MANY = 4, 16
+
+
+class Node:
+    """Ranks that speak to a saver as workers do, and copy nothing."""
+
+    def __init__(self, directory: Path, world: int, opened: ExitStack) -> None:
+        self.saver = Saver(Settings.from_environment())
+        self.saver.start()
+        opened.callback(self.saver.close)
+        asked, address = wishes(str(directory), None, "never"), self.saver.address
+        self.links = []
+        for rank in range(world):
+            place = Place(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
+            self.links.append(Link(asked, place, address))
+            opened.callback(self.links[-1].close)
+        self.sizes = [{f"rank_{rank}.pt": 4096} for rank in range(world)]
+
+    @property
+    def keeper(self):
+        (keeper,) = self.saver._keepers.values()
+        return keeper
+
+    def begin(self, step: int, *, room: bool) -> Path:
+        """All ranks begin a save, asking for room or not; the slot that they are given."""
+        for link, sizes in zip(self.links, self.sizes, strict=True):
+            link.begin(SaveId(link.history, step), sizes if room else {})
+            answer = link.slot()
+            assert isinstance(answer, Granted), answer
+        return Path(answer.slot)
+
+    def commit(self, step: int, slot: Path, rank: int, *, persist: bool = False, tell: bool = True) -> None:
+        link = self.links[rank]
+        save = SaveId(link.history, step)
+        slots.commit(slot, rank, slots.Done(save, self.sizes[rank], {"world_size": len(self.links), "rank": rank}))
+        if tell:
+            link.committed(save, Wish(persist=persist))
+            link.status()  # answered after that
+
+    def save(self, step: int, *, persist: bool = False, room: bool = False) -> Path:
+        slot = self.begin(step, room=room)
+        for rank in range(len(self.links)):
+            self.commit(step, slot, rank, persist=persist)
+        assert slots.read(slot).committed == SaveId(1, step)
+        return slot
+
+
+@contextmanager
+def node(directory: Path, world: int) -> Iterator[Node]:
+    with ExitStack() as opened:
+        yield Node(directory, world, opened)
+
+
+@pytest.fixture
+def looks(monkeypatch) -> Counter[str]:
+    """How often the process reads a record, or looks at a file."""
+    found: Counter[str] = Counter()
+
+    def counted(kind: str, owner: object, name: str) -> None:
+        real = getattr(owner, name)
+
+        def look(*args, **kwargs):
+            found[kind] += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, look)
+
+    counted("records", records, "read_small")
+    counted("files", os, "stat")
+    return found
+
+
+def looks_of(directory: Path, world: int, looks: Counter[str], *, persist: bool) -> Counter[str]:
+    with node(directory / str(world), world) as ranks:
+        for step in range(1, 5):
+            ranks.save(step, room=step < 4)
+        looks.clear()
+        ranks.save(5, persist=persist)
+        until(lambda: not ranks.links[0].status().waiting, "the persist")
+        return looks.copy()
+
+
+def test_the_first_save_looks_for_the_images_of_each_rank_a_few_times(tmp_path: Path, looks: Counter[str]):
+    """The ranks ask for room one after the other, and that of all slots is counted for each."""
+    found = []
+    for world in (FEW, MANY):
+        with node(tmp_path / str(world), world) as ranks:
+            looks.clear()
+            ranks.save(1, room=True)
+            until(lambda: not ranks.keeper._room._ahead, "room in all slots")
+            found.append(looks["files"])
+    few, many = found
+    assert few >= FEW
+    assert many <= few * MANY / FEW
+
+
+def test_images_are_looked_for_where_a_rank_asks_for_them(tmp_path: Path, looks: Counter[str]):
+    few, many = (looks_of(tmp_path, world, looks, persist=False)["files"] for world in (FEW, MANY))
+    assert few >= FEW
+    assert many <= few * MANY / FEW
+
+
+def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
+    """All of a slot, after all slots had theirs: what is known of them is no reason not to look."""
+    with node(tmp_path, 2) as ranks:
+        oldest, *_ = [ranks.save(step, room=True) for step in (1, 2, 3)]
+        for image in slots.images_in(oldest):
+            (oldest / image).unlink()
+        assert ranks.save(4, room=True) == oldest
+        assert slots.images_in(oldest) == ranks.sizes[0] | ranks.sizes[1]
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_records_are_read_once_for_each_rank(tmp_path: Path, looks: Counter[str], persist: bool):
+    few, many = (looks_of(tmp_path, world, looks, persist=persist)["records"] for world in (FEW, MANY))
+    assert few >= FEW
+    assert many <= few * MANY / FEW, "four times the ranks, at most four times the work"
+
+
+def test_a_rank_may_be_late_to_say_that_it_is_done(tmp_path: Path):
+    with node(tmp_path, 2) as ranks:
+        slot = ranks.begin(1, room=True)
+        ranks.commit(1, slot, 0, tell=False)
+        ranks.commit(1, slot, 1)
+        ranks.commit(1, slot, 0)
+        assert ranks.keeper.newest().path == slot
+
+
+def test_a_part_that_a_rank_could_not_report_counts_once_it_has_hung_up(tmp_path: Path):
+    with node(tmp_path, 2) as ranks:
+        slot = ranks.begin(1, room=True)
+        ranks.commit(1, slot, 0, tell=False)
+        ranks.commit(1, slot, 1, persist=True)
+        ranks.links[0]._channel.close()
+        until(lambda: ranks.saver.report()[0].persisted == 1, "what it left is persisted")
+
+
+def test_a_message_without_a_record_is_no_part_of_a_save(tmp_path: Path):
+    with node(tmp_path, 2) as ranks:
+        slot = ranks.begin(1, room=True)
+        ranks.commit(1, slot, 0)
+        ranks.links[1].committed(SaveId(1, 1), TO_DISK)
+        ranks.links[1].status()  # answered after that
+        assert ranks.links[0].status().waiting == 1 and ranks.keeper.newest() is None
+
+
+@pytest.mark.parametrize("again", [0, 1], ids=["the first", "the last"])
+def test_a_record_that_somebody_removes_is_missed(tmp_path: Path, again: int):
+    """Of a save that is not whole yet, and of one that is, as soon as its rank speaks of it again."""
+    with node(tmp_path, 2) as ranks:
+        slot = ranks.begin(1, room=True)
+        ranks.commit(1, slot, 0)
+        (slot / ".done-0").unlink()
+        ranks.commit(1, slot, 1)
+        assert ranks.keeper.newest() is None
+        ranks.commit(1, slot, 0)
+        assert ranks.keeper.newest() is not None
+        (slot / f".done-{again}").unlink()
+        ranks.links[again].committed(SaveId(1, 1), TO_MEMORY)
+        ranks.links[again].status()
+        assert ranks.keeper.newest() is None
+
+
+def test_all_records_are_read_after_a_death(tmp_path: Path):
+    """What nobody reported is resumed from, and what somebody removed is not."""
+    with node(tmp_path, 2) as ranks:
+        first, second = ranks.save(1, room=True), ranks.begin(2, room=True)
+        for rank in (0, 1):
+            ranks.commit(2, second, rank, tell=False)
+        (first / ".done-1").unlink()
+        ranks.saver.breakpoint()
+        assert [slot.path for slot in ranks.keeper.slots if slot.committed] == [second]

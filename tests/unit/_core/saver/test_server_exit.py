@@ -1,0 +1,91 @@
+"""Plain torchrun's saver, in the first rank's process: how long that waits for others when it ends."""
+
+import os
+import select
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+JOB = """
+    import os, sys
+    from pathlib import Path
+    from fastckpt._core.config import Place, Settings
+    from fastckpt.engine import saver, service
+    from fastckpt._core.client.connection import Link
+    from fastckpt._core.client.save_results import TO_MEMORY
+    from fastckpt._core.client.saver_options import wishes
+    from fastckpt._core.format.ids import SaveId
+    from fastckpt._core.memory import slots
+
+    saver.WRITERS_TIMEOUT = 3600
+    hold, release = os.pipe()
+    told, tell = os.pipe()
+
+    def rank(number):
+        place = Place(rank=number, local_rank=number, world_size=2, local_world_size=2, master="launch:1")
+        address = service.saver_address(place, Settings.from_environment())
+        return Link(wishes(sys.argv[1], None, "never"), place, address)
+
+    def begin(link, step):
+        files = {f"rank_{link.place.rank}.pt": 4096}
+        link.begin(SaveId(link.history, step), files)
+        return Path(link.slot().slot), files
+
+    def save(link, step):
+        slot, files = begin(link, step)
+        record = slots.Done(SaveId(link.history, step), files, {"world_size": 2, "rank": link.place.rank})
+        slots.commit(slot, link.place.rank, record)
+        link.committed(record.id, TO_MEMORY)
+
+    if os.fork() == 0:
+        os.close(release)
+        second = rank(1)
+        save(second, 1)
+        BEHIND and begin(second, 2)
+        os.write(tell, b"x")
+        os.read(hold, 1)  # until the first rank's process waits for it, or has ended
+        if BEHIND:
+            save(second, 2)
+            os.read(hold, 1)
+        os._exit(0)
+    os.close(hold)
+    first = rank(0)
+    save(first, 1)
+    os.read(told, 1)
+    if BEHIND:
+        save(first, 2)
+        let_finish = saver.Saver._let_finish
+        async def noted(self, **options):
+            os.write(release, b"x")
+            await let_finish(self, **options)
+        saver.Saver._let_finish = noted
+    try:
+        raise RuntimeError("the first rank fails")
+    except RuntimeError as error:
+        FAILS
+"""
+FAILS = {
+    "raises": "raise",
+    "exits with a code": "sys.exit(repr(error))",
+    "closes and exits with a code": "first.close(); service.leave_own_saver(failed=True); sys.exit(repr(error))",
+}
+
+
+@pytest.mark.parametrize("how", FAILS)
+@pytest.mark.parametrize("behind", [False, True], ids=["which waits for it", "which has yet to finish a save"])
+def test_a_first_rank_that_fails_waits_for_another(tmp_path: Path, behind: bool, how: str):
+    """Not for one that waits for it: until its process has ended, nobody knows that it failed. But for its part."""
+    program = textwrap.dedent(JOB).replace("BEHIND", str(behind)).replace("FAILS", FAILS[how])
+    command = [sys.executable, "-c", program, str(tmp_path / "checkpoints")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ""}) as job:
+        text = b""
+        while select.select([job.stderr], [], [], 60)[0] and (data := os.read(job.stderr.fileno(), 1 << 16)):
+            text += data
+        assert job.wait(60) == 1
+    assert b"the first rank fails" in text
+    newest = sorted(path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*"))
+    assert newest == [f"checkpoint-{2 if behind else 1}"]

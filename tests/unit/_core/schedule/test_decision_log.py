@@ -1,0 +1,94 @@
+"""Decisions on how often to save become events of the saver: each once, whoever sends meanwhile, and nobody waits."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.ipc.messages import Decided
+from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.policy.frequency.tuning import Decision
+from fastckpt._core.schedule import decision_log
+from fastckpt._core.schedule.decision_log import Decisions
+from tests.e2e.ddp.conftest import Ranks, until
+from tests.unit._core.report.schema import faults
+
+
+@pytest.fixture
+def events() -> Iterator[list[dict[str, Any]]]:
+    """What the saver, which is a thread here, records of frequencies."""
+    found: list[dict[str, Any]] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["event"] == "frequency":
+            found.append(event)
+
+    metrics.listen(hear)
+    yield found
+    metrics.unlisten(hear)
+
+
+def decision(step: int, overhead: float = 0.01, *, changed: bool = True) -> Decision:
+    return Decision(step, Intervals(3, 6, 1), overhead, changed, f"why {step}")
+
+
+def test_each_is_told_once_by_the_first_rank(ranks: Ranks, directory, events):
+    tellers = [Decisions(member._writer.link, 0.035) for member in ranks.start(2)]
+    first, second, odd = decision(7), decision(9), decision(-1, inf)
+    for teller in tellers:
+        teller.profiling(0, "why 0")
+        for said in (None, first, first, first, second, second, odd):
+            teller.tell(said)
+    until(lambda: len(events) >= 4, "all events")
+    ranks.end()
+    assert not [fault for event in events for fault in faults(event)]
+    assert {event["directory"] for event in events} == {str(directory)}
+    names = ("step", "memory", "storage", "overhead", "bound", "changed", "why")
+    assert [tuple(event[name] for name in names) for event in events] == [
+        (0, None, None, None, 0.035, False, "why 0"),
+        (7, 3, 6, None, 0.035, True, "why 7"),
+        (9, 3, 6, 0.01, 0.035, True, "why 9"),
+        (0, 3, 6, None, 0.035, True, "why -1"),
+    ]
+
+
+def test_of_those_that_change_nothing_some_are_left_out(ranks: Ranks, monkeypatch, events):
+    (one,) = ranks.start()
+    monkeypatch.setattr(decision_log, "PAUSE", 0.0)
+    for rarely in (0.5, 0.0):
+        monkeypatch.setattr(decision_log, "RARELY", rarely)
+        teller = Decisions(one._writer.link, None)
+        for step in range(1000):
+            teller.tell(decision(step, changed=step in (0, 500)))
+    ranks.end()
+    steps = [event["step"] for event in events]
+    assert steps[-1000:] == list(range(1000)), "all of them, if none is to be left out"
+    assert len(steps) < 1100 and steps[0] == 0 and steps[:-1000].count(500) == 1, "few of those that change nothing"
+
+
+def test_others_may_send_meanwhile(ranks: Ranks, events):
+    """Messages that are longer than what a socket takes at once are not torn by those of another thread."""
+    (one,) = ranks.start()
+    link = one._writer.link
+    many: list[Callable[[], None]] = [
+        lambda number=number: link.tell_decided(Decided(number, 1, 1, None, None, True, str(number) * 100_000))
+        for number in range(100)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda each: each(), many))
+    assert link.status().waiting == 0
+    ranks.end()
+    assert sorted(event["step"] for event in events) == list(range(100))
+
+
+def test_nobody_needs_to_hear_it(ranks: Ranks, said):
+    (one,) = ranks.start()
+    teller = Decisions(one._writer.link, 0.035)
+    assert ranks.saver is not None
+    ranks.saver.close()
+    for step in range(3):
+        teller.tell(decision(step, nan))
+    assert "the saver could not be told how often training saves" in said.text

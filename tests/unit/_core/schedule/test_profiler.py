@@ -1,0 +1,170 @@
+"""Ranks that profile decide alike, whatever their own clocks and storage say."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from fastckpt._core.policy.frequency.intervals import Profile
+from fastckpt._core.policy.frequency.overhead import Iteration
+from fastckpt._core.policy.frequency.profiling import MOST
+from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.schedule.profiler import Due, Profiler
+
+
+class Table:
+    """What ranks, each a thread, have sent each other."""
+
+    def __init__(self, world: int) -> None:
+        self.world, self.rounds = world, dict[int, dict[int, Any]]()
+        self.changed = threading.Condition()
+
+
+class Rank:
+    """An agreement, as one rank sees it."""
+
+    def __init__(self, table: Table, rank: int) -> None:
+        self._table, self._rank, self._number = table, rank, 0
+
+    def say(self, value: Any) -> Callable[[], list[Any]]:
+        table = self._table
+        with table.changed:
+            said = table.rounds.setdefault(self._number, {})
+            said[self._rank] = json.loads(json.dumps(value))
+            table.changed.notify_all()
+        self._number += 1
+
+        def answers() -> list[Any]:
+            with table.changed:
+                assert table.changed.wait_for(lambda: len(said) == table.world, 60), "a rank does not speak"
+            return [said[rank] for rank in range(table.world)]
+
+        return answers
+
+
+@dataclass
+class Watch:
+    """What a rank has measured by itself: of saves that stall so long, and of persists that take so many turns."""
+
+    stall: float
+    persist_turns: int
+    fails: int = 0
+    copies: list[float] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    asides: list[float] = field(default_factory=list)
+    durations: list[float] = field(default_factory=list)
+    left: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return self.left == 0
+
+    def turn(self, seconds: float, due: Due) -> tuple[Iteration, float]:
+        """The iteration that follows a turn which ended so."""
+        if due.snapshot:
+            self.copies.append(self.stall)
+            self.blocks.append(self.stall)
+        if due.persist:
+            assert self.idle, "two persists at once"
+            self.left = self.persist_turns
+        persisting = self.left > 0
+        if persisting:
+            self.left -= 1
+            if not self.left and not self.fails:
+                self.durations.append(self.persist_turns * seconds)
+            elif not self.left:
+                self.fails -= 1
+        stall = self.stall if due.snapshot else 0.0
+        return Iteration(seconds + stall, stall, due.snapshot, persisting), 0.01 * seconds
+
+
+Found = tuple[list[Due], Profile | None]
+
+
+def alone(ranks: Any, watch: Watch, clock: Callable[[int], float], turns: int) -> Found:
+    """What one rank did at each turn until it had a profile."""
+    sizes = 100, 0, 0
+    profiler = Profiler(ranks, watch, Terms(0.035), lambda: sizes, turns=range(1, MOST + 1), overlaps=True)
+    dues: list[Due] = []
+    for turn in range(1, turns):
+        profile = profiler.turn(turn, watch.turn(clock(turn), dues[-1]) if dues else None)
+        if profile is not None:
+            return dues, profile
+        dues.append(profiler.due(turn))
+    return dues, None
+
+
+def run(watches: list[Watch], clocks: list[Callable[[int], float]], turns: int = 400) -> Found:
+    """What all ranks did alike."""
+    table, world = Table(len(watches)), range(len(watches))
+    with ThreadPoolExecutor(len(watches)) as pool:
+        runs = [pool.submit(alone, Rank(table, rank), watches[rank], clocks[rank], turns) for rank in world]
+        found = [each.result() for each in runs]
+    assert all(each == found[0] for each in found), "ranks differ"
+    return found[0]
+
+
+def saves(dues: list[Due]) -> list[int]:
+    return [turn for turn, due in enumerate(dues, 1) if due.snapshot]
+
+
+def persists(dues: list[Due]) -> list[int]:
+    return [turn for turn, due in enumerate(dues, 1) if due.persist]
+
+
+def test_ranks_of_unlike_clocks_save_the_same_steps_and_end_at_the_same():
+    dues, profile = run([Watch(0.02, 3), Watch(0.05, 5)], [lambda turn: 0.5, lambda turn: 0.7])
+    assert dues[0] == Due(snapshot=True, persist=True)
+    assert MOST <= len(dues) <= MOST + 5 * len(persists(dues)) + 10, "iterations beside a persist do not count"
+    assert profile.host_copy == profile.blocked == 0.05
+    assert profile.iteration == pytest.approx(0.6)
+    assert profile.slowdown == pytest.approx(0.0) and profile.copy_slowdown == 0.0
+
+
+def test_saves_are_never_farther_apart_than_five_seconds_of_the_slowest():
+    """A step saves nothing but what it must: a stall of 0.4 s costs more than 3.5% of 5 s."""
+    clock = 0.3, 1.2
+    dues, _ = run([Watch(0.4, 2), Watch(0.1, 2)], [lambda turn: clock[0], lambda turn: clock[1]])
+    late = [turn for turn in saves(dues) if turn > 12]
+    assert late and max(now - before for before, now in pairwise(late)) * clock[1] <= 5.0 + clock[1]
+    first, *more = persists(dues)
+    assert first == 1 and more and all(now - before <= 30 / clock[1] + 4 for before, now in pairwise([first, *more]))
+    assert len(saves(dues)) < len(dues) / 2
+
+
+def test_a_persist_that_failed_on_one_rank_is_repeated_by_all():
+    dues, profile = run([Watch(0.01, 2), Watch(0.01, 4, fails=2)], [lambda turn: 0.5] * 2)
+    assert len(persists(dues)) >= 3
+    assert profile is not None and profile.storage == 2.0
+
+
+def test_without_storage_saves_to_memory_go_on():
+    dues, profile = run([Watch(0.01, 2, fails=10**6)], [lambda turn: 0.5])
+    assert profile is None
+    assert len(saves(dues)) >= len(dues) / 2 - 1
+
+
+def test_each_step_is_saved_once_enough_are_measured_without_if_that_costs_little():
+    dues, _ = run([Watch(0.001, 1)], [lambda turn: 0.5])
+    assert saves(dues)[-20:] == list(range(len(dues) - 19, len(dues) + 1))
+
+
+def test_saves_that_take_far_longer_than_steps_are_profiled_in_time_all_the_same():
+    """Each costs as much as 200 steps: one is made at first, and those that a profile lacks at its end."""
+    dues, profile = run([Watch(2.0, 5)], [lambda turn: 0.01])
+    assert profile is not None
+    assert len(dues) < MOST + 20
+    assert len(saves(dues)) <= 4
+
+
+def test_steps_that_become_slower_are_saved_in_time():
+    """From 10 ms to 2 s: ranks have heard of it after as many turns as the slow part has had, at most."""
+    dues, _ = run([Watch(0.05, 10, fails=10**6)], [lambda turn: 0.01 if turn < 20 else 2.0], 120)
+    assert len([turn for turn in saves(dues) if turn < 20]) < 6, "a save takes as long as five steps"
+    late = [turn for turn in saves(dues) if turn >= 40]
+    assert max(now - before for before, now in pairwise([40, *late, 120])) <= 2

@@ -1,0 +1,68 @@
+"""Small checkpoints to publish, and what must hold of a directory of them."""
+
+import os
+from pathlib import Path
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import JSON
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.part_files import Contribution
+from fastckpt._core.storage.share import Share
+
+
+def images(path: Path, id: SaveId) -> dict[str, Path]:
+    """The files of one state, unlike those of any other; their sizes are the same for all."""
+    path.mkdir(parents=True, exist_ok=True)
+    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id, "empty": b""}
+    for name, content in contents.items():
+        (path / name).write_bytes(content)
+    return {name: path / name for name in contents}
+
+
+def publish(directory: CheckpointDirectory, id: SaveId, target: str = "", parent: SaveId | None = None) -> None:
+    source = directory.path.parent / f"image-{id.history}-{id.step}"
+    details: dict[str, JSON] = {"omp_num_threads": 1}
+    directory.publish(id, images(source, id), target=target, parent=parent, details=details)
+
+
+def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:
+    """What one of several nodes has of a state; the model is the first one's."""
+    path.mkdir(parents=True, exist_ok=True)
+    contents = {"model.pt": (b"%d.%d model." % id) * 5000, "rank_0.pt": b"%d.%d rank" % id}
+    if node:
+        contents = {f"rank_{node}.pt": b"%d.%d rank %d" % (*id, node), f"empty-{node}": b""}
+    for name, content in contents.items():
+        (path / name).write_bytes(content)
+    return {name: path / name for name in contents}
+
+
+def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Contribution:
+    """Write a node's part, as in a job with one rank on each node."""
+    images = images_of_node(directory.path.parent / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
+    details: dict[str, JSON] = {"attempt": share.attempt, "omp_num_threads": 1}
+    return directory.contribute(id, images, share, world_size=share.nodes, details=details)
+
+
+def ids(directory: CheckpointDirectory) -> list[SaveId]:
+    return [stored.id for stored in directory.checkpoints()]
+
+
+def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
+    """Every checkpoint that counts is what was saved under its id; returns the ids, newest first."""
+    found = directory.checkpoints()
+    for stored in found:
+        directory.verify(stored)
+        assert stored.path_of("model.pt").read_bytes().startswith(b"%d.%d model." % stored.id)
+        assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
+        names = {entry.name for entry in stored.manifest.files}
+        assert {f"rank_{rank}.pt" for rank in range(stored.manifest.world_size)} <= names or "empty" in names
+    assert directory.damaged() == [], directory.damaged()
+    return [stored.id for stored in found]
+
+
+def assert_clean(directory: CheckpointDirectory) -> None:
+    """No writer left anything behind."""
+    left = [Path(at) / name for at, dirs, files in os.walk(directory.path.parent) for name in dirs + files]
+    kinds = ("tmp-", "retired-", "dropped-", "deleted-", "parts-", ".fastckpt-")
+    left = [path for path in left if path.name.startswith(kinds)]
+    assert left == [], left

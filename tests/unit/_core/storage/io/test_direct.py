@@ -1,0 +1,261 @@
+"""Copies are equal, durable files; failures leave nothing."""
+
+import ctypes
+import errno
+import mmap
+import os
+import resource
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from fastckpt._core.storage.io import direct, unbuffered
+from fastckpt._core.storage.io.direct import BLOCK, copy_file, digest_file
+
+MiB = 2**20
+
+
+def image(path, size):
+    block = os.urandom(MiB)
+    with path.open("wb") as file:
+        for _ in range(size // MiB):
+            file.write(block)
+        file.write(block[: size % MiB])
+    return path
+
+
+@pytest.fixture(params=["disk", "tmpfs"])
+def target(request, tmp_path):
+    """A new path on a disk, which takes O_DIRECT, and on a tmpfs, which may refuse it."""
+    if request.param == "disk":
+        yield tmp_path / "target"
+        return
+    path = Path(f"/dev/shm/fastckpt-test-{os.getpid()}-{os.urandom(4).hex()}")
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 511, 512, 4095, 4096, 4097, MiB - 1, MiB, MiB + 1, 2 * MiB + 4096, 7 * MiB + 5, BLOCK + MiB + 1]
+)
+def test_copies_are_equal(place, target, size, monkeypatch):
+    if size < BLOCK:
+        monkeypatch.setattr(direct, "BLOCK", MiB)
+    source = image(place / "source", size)
+    assert copy_file(source, target) == (size, xxhash.xxh3_128(source.read_bytes()).hexdigest())
+    assert target.read_bytes() == source.read_bytes()
+    assert digest_file(target) == digest_file(source) == digest_file(target, direct=True)
+
+
+@pytest.fixture(params=["disk", "tmpfs"])
+def place(request, tmp_path):
+    """A directory on a disk, and one in memory."""
+    if request.param == "disk":
+        yield tmp_path
+    else:
+        with tempfile.TemporaryDirectory(prefix=f"fastckpt-test-{os.getpid()}-", dir="/dev/shm") as path:
+            yield Path(path)
+
+
+def sparse(path, size, islands):
+    """A file of holes but for a few bytes here and there."""
+    with path.open("wb") as file:
+        file.truncate(size)
+        for at in islands:
+            file.seek(at)
+            file.write(b"island %d" % at)
+    return path
+
+
+def stored(path):
+    return path.stat().st_blocks * 512
+
+
+GiB = 2**30
+SIZES = {
+    "beyond 4 GiB": (4 * GiB + 3 * MiB + 5, (0, 4 * GiB - 4100, 4 * GiB - 5, 4 * GiB + MiB, 4 * GiB + 3 * MiB - 15)),
+    "ends in holes": (BLOCK + MiB + 7, (5000, BLOCK - 4)),
+    "begins with a hole": (3 * MiB, (3 * MiB - 20,)),
+    "nothing but a hole": (BLOCK + 4097, ()),
+    "every other sector": (2 * MiB + 1, range(0, 2 * MiB, 8192)),
+}
+
+
+@pytest.mark.parametrize(("size", "islands"), SIZES.values(), ids=SIZES)
+def test_sparse_files(place, tmp_path, size, islands):
+    """Holes are neither read nor written: in a tmpfs reading them through a mapping would fill them with memory."""
+    source, target = sparse(place / "source", size, islands), tmp_path / "target"
+    before = stored(source)
+    assert before < 2 * MiB
+    assert copy_file(source, target) == (size, digest_file(source, direct=True))
+    assert digest_file(target, direct=True) == digest_file(source, direct=True)
+    assert target.stat().st_size == size
+    assert stored(source) <= before + MiB // 8 and stored(target) <= before + MiB // 8
+    with target.open("rb") as file:
+        for at in islands:
+            assert os.pread(file.fileno(), 7, at) == b"island "
+
+
+def test_a_full_file_is_not_searched_for_holes(tmp_path, monkeypatch):
+    """Searching walks over all its pages, which costs the processor."""
+    source = image(tmp_path / "source", 3 * MiB)
+    monkeypatch.setattr(os, "lseek", None)
+    assert copy_file(source, tmp_path / "target")[0] == 3 * MiB
+
+
+def cached(path):
+    """Bytes of a file that lie in the page cache."""
+    size = path.stat().st_size
+    if not size:
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE) as memory:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), pages) == 0
+        del start
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
+
+
+class Watch:
+    """A pace that looks at the page cache before each block."""
+
+    portion = None
+
+    def __init__(self, path):
+        self.path, self.most = path, 0
+
+    def wait_for(self, count):
+        self.most = max(self.most, cached(self.path))
+
+
+@pytest.mark.parametrize("size", [20 * MiB, 20 * MiB + 7])
+def test_neither_way_fills_the_page_cache(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(direct, "BLOCK", 2 * MiB)
+    source, way, fallback = image(tmp_path / "source", size), tmp_path / "direct", tmp_path / "fallback"
+    watch = Watch(way)
+    copy_file(source, way, watch)
+    assert watch.most == 0 and cached(way) == 0
+    monkeypatch.setattr(os, "O_DIRECT", 0)
+    watch = Watch(fallback)
+    copy_file(source, fallback, watch)
+    assert 0 < watch.most <= 2 * direct.BLOCK  # what was written last, and the one before
+    assert cached(fallback) == 0
+    assert fallback.read_bytes() == way.read_bytes() == source.read_bytes()
+
+
+def test_reading_back_passes_the_page_cache(tmp_path):
+    source = image(tmp_path / "source", 5 * MiB + 3)
+    copy_file(source, tmp_path / "target")
+    digest = digest_file(tmp_path / "target", direct=True)
+    assert cached(tmp_path / "target") == 0
+    assert digest_file(tmp_path / "target") == digest
+    assert cached(tmp_path / "target") > 4 * MiB  # all, unless the kernel reclaimed a page meanwhile
+    assert digest_file(tmp_path / "target", direct=True) == digest
+    assert cached(tmp_path / "target") == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
+def test_what_is_no_file_is_not_copied(tmp_path: Path, kind: str):
+    """It lies where an image should: nobody waits for a pipe's writer, nor is led elsewhere."""
+    source = tmp_path / "source"
+    if kind == "pipe":
+        os.mkfifo(source)
+    elif kind == "link":
+        (tmp_path / "secret").write_text("secret")
+        source.symlink_to(tmp_path / "secret")
+    else:
+        source.mkdir()
+    with pytest.raises(OSError, match="source"):
+        copy_file(source, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_write_that_refuses_o_direct_goes_through_the_page_cache(tmp_path, monkeypatch):
+    """As file systems do that take the flag at open but not at write: here, by misaligning every block."""
+    monkeypatch.setattr(unbuffered, "SECTOR", 1)
+    source = image(tmp_path / "source", 3 * MiB + 7)
+    size, digest = copy_file(source, tmp_path / "target")
+    assert (size, digest) == (3 * MiB + 7, digest_file(source))
+    assert digest_file(tmp_path / "target") == digest
+
+
+def test_an_open_that_refuses_o_direct_is_repeated_without(tmp_path):
+    mount = tmp_path / "ramfs"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "ramfs", "none", mount], check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not permitted")
+    try:
+        source = image(tmp_path / "source", MiB + 7)
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.open(mount / "refused", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+        assert copy_file(source, mount / "target") == (MiB + 7, digest_file(source))
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)
+
+
+def test_an_existing_target_is_refused_and_left(tmp_path):
+    source, target = image(tmp_path / "source", 10), image(tmp_path / "target", 20)
+    with pytest.raises(FileExistsError):
+        copy_file(source, target)
+    assert target.stat().st_size == 20
+
+
+def test_a_source_on_a_disk_that_shrinks_is_an_error(tmp_path):
+    """Through a mapping it would end this process."""
+    source = image(tmp_path / "source", 3 * MiB)
+
+    class Shrink:
+        portion = MiB
+
+        def wait_for(self, _):
+            os.truncate(source, MiB)
+
+    with pytest.raises(OSError, match="the source ends at 1048576"):
+        copy_file(source, tmp_path / "target", Shrink())
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_missing_source_makes_no_target(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        copy_file(tmp_path / "source", tmp_path / "target")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("limit", [0, 4096, 3 * MiB + 5000])
+def test_a_failed_write_leaves_no_target_and_no_descriptor(tmp_path, limit, monkeypatch):
+    monkeypatch.setattr(direct, "BLOCK", MiB)
+    source = image(tmp_path / "source", 5 * MiB)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            copy_file(source, tmp_path / "target")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_other_threads_run_meanwhile(tmp_path):
+    """The agent's event loop lives in one: it gets turns while a copy and a digest go on."""
+    source = image(tmp_path / "source", 200 * MiB)
+    turns, done = 0, threading.Event()
+
+    def work():
+        copy_file(source, tmp_path / "target")
+        digest_file(source)
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 5

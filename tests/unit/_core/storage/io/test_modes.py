@@ -1,0 +1,135 @@
+"""Who may read checkpoints: as the umask says, or as the user chose."""
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.storage.io import modes
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.share import Share
+from fastckpt.ddp import DdpCheckpointer, StorageType
+from tests.e2e.ddp.conftest import said, state  # noqa: F401 (a fixture)
+from tests.faults.test_hostile import as_nobody
+from tests.unit._core.storage.checkpoints import contribute, images, publish
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+    modes.choose(None)
+
+
+def under(path: Path) -> set[tuple[str, str]]:
+    """The modes of all files and directories at or below a path."""
+    found = [path, *path.rglob("*")]
+    kinds = {True: "directory", False: "file"}
+    return {(kinds[entry.is_dir()], oct(stat.S_IMODE(entry.lstat().st_mode))) for entry in found}
+
+
+def expected(file: int, directory: int) -> set[tuple[str, str]]:
+    return {("file", oct(file)), ("directory", oct(directory))}
+
+
+def everything(path: Path) -> CheckpointDirectory:
+    """Checkpoints of all kinds: in their places, where users named them, in the parts of two nodes; with a mark."""
+    directory = CheckpointDirectory(path)
+    publish(directory, SaveId(0, 1))
+    publish(directory, SaveId(0, 2), str(path / "named/deep/model.pt"))
+    nested = images(path.with_name("images"), SaveId(0, 3))
+    directory.publish(SaveId(0, 3), nested | {"deep/in/side.pt": nested["rank_0.pt"]})
+    shutil.rmtree(path.with_name("images"))
+    contribute(directory, SaveId(0, 4), Share(0, 2))
+    directory.mark("1" * 32)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("mask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o666, 0o777)]
+)
+def test_all_on_storage_follows_the_umask(tmp_path: Path, mask: int, file: int, folder: int):
+    os.umask(mask)
+    everything(tmp_path / "run")
+    assert under(tmp_path / "run") == expected(file, folder)
+
+
+@pytest.mark.parametrize("mask", [0, 0o077])
+@pytest.mark.parametrize(("mode", "folder"), [(0o640, 0o750), (0o600, 0o700), (0o664, 0o775), (0o620, 0o720)])
+def test_or_has_the_mode_that_was_chosen_whatever_the_umask(tmp_path: Path, mask: int, mode: int, folder: int):
+    os.umask(mask)
+    modes.choose(mode)
+    everything(tmp_path / "run")
+    assert under(tmp_path / "run") == expected(mode, folder)
+
+
+def test_a_directory_whose_group_is_inherited_stays_so(tmp_path: Path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    modes.choose(0o660)
+    publish(CheckpointDirectory(shared), SaveId(0, 1))
+    assert stat.S_IMODE((shared / "checkpoint-1").stat().st_mode) == 0o2770
+    assert stat.S_IMODE((shared / "checkpoint-1/model.pt").stat().st_mode) == 0o660
+
+
+def test_what_users_made_keeps_its_mode(tmp_path: Path):
+    (tmp_path / "run").mkdir(mode=0o700)
+    modes.choose(0o644)
+    publish(CheckpointDirectory(tmp_path / "run"), SaveId(0, 1))
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_a_file_system_that_refuses_a_mode_keeps_the_checkpoint(tmp_path: Path, monkeypatch, said):  # noqa: F811
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    modes.choose(0o666)
+    publish(directory := CheckpointDirectory(tmp_path / "run"), SaveId(0, 1))
+    [stored] = directory.checkpoints()
+    stored.verify()
+    assert "keeps the mode that the file system gave it: " in said.text
+
+
+@pytest.mark.parametrize(("mask", "mode", "readable"), [(0o022, "", True), (0o077, "", False), (0o077, "0644", True)])
+def test_another_user_reads_checkpoints_or_not_and_never_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, mode: str, readable: bool
+):
+    shm = Path(os.environ["FASTCKPT_SHM_DIR"])
+    shm.chmod(0o1777)
+    folder = Path(os.environ["TMPDIR"]) / "team"
+    os.umask(mask)
+    monkeypatch.setenv("FASTCKPT_FILE_MODE", mode)
+    with DdpCheckpointer(folder / "run") as one:
+        one.save_checkpoint(1, state(1), storage_type=StorageType.DISK)
+        one.wait_latest_checkpoint(60)
+        arena = arena_path(str(shm), os.path.realpath(folder / "run"), 0)
+
+        def look() -> list[str]:
+            found = []
+            for name, deed in (("memory", lambda: os.listdir(arena)), ("storage", lambda: verified(folder / "run"))):
+                try:
+                    found += [name] * bool(deed())
+                except OSError:
+                    continue
+            return found
+
+        assert as_nobody(look) == ["storage"] * readable
+        assert {mode for _, mode in under(arena)} <= {"0o700", "0o600"}
+    shutil.rmtree(folder)
+
+
+def verified(path: Path) -> int:
+    """How many whole checkpoints there are, each read; OSError for a directory that cannot be."""
+    os.listdir(path)
+    found = CheckpointDirectory(path).checkpoints()
+    for stored in found:
+        stored.verify()
+    return len(found)

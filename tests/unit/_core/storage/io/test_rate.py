@@ -1,0 +1,136 @@
+"""Threads that share a limit write no faster than it says, and no slower."""
+
+import math
+import os
+import threading
+import time
+
+import pytest
+
+from fastckpt._core.config import Settings
+from fastckpt._core.storage.io.copier import Copier, Stopped
+from fastckpt._core.storage.io.rate import Limit, Schedule
+from fastckpt.errors import ConfigError
+
+MiB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [
+        ([(0, 100)], [0]),  # the first goes at once
+        ([(0, 100), (0, 100), (0, 100)], [0, 1, 2]),  # the others when all before are paid for
+        ([(0, 100), (0.4, 100)], [0, 0.6]),
+        ([(0, 100), (1, 100), (2, 100)], [0, 0, 0]),  # who writes just as fast never waits
+        ([(0, 100), (50, 100), (50, 100)], [0, 0, 1]),  # a pause is not saved up
+        ([(0, 1000), (0, 1), (9, 1)], [0, 10, 1.01]),  # a large portion is paid for by those after it
+        ([(0, 0), (0, 0), (0, 100), (0, 0)], [0, 0, 0, 1]),  # nothing costs nothing
+        ([(7e9, 50), (7e9, 50)], [0, 0.5]),  # clocks begin anywhere
+    ],
+)
+def test_a_schedule_of_100_bytes_per_second(asked, waits):
+    schedule = Schedule(100)
+    assert [schedule.reserve(count, now) for now, count in asked] == pytest.approx(waits)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_whoever_asks_in_whatever_order_the_rate_holds(threads):
+    """Threads on a clock that stands where each has waited to: no second has more than the rate and one portion."""
+    now, rate, portion = [0.0] * threads, 1000, 70
+    schedule, gone = Schedule(rate), []
+    for _ in range(500):
+        thread = min(range(threads), key=lambda i: now[i])
+        now[thread] += schedule.reserve(portion, now[thread])
+        gone.append(now[thread])
+    for start in range(int(max(gone))):
+        assert sum(portion for at in gone if start <= at < start + 1) <= rate + portion
+    assert max(gone) == pytest.approx(499 * portion / rate)  # and nothing is wasted
+
+
+def test_a_limit_asks_its_clock_and_for_portions_that_flow_evenly():
+    limit = Limit(100e6, clock=iter([5.0, 5.0, 6.5]).__next__)
+    assert [limit.reserve(100_000_000) for _ in range(3)] == pytest.approx([0, 1, 0.5])
+    assert limit.portion == 10_000_000
+    assert Limit(1000).portion == MiB
+
+
+def sources(tmp_path, count, size):
+    paths = [tmp_path / f"source-{i}" for i in range(count)]
+    for path in paths:
+        path.write_bytes(os.urandom(size))
+    return paths
+
+
+def copy_all(copier, tmp_path, paths):
+    return copier.each(lambda copy, path: copy.file(path, tmp_path / f"target-{path.name}"), paths)
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_files_share_one_limit(tmp_path, files):
+    """A limit can only be too slow on a busy machine, so a bound from below always holds."""
+    paths = sources(tmp_path, files, 12 * MiB // files)
+    start = time.monotonic()
+    copy_all(Copier(mbps=16 * MiB / 1e6), tmp_path, paths)
+    assert time.monotonic() - start > (12 - 2) / 16  # all but the last portions are paid for
+    assert all((tmp_path / f"target-{path.name}").read_bytes() == path.read_bytes() for path in paths)
+
+
+def test_persists_after_one_another_share_it_too(tmp_path):
+    (path,) = sources(tmp_path, 1, 4 * MiB)
+    copier, start = Copier(mbps=16 * MiB / 1e6), time.monotonic()
+    for i in range(3):
+        copier.each(lambda copy, path, i=i: copy.file(path, tmp_path / f"target-{i}"), [path])
+    assert time.monotonic() - start > (12 - 2) / 16
+
+
+def test_results_are_in_the_order_of_the_items(tmp_path):
+    delays = [0.2, 0, 0.1, 0, 0]
+    assert Copier().each(lambda _, delay: (time.sleep(delay), delay)[1], delays) == delays
+    assert Copier().each(lambda _, item: item, []) == []
+
+
+def test_files_are_copied_at_the_same_time():
+    barrier = threading.Barrier(3)  # nobody passes alone
+    assert len(Copier(files_at_once=3).each(lambda *_: barrier.wait(60), [1, 2, 3])) == 3
+
+
+def test_one_failure_stops_the_others_and_is_what_is_raised(tmp_path):
+    """Even one that waits for its turn under a limit at which it would take hours."""
+    paths = sources(tmp_path, 3, 40 * MiB)
+    started = threading.Barrier(3)
+
+    def work(copy, path):
+        started.wait(60)
+        if path == paths[1]:
+            raise OSError(28, "No space left on device")
+        return copy.file(path, tmp_path / f"target-{path.name}")
+
+    with pytest.raises(OSError, match="No space left"):
+        Copier(mbps=0.001, files_at_once=3).each(work, paths)
+    assert not list(tmp_path.glob("target-*"))
+
+
+def test_after_a_failure_no_further_file_is_begun():
+    begun = []
+
+    def work(_, item):
+        begun.append(item)
+        raise OSError(5, f"item {item}")
+
+    copier = Copier(files_at_once=1)
+    with pytest.raises(OSError, match="item 1"):
+        copier.each(work, [1, 2, 3])
+    assert begun == [1]
+    assert copier.each(lambda _, item: item, [4]) == [4]  # the next checkpoint is not stopped
+    assert not issubclass(Stopped, OSError)
+
+
+@pytest.mark.parametrize("mbps", [-1.0, math.nan, math.inf])
+def test_a_limit_that_is_none_is_refused(mbps):
+    with pytest.raises(ConfigError, match=f"persist_mbps is {mbps}; give MB per second, or 0 for no limit"):
+        Settings(persist_mbps=mbps)
+
+
+def test_the_setting_comes_from_the_environment():
+    assert Settings().persist_mbps == 0
+    assert Settings.from_environment({"FASTCKPT_PERSIST_MBPS": "250"}).persist_mbps == 250

@@ -1,0 +1,189 @@
+"""What is published is found, newest first, and nothing else is."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core import metrics
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
+from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return CheckpointDirectory(tmp_path / "dir")
+
+
+def test_nothing_was_ever_saved(directory):
+    assert directory.checkpoints() == directory.damaged() == directory.sweep() == []
+    directory.delete(SaveId(0, 1))
+    assert not directory.path.exists()  # readers make nothing
+
+
+def test_layout_and_manifest(directory, tmp_path):
+    source = images(tmp_path / "source", SaveId(2, 7))
+    source |= {"rank_1.pt": source["rank_0.pt"]}
+    manifest = directory.publish(
+        SaveId(2, 7), source, parent=SaveId(1, 5), world_size=2, details={"omp_num_threads": 1}
+    )
+    place = directory.path / "checkpoint-7"
+    assert {path.name for path in place.iterdir()} == {*source, "manifest.json"}
+    assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "7"
+    assert json.loads((place / "manifest.json").read_text())["id"] == {"history": 2, "step": 7}
+    [stored] = directory.checkpoints()
+    assert stored.manifest == manifest and stored.path == stored.place == place and stored.id == (2, 7)
+    assert (manifest.parent, manifest.world_size, manifest.details) == ((1, 5), 2, {"omp_num_threads": 1})
+    assert stored.path_of("rank_0.pt") == place / "rank_0.pt"
+    with pytest.raises(BadCheckpoint, match="no file 'other'"):
+        stored.path_of("other")
+    assert_sound(directory)
+    assert_clean(directory)
+
+
+def test_newest_first_by_history_then_step(directory):
+    for id in [SaveId(0, 50), SaveId(0, 100), SaveId(1, 60), SaveId(0, 70)]:
+        publish(directory, id)
+    assert assert_sound(directory) == [(1, 60), (0, 100), (0, 70), (0, 50)]
+    assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "70"  # a hint, of the last one
+
+
+def test_the_tracker_is_not_trusted(directory):
+    publish(directory, SaveId(0, 5))
+    for text in ("9", "garbage", ""):
+        (directory.path / "latest_checkpointed_iteration.txt").write_text(text)
+        assert ids(directory) == [(0, 5)]
+    (directory.path / "latest_checkpointed_iteration.txt").unlink()
+    assert ids(directory) == [(0, 5)]
+
+
+def test_phases_come_in_order_with_the_step(directory, monkeypatch):
+    seen = []
+    monkeypatch.setattr(metrics, "_observers", [lambda name, fields: seen.append((name, fields["step"]))])
+    publish(directory, SaveId(0, 5))
+    publish(directory, SaveId(0, 6), str(directory.path / "x.pt"))
+    names = [name.removeprefix("persist.") for name, step in seen if step == 5]
+    assert names == ["write"] * 3 + ["manifest", "retire", "rename", "tracker", "drop"]
+    names = [name.removeprefix("persist.") for name, step in seen if step == 6]
+    assert names == ["write"] * 3 + ["manifest", "retire", "record", "rename", "tracker", "drop"]
+
+
+def test_the_same_step_of_a_newer_history_takes_the_place(directory):
+    publish(directory, SaveId(0, 5))
+    publish(directory, SaveId(1, 5))
+    assert assert_sound(directory) == [(1, 5)]
+    assert_clean(directory)
+
+
+def test_files_in_folders(directory, tmp_path):
+    source = images(tmp_path / "source", SaveId(0, 1))
+    names = {"global_step1/mp_rank_00.pt": source["model.pt"], "global_step1/deep/er.pt": source["rank_0.pt"]}
+    directory.publish(SaveId(0, 1), names)
+    [stored] = directory.checkpoints()
+    directory.verify(stored)
+    assert stored.path_of("global_step1/deep/er.pt").read_bytes() == source["rank_0.pt"].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../evil.pt", "/tmp/evil.pt", "a/../../evil.pt", "manifest.json", "", "."])
+def test_names_that_lead_outside_are_refused_before_anything_is_written(directory, tmp_path, name):
+    source = images(tmp_path / "source", SaveId(0, 1))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(BadCheckpoint, match="file name"):
+        directory.publish(SaveId(0, 1), {name: source["model.pt"]})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_details_that_are_no_json_are_refused(directory, tmp_path):
+    with pytest.raises(BadCheckpoint, match="JSON"):
+        directory.publish(SaveId(0, 1), {}, details={"a": b"bytes"})
+    assert not directory.path.exists()
+
+
+def test_directories_of_others_are_left_alone(directory):
+    publish(directory, SaveId(0, 5))
+    others = ["checkpoint-6", "checkpoint-best", "checkpoint-7.bak", "7", "notes"]
+    for name in others:
+        (directory.path / name).mkdir()
+        (directory.path / name / "pytorch_model.bin").write_text("theirs")
+    (directory.path / "checkpoint-8").write_text("a file")
+    assert ids(directory) == [(0, 5)] and directory.damaged() == []
+    directory.sweep()
+    publish(directory, SaveId(0, 6))
+    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    kept = [path.parent.name for path in directory.path.rglob("pytorch_model.bin")]
+    assert len(kept) == len(others)
+    assert [name for name in kept if name.startswith("checkpoint-6.aside-")] and "checkpoint-6" not in kept
+
+
+def test_a_link_in_the_way_is_not_followed(directory, tmp_path):
+    publish(directory, SaveId(0, 5))
+    elsewhere = tmp_path / "elsewhere"
+    (directory.path / "checkpoint-5").rename(elsewhere)
+    (directory.path / "checkpoint-5").symlink_to(elsewhere)
+    assert ids(directory) == [(0, 5)]
+    publish(directory, SaveId(1, 5))
+    assert ids(directory) == [(1, 5)]
+    assert (elsewhere / "model.pt").exists()
+
+
+def test_a_checkpoint_that_was_copied_counts(directory, tmp_path):
+    """Archives and other nodes: inodes and times differ, bytes do not."""
+    publish(directory, SaveId(0, 5))
+    publish(directory, SaveId(0, 6), str(directory.path / "ckpt-6.pt"))
+    os.system(f"cp -r {directory.path} {tmp_path / 'copy'}")
+    copy = CheckpointDirectory(tmp_path / "copy")
+    assert assert_sound(copy) == [(0, 6), (0, 5)]
+    assert copy.checkpoints()[0].path == tmp_path / "copy/ckpt-6.pt"
+
+
+def test_delete(directory):
+    for step in (1, 2, 3):
+        publish(directory, SaveId(0, step))
+    directory.delete(SaveId(0, 2))
+    directory.delete(SaveId(0, 2))  # it is gone: nothing happens
+    directory.delete(SaveId(7, 7))
+    assert assert_sound(directory) == [(0, 3), (0, 1)]
+    assert not (directory.path / "checkpoint-2").exists()
+    assert_clean(directory)
+    with pytest.raises(ConfigError, match="newest of 2 whole"):
+        directory.delete(SaveId(0, 3))
+    assert assert_sound(directory) == [(0, 3), (0, 1)]
+
+
+def test_the_newest_whole_one_is_refused_though_a_damaged_one_is_newer(directory):
+    publish(directory, SaveId(0, 1))
+    publish(directory, SaveId(0, 2))
+    (directory.path / "checkpoint-2/model.pt").unlink()
+    with pytest.raises(ConfigError, match="step 1 of history 0"):
+        directory.delete(SaveId(0, 1))
+
+
+def test_a_missing_image_is_a_clear_error(directory, tmp_path):
+    publish(directory, SaveId(0, 1))
+    source = images(tmp_path / "source", SaveId(0, 2))
+    source["rank_0.pt"].unlink()
+    with pytest.raises(PersistError, match=r"rank_0\.pt: No such file"):
+        directory.publish(SaveId(0, 2), source)
+    assert assert_sound(directory) == [(0, 1)]
+    assert_clean(directory)
+
+
+def test_many_saves_leave_no_descriptor_or_file(directory):
+    publish(directory, SaveId(0, 0))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for step in range(1, 12):
+        publish(directory, SaveId(0, step), str(directory.path / "ckpt.pt"))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert assert_sound(directory) == [(0, 11), (0, 0)]
+    assert len(list((directory.path / ".fastckpt").iterdir())) == 2  # the record and the lock
+
+
+def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = CheckpointDirectory("dir")
+    monkeypatch.chdir("/")
+    publish(directory, SaveId(0, 1))
+    assert Path(tmp_path / "dir/checkpoint-1/model.pt").exists()

@@ -1,0 +1,143 @@
+"""A directory is not another one that takes its name."""
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.local.identity import identity, mark
+from fastckpt.errors import PersistError
+
+ONE, TWO = "1" * 32, "2" * 32
+MARK = ".fastckpt/identity"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB; skips where mounting is not permitted."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def links_refused(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+def at_once(count: int, act: Callable[[int], str]) -> list[str]:
+    """What each of several processes returns that begin together."""
+    start, go = os.pipe()
+    pipes = []
+    for number in range(count):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            try:
+                os.close(go)
+                os.read(start, 1)
+                os.write(writer, act(number).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        pipes.append(reader)
+    os.close(go)
+    os.close(start)
+    said = []
+    for reader in pipes:
+        with os.fdopen(reader) as pipe:
+            said.append(pipe.read())
+        os.wait()
+    return said
+
+
+def test_it_lasts_as_long_as_the_directory(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    assert identity(first) == "" and not any(first.iterdir()), "who only looks marks nothing"
+    assert mark(first, ONE) == mark(first, TWO) == identity(first) == ONE
+    assert mark(second, TWO) == TWO
+    shutil.rmtree(first / ".fastckpt")
+    assert identity(first) == ""
+    assert os.listdir(second / ".fastckpt") == ["identity"]
+
+
+def test_one_that_is_missing_has_none_and_is_not_made(tmp_path: Path) -> None:
+    assert identity(tmp_path / "missing") == mark(tmp_path / "missing", ONE) == ""
+    assert not (tmp_path / "missing").exists()
+    assert CheckpointDirectory(tmp_path / "missing").identity() == ("", 0)
+
+
+def test_one_whose_mark_cannot_be_read_is_not_one_without(tmp_path: Path) -> None:
+    (tmp_path / MARK).mkdir(parents=True)  # as good as a read error: it is there, and tells nothing
+    with pytest.raises(IsADirectoryError):
+        mark(tmp_path, ONE)
+    with pytest.raises(PersistError, match=r"cannot read the mark in .*identity"):
+        CheckpointDirectory(tmp_path).identity()
+
+
+@pytest.mark.parametrize("number", [0, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+@pytest.mark.parametrize("torn", ["", "12", "\0" * 32, "z" * 70])
+def test_one_that_was_never_whole_makes_way(tmp_path: Path, monkeypatch, number: int, torn: str) -> None:
+    """Its writer died between its creation and its writing, or the machine did."""
+    (tmp_path / ".fastckpt").mkdir()
+    (tmp_path / MARK).write_text(torn)
+    if number:
+        links_refused(monkeypatch, number)
+    assert identity(tmp_path) == ""
+    assert mark(tmp_path, ONE) == identity(tmp_path) == mark(tmp_path, TWO) == ONE
+    assert os.listdir(tmp_path / ".fastckpt") == ["identity"]
+
+
+@pytest.mark.parametrize("number", [0, errno.EPERM])
+@pytest.mark.parametrize("torn", [False, True])
+def test_of_several_nodes_the_first_wins(tmp_path: Path, monkeypatch, number: int, torn: bool) -> None:
+    if number:
+        links_refused(monkeypatch, number)
+    for turn in range(10):
+        directory = tmp_path / str(turn)
+        (directory / ".fastckpt").mkdir(parents=True)
+        if torn:
+            (directory / MARK).touch()
+        said = at_once(6, lambda process, directory=directory: mark(directory, f"{process:032x}"))
+        assert set(said) == {identity(directory)} and len(said[0]) == 32
+        assert os.listdir(directory / ".fastckpt") == ["identity"]
+
+
+def test_without_links_nor_locks_it_is_written_all_the_same(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    links_refused(monkeypatch, errno.EOPNOTSUPP)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert mark(tmp_path, ONE) == mark(tmp_path, TWO) == ONE
+
+
+def test_a_full_or_read_only_disk_gets_it_later_and_keeps_no_rest(disk: Path) -> None:
+    (disk / ".fastckpt").mkdir()
+    (disk / MARK).touch()
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while file.write(bytes(4096)):
+            pass
+    assert mark(disk, ONE) == identity(disk) == ""
+    (disk / MARK).unlink()
+    assert mark(disk, ONE) == "" and os.listdir(disk / ".fastckpt") == []
+    ballast.unlink()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    assert mark(disk, ONE) == ""
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    assert mark(disk, TWO) == identity(disk) == TWO

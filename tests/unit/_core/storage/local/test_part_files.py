@@ -1,0 +1,285 @@
+"""Several nodes write one checkpoint: it counts when all parts are there, and then at once and whole."""
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local import layout, part_files
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.share import Share
+from fastckpt.errors import BadCheckpoint, PersistError
+from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, contribute, ids, publish
+from tests.unit._core.storage.conftest import ROOT
+
+OLD, NEW = SaveId(0, 7), SaveId(1, 7)
+TARGETS = ["", "user/ckpt.pt"]
+
+
+@pytest.fixture
+def directory(fast_path):
+    return CheckpointDirectory(fast_path / "dir")
+
+
+@pytest.fixture(params=TARGETS)
+def target(request, fast_path):
+    return request.param and str(fast_path / request.param)
+
+
+def places(directory: CheckpointDirectory) -> list[Path]:
+    return sorted((directory.path / ".fastckpt").glob("parts-*"))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_last_part_makes_it_whole(directory, target, order):
+    publish(directory, OLD, target)
+    contributions = []
+    for count, node in enumerate(order):
+        assert ids(directory) == [OLD]
+        contributions.append(contribute(directory, NEW, Share(node, 3, target=target)))
+        assert contributions[-1].missing() == sorted(order[count + 1 :])
+        manifest = contributions[-1].complete()
+        assert (manifest is None) == (count < 2)
+    assert assert_sound(directory) == [NEW]
+    assert [contribution.complete() for contribution in contributions] == [manifest] * 3
+    [stored] = directory.checkpoints()
+    names = {"model.pt", "rank_0.pt", "rank_1.pt", "rank_2.pt", "empty-1", "empty-2"}
+    assert {entry.name for entry in manifest.files} == names
+    own = (names - {"model.pt"}) | {"draft"} if target else names
+    assert {path.name for path in stored.place.iterdir()} == own | {"manifest.json"}
+    assert manifest.details == {"attempt": "", "omp_num_threads": 1} and manifest.world_size == 3
+    assert (directory.path / "latest_checkpointed_iteration.txt").read_text() == "7"
+    assert_clean(directory)
+
+
+def test_a_part_is_written_once(directory, target):
+    first = contribute(directory, NEW, Share(0, 2, target=target))
+    before = {path: path.stat() for path in directory.path.rglob("*") if path.is_file()}
+    assert contribute(directory, NEW, Share(0, 2, target=target)).missing() == first.missing() == [1]
+    assert before == {path: path.stat() for path in directory.path.rglob("*") if path.is_file()}
+    contribute(directory, NEW, Share(1, 2, target=target)).complete()
+    assert contribute(directory, NEW, Share(0, 2, target=target)).complete()
+    assert assert_sound(directory) == [NEW]
+    assert_clean(directory)
+
+
+@pytest.mark.parametrize("name", ["rank_1.pt", "part-1.json"])
+@pytest.mark.parametrize("content", [b"short", None])
+def test_a_part_that_was_damaged_is_missing_until_it_is_written_again(directory, target, name, content):
+    contribute(directory, NEW, Share(1, 2, target=target))
+    [path] = directory.path.rglob(name)
+    path.write_bytes(content) if content else path.unlink()
+    first = contribute(directory, NEW, Share(0, 2, target=target))
+    assert first.missing() == [1] and first.complete() is None
+    contribute(directory, NEW, Share(1, 2, target=target))
+    assert first.complete() and assert_sound(directory) == [NEW]
+    assert_clean(directory)
+
+
+def test_what_does_not_belong_together_does_not_meet(directory, fast_path):
+    """Another attempt with a history of the same number, another path, another number of nodes."""
+    contribute(directory, NEW, Share(0, 2, attempt="a"))
+    others = [Share(1, 2, attempt="b"), Share(1, 2), Share(1, 3, attempt="a"), Share(1, 2, "a", str(fast_path / "x"))]
+    for share in others:
+        assert contribute(directory, NEW, share).complete() is None
+    assert ids(directory) == [] and len(places(directory)) == 5
+    assert contribute(directory, NEW, Share(1, 2, attempt="a")).complete()
+    assert assert_sound(directory) == [NEW]
+    publish(directory, SaveId(1, 8))
+    assert_clean(directory)
+
+
+def test_another_attempt_replaces_what_the_first_one_published(directory):
+    for attempt in ("a", "b"):
+        contribute(directory, NEW, Share(0, 2, attempt))
+        assert contribute(directory, NEW, Share(1, 2, attempt)).complete()
+        [stored] = directory.checkpoints()
+        assert stored.manifest.details["attempt"] == attempt
+    assert_clean(directory)
+
+
+def test_parts_of_unlike_jobs_are_refused(directory, fast_path):
+    contribute(directory, NEW, Share(0, 2))
+    odd = directory.contribute(NEW, {"rank_1.pt": Path(__file__)}, Share(1, 2), world_size=5)
+    with pytest.raises(BadCheckpoint, match="numbers of ranks"):
+        odd.complete()
+    assert ids(directory) == []
+
+
+def test_a_file_that_another_node_wrote_over_is_missed(directory):
+    contribute(directory, NEW, Share(0, 2))
+    again = directory.contribute(NEW, {"rank_0.pt": Path(__file__)}, Share(1, 2), world_size=2)
+    assert again.complete() is None and again.missing() == [0] and ids(directory) == []
+
+
+def test_leftover_parts_go_with_the_next_publication(directory, target):
+    contribute(directory, OLD, Share(0, 2, "dead", target))
+    contribute(directory, OLD, Share(1, 3, "dead"))
+    assert len(places(directory)) == 2
+    for node in (0, 1):
+        last = contribute(directory, NEW, Share(node, 2, target=target))
+    assert last.complete() and assert_sound(directory) == [NEW]
+    assert_clean(directory)
+
+
+def test_a_sweep_leaves_what_may_still_be_completed(directory, target, monkeypatch):
+    publish(directory, OLD)
+    first = contribute(directory, NEW, Share(0, 2, target=target))
+    assert directory.sweep() == [] and len(places(directory)) == 1
+    monkeypatch.setattr(part_files, "ABANDONED", -1)
+    assert directory.sweep() == places(directory) or not places(directory)
+    assert first.missing() == [0, 1] and first.complete() is None
+    assert assert_sound(directory) == [OLD]
+    assert_clean(directory)
+
+
+def test_a_sweep_removes_what_is_older_than_a_checkpoint(directory, target):
+    contribute(directory, OLD, Share(0, 2, target=target))
+    [left] = places(directory)
+    shutil.copytree(left, directory.path.parent / "left")
+    publish(directory, NEW)
+    assert places(directory) == []
+    shutil.copytree(directory.path.parent / "left", left)
+    shutil.rmtree(directory.path.parent / "left")
+    assert directory.sweep() == [left]
+    assert_clean(directory)
+
+
+def test_a_sweep_publishes_what_is_complete(directory, target):
+    publish(directory, OLD)
+    for node in (1, 0):
+        contribute(directory, NEW, Share(node, 2, target=target))
+    assert assert_sound(directory) == [OLD]
+    [gathered] = places(directory)
+    assert directory.sweep() == [gathered]
+    assert assert_sound(directory)[0] == NEW
+    assert_clean(directory)
+
+
+def test_what_is_complete_is_published_by_whoever_comes(directory, target):
+    publish(directory, OLD, target)
+    assert directory.settle() == []
+    contribute(directory, NEW, Share(0, 2, target=target))
+    assert [(each.id, each.why) for each in directory.settle()] == [(NEW, "it lacks the parts of 1 of 2 nodes: 1")]
+    contribute(directory, NEW, Share(1, 2, target=target))
+    assert assert_sound(directory) == [OLD] and directory.scan().gathered == [NEW]
+    assert [manifest.id for manifest in directory.settle()] == [NEW]
+    assert assert_sound(directory)[0] == NEW and directory.settle() == []
+    assert_clean(directory)
+
+
+def test_parts_that_do_not_go_together_are_told_of(directory):
+    contribute(directory, NEW, Share(0, 2))
+    directory.contribute(NEW, {"rank_1.pt": Path(__file__)}, Share(1, 2), world_size=5)
+    [unfinished] = directory.settle()
+    assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
+
+
+def test_what_nobody_had_written_whole_is_nothing_to_tell_of(directory):
+    (directory.path / ".fastckpt/parts-1-7-0123456789ab/files").mkdir(parents=True)
+    assert directory.settle() == []
+
+
+def test_without_locks_the_first_node_publishes(directory, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(layout.fcntl, "flock", refuse)
+    first = contribute(directory, NEW, Share(0, 2))
+    second = contribute(directory, NEW, Share(1, 2))
+    assert second.complete() is None and directory.sweep() == []
+    assert first.complete() == second.complete() is not None
+    assert_sound(directory)
+
+
+def test_a_node_whose_storage_refuses_leaves_the_parts_of_the_others(directory, target, monkeypatch):
+    contribute(directory, NEW, Share(1, 2, target=target))
+    real = os.pwrite
+
+    def refuse(fd, data, offset):
+        if b"model" in bytes(data[:100]):
+            raise OSError(errno.EIO, "broken")
+        return real(fd, data, offset)
+
+    with monkeypatch.context() as broken, pytest.raises(PersistError, match="broken"):
+        broken.setattr(os, "pwrite", refuse)
+        contribute(directory, NEW, Share(0, 2, target=target))
+    files = [path.name for path in directory.path.parent.rglob("*.pt") if "image" not in str(path)]
+    assert files == ["rank_1.pt"] and not list(directory.path.parent.rglob(".fastckpt-*"))
+    assert contribute(directory, NEW, Share(0, 2, target=target)).complete()
+    assert assert_sound(directory) == [NEW]
+
+
+def test_a_rename_that_is_refused_can_be_done_again(directory, fast_path):
+    """What all have written is kept: the others' memory may hold something else by now."""
+    publish(directory, OLD)
+    target = fast_path / "user/ckpt.pt"
+    target.mkdir(parents=True)
+    (target / "theirs").touch()
+    for node in (0, 1):
+        last = contribute(directory, NEW, Share(node, 2, target=str(target)))
+    with pytest.raises(PersistError, match="Is a directory"):
+        last.complete()
+    assert assert_sound(directory) == [OLD]
+    shutil.rmtree(target)
+    assert last.complete() and assert_sound(directory) == [NEW, OLD]
+    assert_clean(directory)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_node_is_killed_at_every_file_operation(fast_path, crash, target, node):
+    """Whatever it left, the others publish if its part was there; else its retry does, or a sweep takes it away."""
+    operation, outcomes = 0, set()
+    while True:
+        operation += 1
+        path = fast_path / str(operation)
+        directory, named = CheckpointDirectory(path / "dir"), target and str(path / "user/ckpt.pt")
+        publish(directory, OLD, named)
+        other = contribute(directory, NEW, Share(1 - node, 2, target=named))
+        killed = crash(directory, "node", NEW, node=node, nodes=2, target=named, operation=operation)
+        assert assert_sound(CheckpointDirectory(directory.path)) in ([OLD], [NEW], [NEW, OLD])
+        if operation % 2:
+            directory.sweep()
+        published = other.complete()
+        outcomes.add(published is not None)
+        assert assert_sound(directory)[0] == (NEW if published else OLD)
+        retry = contribute(directory, NEW, Share(node, 2, target=named))
+        if not published and other.missing():
+            other = contribute(directory, NEW, Share(1 - node, 2, target=named))
+        assert retry.complete() and other.complete()
+        directory.sweep()
+        assert assert_sound(directory) == [NEW]
+        assert_clean(directory)
+        if not killed:
+            break
+        shutil.rmtree(path)
+    assert operation > 20 and outcomes == {True, False}
+
+
+@pytest.mark.parametrize("rounds", [15])
+def test_publishers_race(fast_path, target, rounds):
+    """Nodes in processes of their own, all at once: one publishes, the others find it published."""
+    command = [sys.executable, str(Path(__file__).with_name("crasher.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    nodes = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    directory = CheckpointDirectory(fast_path / "dir")
+    try:
+        for history in range(1, rounds + 1):
+            request = {"root": str(directory.path), "deed": "node", "id": [history, 7], "nodes": 3, "target": target}
+            for number, node in enumerate(nodes):
+                node.stdin.write(json.dumps({**request, "node": number, "waits": True}) + "\n")
+                node.stdin.flush()
+            assert [node.stdout.readline() for node in nodes] == ["0\n"] * 3
+            assert assert_sound(directory) == [(history, 7)]
+            assert_clean(directory)
+    finally:
+        for node in nodes:
+            node.communicate()

@@ -1,0 +1,219 @@
+"""A history has one holder, of however many that open it at once."""
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.remote.objects import Creation
+from fastckpt._core.storage.remote.remote_store import RemoteStore
+from fastckpt._core.storage.store import Store, open_store
+from fastckpt.errors import ConfigError, PersistError, Superseded
+from tests.unit._core.storage.checkpoints import images
+from tests.unit._core.storage.local.test_identity import at_once, links_refused
+from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
+
+
+class MadeOnce(LocalFileSystem):
+    """A store that makes nothing exclusively but directories."""
+
+    protocol = "sftp-like"
+
+
+fsspec.register_implementation("sftp-like", MadeOnce, clobber=True)
+
+
+@pytest.fixture(params=["directory", "without links", "s3", "files", "directories"])
+def location(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    s3_server: str,  # noqa: F811
+) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return "s3://bucket/run1"
+    if request.param == "without links":
+        links_refused(monkeypatch, errno.EOPNOTSUPP)
+    if request.param == "directories":
+        monkeypatch.setattr("fastckpt._core.storage.remote.objects.Objects.creation", Creation.DIRECTORY)
+    return f"sftp-like://{tmp_path}/run" if request.param in ("files", "directories") else str(tmp_path / "run")
+
+
+@pytest.fixture
+def store(location: str) -> Iterator[Store]:
+    made = open_store(location)
+    yield made
+    made.close()
+
+
+def record(history: int = 1, token: str = "one", **more) -> Record:
+    return Record(history, token, "@agent", "/run", {"pid": 7}, ("@agent", "@other"), SaveId(0, 3), "now", **more)
+
+
+def test_a_record_is_read_as_it_was_made_and_renewed(store: Store) -> None:
+    histories = store.histories
+    assert histories.excludes and histories.newest() == 0 and histories.read(1) is None
+    assert histories.create(record()) and histories.create(record(12))
+    assert histories.newest() == 12 and histories.read(1) == record() and histories.read(11) is None
+    later = replace(record().renewed(), closed=True)
+    histories.write(later)
+    assert histories.read(1) == later and len(later.to_bytes()) == len(record().to_bytes())
+    assert store.checkpoints() == [] and store.sweep() == [], "a record is no remains"
+    assert histories.newest() == 12
+
+
+def test_of_many_processes_that_open_a_history_at_once_one_has_it(location: str) -> None:
+    def act(number: int) -> str:
+        made = open_store(location).histories.create(record(token=str(number)))
+        return f"{number}" if made else ""
+
+    won = [said for said in at_once(8, act) if said]
+    reader = open_store(location)
+    found = reader.histories.read(1)
+    reader.close()
+    assert found is not None and won == [found.token], "also when an answer is heard late, the record tells whose it is"
+
+
+def test_what_is_no_record_is_one_of_nobody_that_lives_as_long_as_it_changes(store: Store) -> None:
+    assert store.histories.create(record())
+    path = ".fastckpt/history-1"
+    seen = []
+    for text in (b" ", b'{"token": 1', b"[]"):
+        if isinstance(store, RemoteStore):
+            store._objects.put(store.histories._name(1), text)
+        else:
+            (store.path / path).write_bytes(text)
+        found = store.histories.read(1)
+        assert found is not None and (found.history, found.token, found.launch, found.closed) == (1, "", "", False)
+        seen.append(found.count)
+    assert len(set(seen)) == 3 and not store.histories.create(record())
+
+
+def test_a_sweep_removes_the_records_that_decide_nothing(store: Store, tmp_path: Path) -> None:
+    """Those that are older than the newest checkpoint, and of whose histories none is there; the newest all stay."""
+    histories = store.histories
+    for number in range(1, 41):
+        assert histories.create(record(number))
+    store.sweep()
+    assert all(histories.read(number) for number in range(1, 41)), "no checkpoint is newer than any of them"
+    for history in (3, 20):
+        store.publish(SaveId(history, history), images(tmp_path / f"images-{history}", SaveId(history, history)))
+    assert len([*store.sweep()]) == 18 and store.sweep() == []
+    assert [n for n in range(1, 41) if histories.read(n)] == [3, *range(20, 41)] and histories.newest() == 40
+    store.publish(SaveId(40, 40), images(tmp_path / "images-40", SaveId(40, 40)))
+    store.sweep()
+    assert [n for n in range(1, 41) if histories.read(n)] == [3, 20, *range(25, 41)], "the newest 16 stay"
+    assert [stored.id for stored in store.checkpoints()] == [(40, 40), (20, 20), (3, 3)]
+
+
+def test_who_is_killed_before_the_record_has_its_name_has_not_opened_it(tmp_path: Path) -> None:
+    histories = open_store(tmp_path).histories
+    for operation, opened in (("link", None), ("unlink", record())):
+        if (child := os.fork()) == 0:
+            setattr(os, operation, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            open_store(tmp_path).histories.create(record())
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert histories.read(1) == opened
+    open_store(tmp_path).sweep()
+    assert histories.read(1) == record() and not list(tmp_path.glob(".fastckpt/tmp-*"))
+
+
+def test_a_record_that_is_gone_is_not_written_anew(tmp_path: Path) -> None:
+    histories = open_store(tmp_path).histories
+    with pytest.raises(PersistError):
+        histories.write(record())
+    assert histories.read(1) is None
+
+
+def test_an_answer_that_is_lost_leaves_a_record_with_ones_token(s3: S3) -> None:  # noqa: F811
+    """The client asks again, and is told that there is one: by its token it sees that this is its own."""
+    fault = s3.befalls(Fault("lose", "PUT", "history-1"))
+    store = open_store("s3://bucket/run1")
+    assert store.histories.create(record()) is False and fault.struck == 1
+    assert store.histories.read(1) == record()
+    store.close()
+
+
+def test_a_store_that_makes_an_object_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some take a conditional request for any other."""
+    store = RemoteStore(f"memory://{tmp_path.name}/run")
+    monkeypatch.setattr(store._objects, "_condition", {"mode": "overwrite"})
+    with pytest.raises(ConfigError, match=r"makes an object twice.*--fast-no-exclusive"):
+        store.histories.create(record())
+
+
+def test_a_store_that_does_not_know_conditional_requests_is_refused(s3: S3) -> None:  # noqa: F811
+    s3.befalls(Fault(501, "PUT", "history-1", times=9))
+    store = open_store("s3://bucket/run1")
+    with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
+        store.histories.create(record())
+    store.close()
+
+
+def test_a_store_of_which_nothing_is_known_excludes_nobody(tmp_path: Path) -> None:
+    class Unknown(fsspec.AbstractFileSystem):
+        protocol = "unknown"
+
+    fsspec.register_implementation("unknown", Unknown, clobber=True)
+    assert RemoteStore("unknown://place/run").histories.excludes is False
+
+
+# --- what two that have lost sight of each other do to one place
+
+
+def published(directory: CheckpointDirectory, folder: Path, *ids: SaveId) -> None:
+    for id in ids:
+        directory.publish(id, images(folder / f"{id.history}-{id.step}", id))
+
+
+def ids(directory: CheckpointDirectory) -> list[SaveId]:
+    return [stored.id for stored in directory.checkpoints()]
+
+
+def test_an_older_one_does_not_take_the_place_of_a_newer_one(fast_path: Path) -> None:
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(2, 5))
+    with pytest.raises(Superseded, match="step 5 of history 2, which is newer"):
+        published(directory, fast_path, SaveId(1, 5))
+    assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
+
+
+def test_a_newer_one_that_made_way_gets_its_place_back(fast_path: Path) -> None:
+    """It came between an older one's look and its rename, and whoever renamed was killed."""
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(2, 5))
+    home = directory.path / "checkpoint-5"
+    home.rename(directory.path / ".fastckpt/retired-0123456789ab")
+    published(directory, fast_path, SaveId(1, 5))
+    assert ids(directory)[0] == (2, 5)
+    assert home in directory.sweep()
+    assert ids(directory) == [(2, 5)] and not list(directory.path.glob(".fastckpt/*-*"))
+
+
+def test_what_was_to_be_deleted_stays_if_the_newer_one_is_gone(
+    fast_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the deletion it was found bad, say, and set aside by somebody else."""
+    directory = CheckpointDirectory(fast_path / "run")
+    published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
+    rename = Path.rename
+
+    def set_aside(self: Path, target: Path) -> None:
+        if target.name.startswith("retired"):
+            rename(directory.path / "checkpoint-6", fast_path / "bad")
+        rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", set_aside)
+    directory.delete(SaveId(1, 5))
+    assert ids(directory) == [(1, 5)]

@@ -1,0 +1,196 @@
+"""Ids and manifests: what is written is read, and nothing else is."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastckpt._core.format import manifest as module
+from fastckpt._core.format.ids import LARGEST, SaveId
+from fastckpt._core.format.manifest import FileEntry, Manifest, Stamp
+from fastckpt.errors import BadCheckpoint, ProtocolError
+
+DIGEST = "0123456789abcdef" * 2
+MODEL = FileEntry("model.pt", 10, DIGEST, Stamp(5, 6))
+PLAIN = Manifest(SaveId(2, 7), SaveId(1, 5), (MODEL, FileEntry("rank_0.pt", 0, DIGEST)), 2, 1.5, {"a": [1, None]})
+
+numbers = st.integers(0, LARGEST)
+ids = st.builds(SaveId, numbers, numbers)
+part = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8)
+names = st.lists(part.filter(lambda p: p not in (".", "..")), min_size=1, max_size=3).map("/".join)
+digests = st.text("0123456789abcdef", min_size=32, max_size=32)
+entries = st.builds(
+    FileEntry,
+    names.filter(lambda name: name != "manifest.json"),
+    numbers,
+    digests,
+    st.none() | st.builds(Stamp, numbers, numbers),
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3))
+manifests = st.builds(
+    Manifest,
+    ids,
+    st.none() | ids,
+    st.lists(entries, unique_by=lambda e: e.name, max_size=4).map(tuple),
+    st.integers(1, LARGEST),
+    st.floats(0, 1e12),
+    st.dictionaries(st.text(), values, max_size=3),
+)
+
+
+@given(ids)
+def test_ids_both_ways(id):
+    assert SaveId.from_json(json.loads(json.dumps(id.to_json()))) == id
+
+
+def test_ids_order_by_history_first():
+    assert SaveId(0, 100) < SaveId(1, 50) < SaveId(1, 51)
+    assert str(SaveId(2, 7)) == "step 7 of history 2"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, 7, "7", [2, 7], {}, {"history": 0}, {"history": 0, "step": -1}, {"history": True, "step": 1}),
+        *({"history": 0, "step": step} for step in (1.0, "1", None, LARGEST + 1)),
+        {"history": 0, "step": 1, "more": 1},
+    ],
+)
+def test_refuses_what_is_no_id(value):
+    with pytest.raises(ProtocolError):
+        SaveId.from_json(value)
+
+
+@given(manifests)
+def test_manifests_both_ways(manifest):
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert Manifest.from_json(manifest.to_json().encode()) == manifest
+
+
+@pytest.mark.parametrize("target", ["/data/ckpt.pt", "ckpt.pt", "sub/ckpt.pt"])
+def test_a_target_is_kept(target):
+    manifest = Manifest(PLAIN.id, None, PLAIN.files, 1, 0.0, {}, target)
+    assert Manifest.from_json(manifest.to_json()).target == target
+
+
+@given(st.text() | st.binary())
+def test_garbage_is_refused(text):
+    with pytest.raises(BadCheckpoint):
+        Manifest.from_json(text)
+
+
+@given(values.map(json.dumps))
+def test_other_json_is_refused(text):
+    with pytest.raises(BadCheckpoint):
+        Manifest.from_json(text)
+
+
+@given(st.data())
+def test_a_flipped_bit_is_found_or_changes_nothing(data):
+    text = PLAIN.to_json().encode()
+    where = data.draw(st.integers(0, len(text) * 8 - 1))
+    flipped = bytearray(text)
+    flipped[where // 8] ^= 1 << where % 8
+    try:
+        assert Manifest.from_json(bytes(flipped)) == PLAIN  # say a blank that became a line's end
+    except BadCheckpoint:
+        pass
+
+
+@given(st.integers(0, 10_000))
+def test_a_truncated_manifest_is_found(length):
+    text = PLAIN.to_json()
+    with pytest.raises(BadCheckpoint):
+        Manifest.from_json(text[: length % len(text)])
+
+
+def forged(**changes):
+    """A manifest's text with a right digest over wrong contents."""
+    body = {**json.loads(PLAIN.to_json()), **changes}
+    body.pop("digest")
+    body = {key: value for key, value in body.items() if value is not ...}
+    return json.dumps({**body, "digest": module._digest(body)})
+
+
+def with_file(**changes):
+    return {"files": [{"name": "model.pt", "size": 1, "digest": DIGEST, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"fastckpt": 2}, "schema is '2'"),
+        ({"fastckpt": None}, "schema"),
+        ({"id": None}, "save id"),
+        ({"id": ...}, "id"),
+        ({"id": {"history": 0, "step": -1}}, "step is '-1'"),
+        ({"parent": 5}, "save id"),
+        ({"world_size": 0}, "world size is '0'"),
+        ({"world_size": "2"}, "world size"),
+        ({"time": -1.0}, "time is '-1.0'"),
+        ({"time": True}, "time"),
+        ({"details": []}, "details"),
+        ({"files": None}, "NoneType"),
+        ({"files": [5]}, "a file is '5'"),
+        ({"files": ["model.pt"]}, "a file is 'model.pt'"),
+        ({"files": {"model.pt": 1}}, "a file is"),
+        ({"files": [{"name": "model.pt"}]}, "size"),
+        (with_file(size=-1), "size of model.pt is '-1'"),
+        (with_file(size=1.0), "size of model.pt"),
+        (with_file(digest="xyz"), "digest of model.pt"),
+        (with_file(digest=DIGEST.upper()), "digest of model.pt"),
+        (with_file(digest=DIGEST + "\n"), "digest of model.pt"),
+        (with_file(stamp=[1]), "stamp"),
+        (with_file(stamp=[1, -1]), "stamp"),
+        (with_file(stamp="12"), "stamp"),
+        (with_file(name="../model.pt"), "file name"),
+        (with_file(name="a/../../model.pt"), "file name"),
+        (with_file(name="/etc/passwd"), "file name is '/etc/passwd'"),
+        (with_file(name=""), "file name"),
+        (with_file(name="a//b"), "file name"),
+        (with_file(name="."), "file name"),
+        (with_file(name="a\0b"), "file name"),
+        (with_file(name="\ud800"), "file name"),
+        (with_file(name=7), "file name"),
+        (with_file(name="manifest.json"), "file name"),
+        ({"files": with_file()["files"] * 2}, "once each"),
+        ({"target": None}, "target"),
+        ({"target": "../ckpt.pt"}, "target is '../ckpt.pt'"),
+        ({"target": "/data/../etc/passwd"}, "target"),
+        ({"target": "/"}, "target"),
+        ({"target": "ckpt.pt", "files": []}, "empty without a file model.pt"),
+    ],
+)
+def test_refuses_with_value_and_reason(changes, reason):
+    with pytest.raises(BadCheckpoint, match=reason.replace("[", r"\[")):
+        Manifest.from_json(forged(**changes))
+
+
+def test_an_edited_manifest_is_found():
+    with pytest.raises(BadCheckpoint, match="digest of the manifest"):
+        Manifest.from_json(PLAIN.to_json().replace('"size": 10', '"size": 11'))
+
+
+def test_oversize_and_deep_texts_are_refused(monkeypatch):
+    with pytest.raises(BadCheckpoint):
+        Manifest.from_json("[" * 100_000)
+    with pytest.raises(BadCheckpoint):
+        Manifest.from_json('{"fastckpt": ' + "9" * 10_000 + "}")
+    monkeypatch.setattr(module, "MAX_TEXT", 100)
+    with pytest.raises(BadCheckpoint, match="at most 100 bytes"):
+        Manifest.from_json(PLAIN.to_json())
+
+
+@pytest.mark.parametrize("details", [{"a": float("nan")}, {"a": b""}, {"a": {1, 2}}])
+def test_details_must_be_json(details):
+    with pytest.raises(BadCheckpoint, match="no JSON"):
+        Manifest(PLAIN.id, None, (), 1, 0.0, details).to_json()
+
+
+def test_entry_by_name():
+    assert PLAIN.entry("model.pt") is MODEL
+    assert PLAIN.size == 10
+    with pytest.raises(BadCheckpoint, match="no file 'other'"):
+        PLAIN.entry("other")

@@ -1,0 +1,303 @@
+"""Power that is lost anywhere leaves the old or the new checkpoint whole, whatever was not synced by then.
+
+Each deed is recorded once; all that a disk may hold after each of its operations is then made and read. Where that
+is too much, a part of it is chosen, the same in every run; the campaign leaves nothing out.
+"""
+
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.local import part_files
+from fastckpt._core.storage.local.directory import CheckpointDirectory
+from fastckpt._core.storage.share import Share
+from fastckpt.errors import FastckptError
+from tests.unit._core.storage.checkpoints import images, images_of_node, publish
+from tests.unit._core.storage.deeds import Deed, purposes, record
+from tests.unit._core.storage.disk import restore
+from tests.unit._core.storage.layers import lower_layer
+from tests.unit._core.storage.scenes import (
+    NEW,
+    OLD,
+    OLDEST,
+    SCENES,
+    another_history,
+    strangers_directory,
+    target_again,
+    target_overwritten,
+)
+
+LIMIT = 6
+"""Disks that are tried after one operation, beside those of a journal that keeps order, if there are more."""
+
+
+def publishing(
+    scene: Callable[[CheckpointDirectory], tuple[SaveId, str]], *, lower: bool = False
+) -> Callable[..., Deed]:
+    """A publication to what is there in a scene, perhaps in a lower layer."""
+
+    def make(path: Path, kill_after: int | None = None) -> Deed:
+        directory = CheckpointDirectory(path / "root/dir")
+        publish(directory, OLDEST)
+        id, target = scene(directory)
+        _forget_sources(path)
+        return _publish(path, id, target, kill_after, lower=lower)
+
+    return make
+
+
+def first(path: Path) -> Deed:
+    """The directory does not exist before."""
+    return _publish(path, OLD, "")
+
+
+def first_with_target(path: Path) -> Deed:
+    return _publish(path, OLD, str(path / "root/user/user/ckpt.pt"))
+
+
+def deleting(target: str, *, lower: bool = False) -> Callable[[Path], Deed]:
+    def make(path: Path) -> Deed:
+        directory = CheckpointDirectory(path / "root/dir")
+        publish(directory, OLDEST)
+        publish(directory, OLD, target and f"{path}/root/{target}")
+        publish(directory, SaveId(1, 8))
+        _forget_sources(path)
+
+        def act(directory: CheckpointDirectory) -> None:
+            with lower_layer(directory.path) if lower else nullcontext():
+                directory.delete(OLD)
+
+        return record(path / "root", act)
+
+    return make
+
+
+def by_nodes(target: str) -> Callable[..., Deed]:
+    """Two nodes write their parts; the first to have done so publishes, in place of a step of the same number."""
+
+    def make(path: Path, kill_after: int | None = None) -> Deed:
+        directory, named = CheckpointDirectory(path / "root/dir"), target and f"{path}/root/{target}"
+        publish(directory, OLDEST)
+        publish(directory, OLD, named)
+        _forget_sources(path)
+        sources = [images_of_node(path / f"source-{node}", NEW, node) for node in range(2)]
+
+        def act(directory: CheckpointDirectory) -> None:
+            shares = [Share(node, 2, target=named) for node in range(2)]
+            first, _ = [directory.contribute(NEW, sources[n], shares[n], world_size=2) for n in (1, 0)]
+            assert first.complete()
+
+        return record(path / "root", act, kill_after=kill_after)
+
+    return make
+
+
+def by_nodes_in_turn(target: str) -> Callable[[Path], Deed]:
+    """One node dies when it has done the last rename; the other finds that done."""
+
+    def make(path: Path) -> Deed:
+        whole = by_nodes(target)(path / "whole")
+        names = [Path(op.to).name for op in whole.operations]
+        root, named = path / "killed/root", target and f"{path}/killed/root/{target}"
+        killed = by_nodes(target)(path / "killed", names.index("ckpt.pt" if target else "checkpoint-7") + 1)
+        source = images_of_node(path / "source", NEW, 1)
+
+        def act(directory: CheckpointDirectory) -> None:
+            part = directory.contribute(NEW, source, Share(1, 2, target=named), world_size=2)
+            assert part.complete()
+
+        return record(root, act, after=killed)
+
+    return make
+
+
+def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None, *, lower: bool = False) -> Deed:
+    source = images(path / "source", id)
+
+    def act(directory: CheckpointDirectory) -> None:
+        with lower_layer(directory.path) if lower else nullcontext():
+            directory.publish(id, source, target=target)
+
+    return record(path / "root", act, kill_after=kill_after)
+
+
+def _forget_sources(path: Path) -> None:
+    for source in (path / "root").glob("image-*"):
+        shutil.rmtree(source)
+
+
+LOWER = [strangers_directory, target_overwritten, target_again]
+"""Scenes in which a directory makes way, beside the one that is tried with a death and a sweep, too."""
+MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
+    "nodes": by_nodes(""),
+    "nodes_with_target": by_nodes("user/ckpt.pt"),
+    "nodes_with_directory": by_nodes("dir/best/"),
+    "lower_another_history": publishing(another_history, lower=True),
+}
+DEEDS = MAKERS | {
+    "first": first,
+    "first_with_target": first_with_target,
+    "nodes_in_turn": by_nodes_in_turn(""),
+    "nodes_in_turn_with_target": by_nodes_in_turn("user/ckpt.pt"),
+    "delete": deleting(""),
+    "delete_with_target": deleting("user/ckpt.pt"),
+    "delete_directory": deleting("dir/best/"),
+    **{f"lower_{scene.__name__}": publishing(scene, lower=True) for scene in LOWER},
+    "delete_lower": deleting("", lower=True),
+    "delete_lower_with_target": deleting("user/ckpt.pt", lower=True),
+    "delete_lower_directory": deleting("dir/best/", lower=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """What is incomplete was left an hour ago, so that a sweep takes it away."""
+    monkeypatch.setattr(part_files, "ABANDONED", -1.0)
+
+
+def check(deed: Deed, limit: int, since: int = 0) -> int:
+    """Read all disks that are tried; returns how many that were."""
+    count = 0
+    for count, (tree, over) in enumerate(deed.crashes(limit, since), 1):
+        deed.check(tree, over=over, stamps=count % 2 == 0)
+    return count
+
+
+@pytest.mark.parametrize("name", DEEDS)
+def test_power_lost(fast_path, name):
+    assert check(DEEDS[name](fast_path), LIMIT) > 20
+
+
+NEEDED = {
+    "root: + dir": "first",
+    "dir: + .fastckpt": "first_with_target",
+    "user: + user": "first_with_target",
+    "root: + user": "new_target",
+    "tmp-*/draft": "new_target",
+    "tmp-*: + draft": "new_target",
+    ".fastckpt: + tmp-*": "new_target",
+    "user/ckpt.pt": "new_target",
+    "user: + .fastckpt-*": "new_target",
+    "tmp-*/model.pt": "default",
+    "tmp-*/rank_N.pt": "default",
+    "tmp-*/manifest.json": "default",
+    "tmp-*: + manifest.json": "default",
+    ".fastckpt: checkpoint-N-N -> retired-*": "target_again",
+    "dir: checkpoint-N -> checkpoint-N.aside-*": "strangers_directory",
+    "dir: tmp-* -> checkpoint-N": "tracker_in_trouble",
+    ".fastckpt: tmp-* -> checkpoint-N-N": "target_overwritten",
+    "user: .fastckpt-* -> ckpt.pt": "new_target",
+    "dir/latest_checkpointed_iteration.txt": "default",
+    "dir: tmp-* -> latest_checkpointed_iteration.txt": "default",
+    "files/model.pt": "nodes",
+    "files/rank_N.pt": "nodes",
+    "files/manifest.json": "nodes",
+    "files: tmp-* -> manifest.json": "nodes",
+    "files/draft": "nodes_with_target",
+    "files: + draft": "nodes_with_target",
+    "parts-N-N-*: tmp-* -> part-N.json": "nodes_with_target",
+    ".fastckpt: tmp-* -> part-N.json": "nodes_with_target",
+    "user: + .fastckpt-N-N-*": "nodes_with_target",
+    "dir: files -> checkpoint-N": "nodes_in_turn",
+    ".fastckpt: files -> checkpoint-N-N": "nodes_with_target",
+    "user: .fastckpt-N-N-* -> ckpt.pt": "nodes_with_target",
+    ".fastckpt: retired-* -> dropped-*": "another_history",
+    ".fastckpt: checkpoint-N-N -> dropped-*": "target_overwritten",
+    "dir: checkpoint-N -> retired-*": "delete",
+    ".fastckpt: retired-* -> deleted-*": "delete_with_target",
+    "user: - ckpt.pt": "delete_with_target",
+    "tmp-*: + rank_N.pt": "lower_another_history",
+    "tmp-*: + theirs": "lower_strangers_directory",
+    "dir: tmp-* -> checkpoint-N.aside-*": "lower_strangers_directory",
+    "dropped-*/remains": "lower_another_history",
+    "dropped-*: + remains": "lower_another_history",
+    ".fastckpt: + dropped-*": "lower_another_history",
+    "checkpoint-N: manifest.json -> manifest.json": "lower_another_history",
+    "checkpoint-N-N: manifest.json -> manifest.json": "lower_target_overwritten",
+    ".fastckpt: - checkpoint-N-N": "lower_target_again",
+    "deleted-*/remains": "delete_lower",
+    "deleted-*: + remains": "delete_lower",
+    ".fastckpt: + deleted-*": "delete_lower",
+    "deleted-*: manifest.json -> manifest.json": "delete_lower_with_target",
+    "dir: - checkpoint-N": "delete_lower",
+}
+"""Each sync, by its file or by its directory and the change that it makes durable: a deed that fails without it."""
+
+
+@pytest.mark.parametrize("purpose", NEEDED)
+def test_without_a_sync_something_is_lost(fast_path, purpose):
+    deed = DEEDS[NEEDED[purpose]](fast_path)
+    index = purposes(deed).index(purpose)
+    crippled = replace(deed, operations=deed.operations[:index] + deed.operations[index + 1 :])
+    with pytest.raises((AssertionError, FastckptError)):
+        check(crippled, LIMIT, since=index)
+
+
+def test_every_sync_is_known(fast_path):
+    """One that is in no deed of the table is new, and must show that it is needed, or is not."""
+    found = {purpose for name, make in DEEDS.items() for purpose in purposes(make(fast_path / name))}
+    assert found - set(NEEDED) == {
+        "",
+        "tmp-*/empty",  # has no bytes
+        "files/empty-N",
+        ".fastckpt/tmp-*",  # a tracker that did not get its name
+        "dir/ckpt.pt",  # as in the user's own directory
+        "dir: + .fastckpt-*",
+        "dir: .fastckpt-* -> ckpt.pt",  # the tracker's sync comes before anything is removed
+        ".fastckpt: checkpoint-N -> retired-*",  # its old name's absence is durable when the new one's presence is
+        "parts-N-N-*/part-N.json",  # lets another machine read it
+        "tmp-*/theirs",  # its bytes are nothing to compare with
+        ".fastckpt: tmp-* -> retired-*",  # the next sync is that of the same directory, before the old one is touched
+        "dropped-*: manifest.json -> manifest.json",  # it is needed no more; of what is deleted it names the target
+        ".fastckpt: - dropped-*",  # a record stays where it is, and its directory is synced for another's sake
+    }
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_writer_dies_before_a_sync_and_then_power_is_lost_in_the_sweep(fast_path, name):
+    """What a sweep finds was read from the page cache, and may not be on the disk."""
+    make = MAKERS[name]
+    renames = [n for n, op in enumerate(make(fast_path / "whole").operations, 1) if op.kind == "rename"]
+    for count in renames[-4:]:
+        path = fast_path / str(count)
+        killed = make(path, kill_after=count)
+        check(record(path / "root", CheckpointDirectory.sweep, after=killed), LIMIT)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("target", ["", "user/ckpt.pt"])
+def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target, lower):
+    """It is where it was, or aside with the reason: what exists and is bad must not look like nothing."""
+    root = fast_path / "root"
+    directory = CheckpointDirectory(root / "dir")
+    publish(directory, OLDEST)
+    publish(directory, OLD, target and str(root / target))
+    [stored] = [stored for stored in directory.checkpoints() if stored.id == OLD]
+    stored.path_of("rank_0.pt").write_bytes(b"short")
+    [(bad, _)] = directory.damaged()
+
+    def act(directory: CheckpointDirectory) -> None:
+        with lower_layer(root) if lower else nullcontext():
+            directory.quarantine(bad, "short")
+
+    deed = record(root, act, sound=False)
+    for tree, over in deed.crashes(LIMIT):
+        restore(tree, root)
+        for _ in range(2):
+            scan = deed.directory.scan()
+            assert [stored.id for stored in scan.places] == [OLDEST]
+            assert [why for _, why in scan.quarantined] in ([["short"]] if over else [["short"], []])
+            assert scan.quarantined or [path for path, _ in scan.damaged] == [bad]
+            assert [path.read_bytes() for path in root.rglob("rank_0.pt")].count(b"short") > 0
+            deed.directory.sweep()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", DEEDS)
+def test_power_lost_on_every_disk(fast_path, name):
+    print(name, check(DEEDS[name](fast_path), 10**6), "disks")

@@ -1,0 +1,63 @@
+"""Windows show the bytes of a file, where large pages can serve them."""
+
+import mmap
+import os
+import tempfile
+
+import pytest
+
+from fastckpt._core.huge_pages import HUGE, is_in_memory, window
+
+SIZE = 3 * HUGE + 5
+
+
+@pytest.fixture
+def descriptor(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(SIZE))
+    descriptor = os.open(path, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def mappings():
+    with open("/proc/self/maps") as file:
+        return len(file.readlines())
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, SIZE), (0, 1), (4096, HUGE), (HUGE, HUGE), (HUGE - 4096, 4096), (2 * HUGE + 4096, HUGE - 4091), (3 * HUGE, 5)],
+)
+def test_a_window_shows_its_part(descriptor, offset, length):
+    before = mappings()
+    with window(descriptor, offset, length) as part, part.view() as view:
+        assert bytes(view) == os.pread(descriptor, length, offset)
+        assert part.address % HUGE == offset % HUGE
+        assert view.readonly
+    assert mappings() == before
+
+
+def test_a_file_in_memory_is_told_from_one_on_a_disk(descriptor):
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        assert is_in_memory(file.fileno())
+    assert not is_in_memory(descriptor)
+    assert not is_in_memory(-1)
+
+
+def test_what_cannot_be_mapped_raises(descriptor):
+    before = mappings()
+    for bad in (-1, os.open("/", os.O_RDONLY)):
+        with pytest.raises(OSError), window(bad, 0, HUGE):
+            pass
+    with pytest.raises(OSError, match="Invalid argument"), window(descriptor, 1, 10):
+        pass
+    os.close(bad)
+    assert mappings() == before
+
+
+def test_it_ends_when_its_user_fails(descriptor):
+    before = mappings()
+    with pytest.raises(KeyError), window(descriptor, 0, mmap.PAGESIZE):
+        raise KeyError
+    assert mappings() == before

@@ -1,0 +1,44 @@
+"""What a training consists of, whatever wraps its model."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastckpt.checkpointer.gradients import Gradients
+from fastckpt.checkpointer.state import Parts, unwrapped
+from fastckpt.data import ResumableDataLoader
+from tests.unit._core.client.test_collective import in_ranks
+
+
+def test_a_module_is_found_in_its_wrappers(tmp_path: Path) -> None:
+    def job(rank: int) -> list[Any]:
+        whole = DistributedDataParallel(nn.Linear(4, 4))
+        return [unwrapped(whole) is whole.module, unwrapped(nn.DataParallel(whole.module)) is whole.module]
+
+    assert in_ranks(tmp_path, job) == [[True, True]] * 2
+
+
+def test_a_further_loader_of_which_ranks_took_unlike_numbers_of_batches_goes_on_where_each_was() -> None:
+    """As with DDP's join, where a rank without a batch has ended its loop before the others."""
+
+    def ranks() -> list[tuple[ResumableDataLoader, Parts]]:
+        loaders = [ResumableDataLoader(list(range(20)), 2, num_replicas=2, rank=rank) for rank in (0, 1)]
+        return [
+            (loader, Parts({"further": loader}, None, Gradients(nn.Linear(1, 1), [], None, saved=False)))
+            for loader in loaders
+        ]
+
+    first, again = ranks(), ranks()
+    iterators = [iter(loader) for loader, _ in first]
+    for rank, count in ((0, 3), (1, 2)):
+        for _ in range(count):
+            next(iterators[rank])
+    (common, _), *_ = states = [parts.state() for _, parts in first]
+    for (loader, parts), (_, own), iterator in zip(again, states, iterators, strict=True):
+        parts.load(common, own)
+        assert next(iter(loader)).tolist() == next(iterator).tolist()
+    _, (other, parts) = ranks()
+    parts.load(common, {**states[1][1], "positions": {**states[1][1]["positions"], "world": 7}})
+    assert other.state_dict() == common["further"], "of another number of ranks"

@@ -1,0 +1,60 @@
+"""A batch that the training fetches ahead, as docs/data.md has it, is used once all the same."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastckpt.data import ResumableDataLoader
+from fastckpt.ddp import DdpCheckpointer
+
+RECIPE = re.search(
+    r"### A batch that is fetched ahead.*?```python\n(.*?)```",
+    (Path(__file__).parents[3] / "docs" / "data.md").read_text(),
+    re.DOTALL,
+)
+
+
+def run(directory: Path, first: int, max_steps: int) -> list[list[float]]:
+    """The recipe, from what was saved up to a step; the batches that the weights have learned from."""
+    assert RECIPE is not None
+    used: list[list[float]] = []
+    weights = torch.nn.Linear(1, 1)
+
+    def model(batch: Any) -> Any:
+        used.append(batch.flatten().tolist())
+        return weights(batch)
+
+    model.state_dict = weights.state_dict  # type: ignore[attr-defined]
+    loader = ResumableDataLoader(torch.arange(20.0)[:, None], batch_size=3, shuffle=True)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    with DdpCheckpointer(directory) as checkpointer:
+        if loaded := checkpointer.load_checkpoint():
+            loader.load_state_dict(loaded["data"])
+        assert checkpointer.loaded_step == first
+        names = {"loader": loader, "model": model, "optimizer": optimizer, "checkpointer": checkpointer}
+        exec(RECIPE[1], names | {"step": max(first, 0), "max_steps": max_steps})
+    return used
+
+
+@pytest.mark.parametrize("stop", [3, 7, 8], ids=["within an epoch", "at its end", "in the next one"])
+def test_each_batch_is_used_once_across_a_resume(tmp_path: Path, stop: int):
+    whole = run(tmp_path / "whole", -1, 12)
+    parts = run(tmp_path / "parts", -1, stop) + run(tmp_path / "parts", stop, 12)
+    assert parts == whole
+
+
+def test_a_look_at_a_batch_is_warned_of_once_and_not_if_the_position_is_put_back(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    loader = ResumableDataLoader(list(range(20)), batch_size=3)
+    position = loader.state_dict()
+    next(iter(loader))
+    loader.load_state_dict(position)
+    assert len(list(loader)) == 7 and not caplog.text
+    for _ in range(3):
+        next(iter(loader))
+    assert len(list(loader)) == 4
+    assert caplog.text.count("took one batch and no more") == 1

@@ -1,0 +1,176 @@
+"""Ways to go through a loader: one iteration per batch, for ever, or ahead of the training."""
+
+import gc
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import default_collate
+
+from fastckpt.data import ResumableDataLoader
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, Indexed
+
+BATCHES = 4
+"""Of an epoch."""
+
+
+def loader_of(state: dict[str, Any] | None = None, **options: Any) -> ResumableDataLoader:
+    loader = ResumableDataLoader(list(range(16)), 4, shuffle=True, num_replicas=1, rank=0, **options)
+    if state:
+        loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize("saved", range(1, 10))
+def test_a_batch_of_a_new_iteration_each_time_goes_on_at_an_epochs_end(saved: int) -> None:
+    """Also if the job is killed once more, before it has shown how it goes through the loader."""
+
+    def take(loader: ResumableDataLoader, steps: int) -> list[list[int]]:
+        return [next(iter(loader)).tolist() for _ in range(steps)]
+
+    whole = take(loader_of(), 12)
+    first = loader_of()
+    batches = take(first, saved)
+    second = loader_of(first.state_dict())
+    batches += take(second, 1)
+    batches += take(loader_of(second.state_dict()), 11 - saved)
+    assert batches == whole
+
+
+def test_a_loop_with_epochs_of_one_batch_still_has_its_epochs_end() -> None:
+    """What follows the loop, such as a validation, comes after a resume, too."""
+    loader = ResumableDataLoader(list(range(4)), 4, num_replicas=1, rank=0)
+    for _ in range(3):
+        for _ in loader:
+            state = loader.state_dict()
+    again = ResumableDataLoader(list(range(4)), 4, num_replicas=1, rank=0)
+    again.load_state_dict(state)
+    assert list(again) == [] and len(list(again)) == 1
+
+
+@pytest.mark.parametrize("collects", [False, True])
+@pytest.mark.parametrize("dataset", [Indexed(8), Endless(8)])
+def test_itertools_cycle_goes_on_at_an_epochs_end_and_is_warned_of(
+    dataset: Any, collects: bool, caplog, monkeypatch
+) -> None:
+    """Also where the cycle has become an old object before the first batch."""
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    loader = ResumableDataLoader(dataset, 4, num_replicas=1, rank=0)
+    batches = itertools.cycle(loader)
+    if collects:
+        gc.collect()
+    next(batches), next(batches)
+    state = loader.state_dict()
+    assert not caplog.text
+    next(batches)
+    assert caplog.text.count("itertools.cycle keeps the batches of the first epoch") == 1
+    again = ResumableDataLoader(dataset, 4, num_replicas=1, rank=0)
+    again.load_state_dict(state)
+    assert len([next(itertools.cycle(again)) for _ in range(2)]) == 2 and again.epoch == 1
+
+
+def test_a_cycle_of_other_things_beside_a_loader_is_none_of_it(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    loader = loader_of()
+    for epoch, _ in zip(range(2), itertools.cycle([0]), strict=False):
+        assert len(list(zip(loader, itertools.cycle("ab"), strict=False))) == BATCHES and loader.epoch == epoch + 1
+    assert not caplog.text
+
+
+def fetching(loader: ResumableDataLoader) -> Iterator[Any]:
+    """One ahead, as apex and timm do while the device computes."""
+    batches = iter(loader)
+    ready = next(batches, None)
+    while ready is not None:
+        present, ready = ready, next(batches, None)
+        yield present
+
+
+def threaded(loader: ResumableDataLoader) -> Iterator[Any]:
+    """Up to three ahead, by a thread."""
+    ready: queue.Queue[Any] = queue.Queue(3)
+    threading.Thread(target=lambda: [ready.put(batch) for batch in [*loader, None]], daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
+
+
+@pytest.mark.parametrize("saved", range(1, 9))
+@pytest.mark.parametrize("ahead", [fetching, threaded])
+def test_what_is_fetched_ahead_is_not_lost(ahead: Callable[..., Iterator[Any]], saved: int) -> None:
+    def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:
+        used: list[list[int]] = []
+        while len(used) < steps:
+            for batch in ahead(loader):
+                used.append(batch.tolist())
+                loader.used()
+                if len(used) == steps:
+                    break
+        return used, loader.state_dict()
+
+    whole, _ = train(loader_of(ahead=True), 10)
+    before, state = train(loader_of(ahead=True), saved)
+    after, _ = train(loader_of(state, ahead=True), 10 - saved)
+    assert before + after == whole
+
+
+def test_counting_what_was_used_is_checked() -> None:
+    loader = loader_of(ahead=True)
+    with pytest.raises(ConfigError, match=r"used\(1\), but 0 batches"):
+        loader.used()
+    batches = iter(loader)
+    next(batches), next(batches)
+    with pytest.raises(ConfigError, match=r"used\(3\), but 2 batches"):
+        loader.used(3)
+    loader.used(2)
+    assert loader.state_dict()["cursor"] == 8 and not loader.ended
+    list(batches)
+    loader.used(2)
+    assert loader.ended
+    forgetful = loader_of(ahead=True)
+    list(forgetful)
+    with pytest.raises(ConfigError, match=r"used\(\) never called"):
+        forgetful.state_dict()
+    with pytest.raises(ConfigError, match="give ahead=True"):
+        loader_of().used()
+
+
+def test_it_has_the_attributes_of_a_data_loader() -> None:
+    def collate(samples: list[int]) -> list[int]:
+        return samples
+
+    loader = loader_of(collate_fn=collate, num_workers=1, prefetch_factor=3, persistent_workers=True, timeout=5)
+    assert (loader.collate_fn, loader.batch_sampler, loader.generator, loader.pin_memory) == (
+        collate,
+        None,
+        None,
+        False,
+    )
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (1, 3, True, 5)
+    assert loader_of().collate_fn is default_collate
+    batches = [[0, 1], [2, 3]]
+    assert ResumableDataLoader(list(range(4)), batch_sampler=batches).batch_sampler is batches
+    with pytest.raises(AttributeError, match="no attribute 'lenght'"):
+        loader.lenght  # noqa: B018
+
+
+@pytest.mark.parametrize("saved", range(1, 9))
+def test_a_thread_that_counts_batches_through_the_epochs_loses_none(saved: int) -> None:
+    """It asks for no batch after the last of an epoch, and goes on to the next while some are not used."""
+
+    def train(loader: ResumableDataLoader, steps: int) -> tuple[list[list[int]], dict[str, Any]]:
+        ready = [batch.tolist() for _ in range(2) for _, batch in zip(range(len(loader)), loader, strict=False)]
+        for _ in ready[:steps]:
+            loader.used()
+        return ready[:steps], loader.state_dict()
+
+    loader = loader_of()
+    whole = [batch.tolist() for _ in range(2) for batch in loader]
+    before, state = train(loader_of(ahead=True), saved)
+    assert before == whole[:saved]
+    after = loader_of(state, ahead=True)
+    assert [batch.tolist() for _ in range(after.epoch, 2) for batch in after] == whole[saved:]

@@ -1,0 +1,319 @@
+"""What a loader counts, when, and what it refuses."""
+
+import io
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterDataPipe, SequentialSampler, WeightedRandomSampler
+
+from fastckpt.data import ResumableDataLoader, ResumableSampler
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, Indexed, Remembering, indices
+
+
+def loader_of(length: int = 10, batch_size: int | None = 2, **options: Any) -> ResumableDataLoader:
+    return ResumableDataLoader(Indexed(length), batch_size, **options)
+
+
+def resumed(loader: ResumableDataLoader, **options: Any) -> ResumableDataLoader:
+    other = ResumableDataLoader(loader.dataset, loader.batch_size, **options)
+    other.load_state_dict(through_a_file(loader.state_dict()))
+    other.load_rank_state_dict(through_a_file(loader.rank_state_dict()))
+    return other
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_save_at_the_end_of_each_step_leads_to_the_next() -> None:
+    whole = [indices(batch) for epoch in range(2) for batch in loader_of(shuffle=True, seed=1)]
+    loader = loader_of(shuffle=True, seed=1)
+    whole = [indices(batch) for _ in range(2) for batch in loader]
+    for steps in range(11):
+        loader = loader_of(shuffle=True, seed=1)
+        for _ in islice((batch for _ in range(2) for batch in loader), steps):
+            pass
+        after = resumed(loader, shuffle=True, seed=1)
+        assert [indices(batch) for _ in range(loader.epoch, 2) for batch in after] == whole[steps:]
+
+
+def test_after_the_last_batch_the_epoch_is_not_over_before_the_loop_is() -> None:
+    """So that what follows the loop, such as a validation, comes after a resume, too."""
+    loader = loader_of(4)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    again = resumed(loader)
+    assert again.epoch == 0 and list(again) == [] and again.epoch == 1
+    assert len(list(again)) == 2
+    assert next(iterator, None) is None
+    assert resumed(loader).state_dict() == loader.state_dict() == {**loader.state_dict(), "epoch": 1, "cursor": 0}
+
+
+def test_iterating_goes_on_where_it_was_broken_off() -> None:
+    loader = loader_of()
+    assert [indices(batch) for batch in islice(loader, 2)] == [[0, 1], [2, 3]]
+    older = iter(loader)
+    assert indices(next(older)) == [4, 5]
+    assert indices(next(iter(loader))) == [6, 7]
+    with pytest.raises(RuntimeError, match="another iteration"):
+        next(older)
+
+
+def test_set_epoch_goes_to_another_epoch_only() -> None:
+    loader = loader_of()
+    next(iter(loader))
+    loader.set_epoch(0)
+    assert loader.state_dict()["cursor"] == 2
+    loader.sampler.set_epoch(3)
+    assert (loader.epoch, loader.state_dict()["cursor"]) == (3, 0)
+    with pytest.raises(ConfigError, match="epoch is -1"):
+        loader.set_epoch(-1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_without_a_batch_yet_begins_where_the_position_was_set(num_workers: int) -> None:
+    """Lightning makes its iterator before it tells the sampler the epoch."""
+    loader, other = loader_of(shuffle=True, num_workers=num_workers), loader_of(shuffle=True)
+    iterator = iter(loader)
+    loader.sampler.set_epoch(1)
+    other.set_epoch(1)
+    assert [indices(batch) for batch in iterator] == [indices(batch) for batch in other]
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_epoch(5)
+    with pytest.raises(RuntimeError, match="its position was set"):
+        next(iterator)
+
+
+def test_drop_in_for_distributed_sampler_and_data_loader() -> None:
+    """Without shuffling, the very batches that torch gives to each rank."""
+    for length in (7, 8, 10, 12):
+        for rank in range(2):
+            for sampler_drops, loader_drops in ((False, False), (True, False), (True, True)):
+                sampler = torch.utils.data.DistributedSampler(range(length), 2, rank, False, 0, sampler_drops)
+                expected = DataLoader(Indexed(length), 3, sampler=sampler, drop_last=loader_drops)
+                own = ResumableSampler(Indexed(length), 2, rank, False, 0, sampler_drops)
+                loader = loader_of(length, 3, sampler=own, drop_last=loader_drops)
+                assert [indices(batch) for batch in loader] == [indices(batch) for batch in expected]
+                assert len(loader) == len(expected) and len(own) == len(sampler)
+
+
+def test_in_the_middle_of_accumulation_the_state_is_that_of_the_last_step() -> None:
+    loader = loader_of(14, 1, accumulate=4)
+    cursors = []
+    for _ in loader:
+        cursors.append(loader.state_dict()["cursor"])
+    assert cursors == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 14]  # the end of an epoch ends a step
+    assert loader.state_dict() == {**loader.state_dict(), "epoch": 1, "cursor": 0}
+
+    loader = loader_of(14, 1, accumulate=4)
+    assert len(list(islice(loader, 6))) == 6
+    after = resumed(loader, accumulate=4)
+    assert [indices(batch) for batch in islice(after, 4)] == [[4], [5], [6], [7]]
+    assert after.state_dict()["cursor"] == 8
+    after.set_epoch(5)
+    assert after.state_dict() == {**after.state_dict(), "epoch": 5, "cursor": 0}
+
+
+def test_with_gradients_saved_the_state_counts_each_batch() -> None:
+    loader = loader_of(8, 1)
+    assert len(list(islice(loader, 3))) == 3
+    assert [indices(batch) for batch in resumed(loader)] == [[3], [4], [5], [6], [7]]
+
+
+class Batched(Dataset):
+    """Has ``__getitems__``."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitems__(self, keys: list[int]) -> list[torch.Tensor]:
+        self.asked.append(keys)
+        return [torch.cat([torch.tensor([float(key)]), torch.rand(1)]) for key in keys]
+
+
+def test_getitems_is_used_and_seeded_as_chosen() -> None:
+    each, whole, none = Batched(), Batched(), Batched()
+    by_sample = list(ResumableDataLoader(each, 3))
+    by_batch = list(ResumableDataLoader(whole, 3, seeding="batch"))
+    torch.manual_seed(0)
+    assert len(list(ResumableDataLoader(none, 3, seeding="none"))) == 2
+    assert each.asked == [[0], [1], [2], [0], [1], [2], [3], [4], [5]], "once more, for something was drawn"
+    assert whole.asked == [[0, 1, 2], [0, 1, 2], [3, 4, 5]] and none.asked == [[0, 1, 2], [3, 4, 5]]
+    other = list(ResumableDataLoader(Batched(), 2))
+    assert torch.equal(torch.cat(by_sample), torch.cat(other))
+    assert torch.equal(by_batch[1][0], by_sample[1][0])  # the first of a batch
+    assert all(map(torch.equal, by_batch, ResumableDataLoader(Batched(), 3, seeding="batch", num_workers=1)))
+
+
+def test_samples_come_one_by_one_without_batches() -> None:
+    loader = loader_of(3, None)
+    assert [sample[0] for sample in loader] == [0, 1, 2]
+    stream = ResumableDataLoader(Endless(3), None, collate_fn=lambda sample: sample[0] * 10)
+    assert list(islice(stream, 2)) == [0, 10]
+    assert list(resumed(stream, collate_fn=lambda sample: sample[0] * 10)) == [20]
+
+
+def test_a_users_sampler_and_batch_sampler_go_on() -> None:
+    for options in (
+        lambda: {"sampler": WeightedRandomSampler([0.1, 0.2, 0.7, 0.5], 9), "batch_size": 2},
+        lambda: {"batch_sampler": BatchSampler(SequentialSampler(range(13)), 3, False)},
+    ):
+        loader = ResumableDataLoader(Indexed(13), seed=5, **options())
+        whole = [indices(batch) for _ in range(2) for batch in loader]
+        loader = ResumableDataLoader(Indexed(13), seed=5, **options())
+        assert [indices(batch) for batch in islice(loader, 2)] == whole[:2]
+        after = ResumableDataLoader(Indexed(13), seed=5, **options())
+        after.load_state_dict(through_a_file(loader.state_dict()))
+        assert [indices(batch) for _ in range(2) for batch in after] == whole[2:]
+        assert len(after) == 5
+
+
+def test_batches_of_a_batch_sampler_are_shared_whole() -> None:
+    batches = [[0], [1, 2, 3], [4, 5]]
+    ranks = [
+        ResumableDataLoader(Indexed(6), batch_sampler=batches, num_replicas=2, rank=rank, uneven=True)
+        for rank in range(2)
+    ]
+    assert [[indices(batch) for batch in rank] for rank in ranks] == [[[0], [4, 5]], [[1, 2, 3]]]
+
+
+def test_a_data_set_with_a_state_of_its_own_reads_nothing_twice() -> None:
+    loader = ResumableDataLoader(Remembering(9), 2, num_replicas=1, rank=0)
+    assert [indices(batch) for batch in islice(loader, 2)] == [[0, 1], [2, 3]]
+    after = ResumableDataLoader(Remembering(9), 2)
+    state = through_a_file(loader.rank_state_dict())
+    assert state["dataset"] == [{"next": 4}]
+    after.load_state_dict(loader.state_dict())
+    after.load_rank_state_dict(state)
+    assert [indices(batch) for batch in after] == [[4, 5], [6, 7], [8]]
+    assert [indices(batch) for batch in after] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+
+
+def test_shards_with_states_are_dealt_out_to_ranks_and_workers() -> None:
+    seen: list[int] = []
+    for rank in range(2):
+        options: dict[str, Any] = {"num_workers": 2, "num_replicas": 2, "rank": rank}
+        loader = ResumableDataLoader(Remembering(23), 2, **options)
+        seen += [i for batch in islice(loader, 3) for i in indices(batch)]
+        seen += [i for batch in resumed(loader, **options) for i in indices(batch)]
+    assert sorted(seen) == list(range(23))
+
+
+REFUSED = [
+    ({"generator": torch.Generator()}, "give seed"),
+    ({"in_order": False}, "in_order"),
+    ({"seeding": "always"}, "seeding is 'always'"),
+    ({"accumulate": 0}, "accumulate is 0"),
+    ({"drop_last": True, "uneven": True}, "either dropped or not"),
+    ({"drop_last": True, "batch_size": None}, "batch_size is None"),
+    ({"sampler": [0], "shuffle": True}, "leave shuffle"),
+    ({"sampler": [0], "batch_sampler": [[0]]}, "leave shuffle and batch_sampler out"),
+    ({"batch_sampler": [[0]], "batch_size": 3}, "leave batch_size"),
+    ({"sharded": True}, "iterable data sets"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"num_replicas": 2, "rank": 2}, "rank is 2 of 2"),
+    ({"seed": 2**63}, "seed is 9223372036854775808"),
+    ({"color": "red"}, r"no argument 'color'"),
+    ({"sampler": ResumableSampler(Indexed(3), 1, 0), "rank": 0}, "to it alone"),
+    ({"sampler": ResumableSampler(Indexed(3), 1, 0), "seed": 4}, "to it alone"),
+]
+
+
+@pytest.mark.parametrize(("options", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        ResumableDataLoader(Indexed(3), **options)
+
+
+class Pipe(IterDataPipe):
+    def __iter__(self) -> Any:
+        yield 1
+
+
+class Lengthless(Dataset):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_data_sets_that_cannot_be_continued_are_refused() -> None:
+    for dataset, options, why in (
+        (Endless(3), {"shuffle": True}, "shuffle itself"),
+        (Endless(3), {"sampler": [0]}, "leave sampler out"),
+        (Pipe(), {}, "DataPipe"),
+        (Lengthless(), {}, "Lengthless has no length"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            ResumableDataLoader(dataset, **options)
+    with pytest.raises(TypeError):
+        len(ResumableDataLoader(Endless(3)))
+
+
+def test_states_that_do_not_fit_are_refused_and_change_nothing() -> None:
+    loader = loader_of(10, shuffle=True)
+    next(iter(loader))
+    state = loader.state_dict()
+    for other, why in (
+        (loader_of(11, shuffle=True), "sample 2 of 10 of epoch 0.*has 11"),
+        (loader_of(10), "in order 1; here that epoch has 10 in order 0"),
+        (ResumableDataLoader(Endless(10), 2), "this one is iterable"),
+        (ResumableDataLoader(Remembering(10), 2), "has no world and no shards: give the kind"),
+    ):
+        before = other.state_dict()
+        with pytest.raises(ConfigError, match=why):
+            other.load_state_dict(state)
+        assert other.state_dict() == before
+    for harm in ({"version": 2}, {"cursor": -1}, {"epoch": 1.5}, {"seed": True}, {"length": None}):
+        with pytest.raises(ConfigError):
+            loader.load_state_dict({**state, **harm})
+        assert loader.state_dict() == state
+
+
+def test_a_data_set_may_grow_between_epochs() -> None:
+    loader = loader_of(4)
+    list(loader)
+    grown = loader_of(6)
+    grown.load_state_dict(loader.state_dict())
+    assert grown.epoch == 1 and len(list(grown)) == 3
+
+
+def test_the_saved_seed_counts(caplog: pytest.LogCaptureFixture) -> None:
+    loader = loader_of(10, shuffle=True, seed=1)
+    whole = [indices(batch) for batch in loader_of(10, shuffle=True, seed=1)]
+    next(iter(loader))
+    after = resumed(loader, shuffle=True, seed=2)
+    assert [indices(batch) for batch in after] == whole[1:]
+    assert "seed 1, not 2" in caplog.text
+
+
+def test_shards_go_on_with_the_same_numbers_only() -> None:
+    loader = ResumableDataLoader(Remembering(9), 2, num_replicas=2, rank=0)
+    common, own = loader.state_dict(), loader.rank_state_dict()
+    alone = ResumableDataLoader(Remembering(9), 2, num_replicas=1, rank=0)
+    with pytest.raises(ConfigError, match=r"saved with 2 ranks of 1 shards each.*now 1 of 1"):
+        alone.load_state_dict(common)
+    other = ResumableDataLoader(Remembering(9), 2, num_replicas=2, rank=1)
+    other.load_state_dict(common)
+    with pytest.raises(ConfigError, match="load_rank_state_dict"):
+        next(iter(other))
+    with pytest.raises(ConfigError, match=r"that of rank 0.*this is rank 1"):
+        other.load_rank_state_dict(own)
+    with pytest.raises(ConfigError, match="all ranks are at one position"):
+        loader_of().load_rank_state_dict(own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_size", 2.5), ("batch_size", "2"), ("accumulate", 1.5), ("num_workers", "2")]
+)
+def test_numbers_that_are_not_whole_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; give a whole number"):
+        ResumableDataLoader(list(range(8)), **{name: value})

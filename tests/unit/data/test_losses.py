@@ -1,0 +1,282 @@
+"""What users do, and what befalls them, by which samples would be lost or used twice: it goes right, or is told."""
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+
+from fastckpt.data import ResumableDataLoader, ResumableSampler, data_state, load_data_state
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, Indexed, OwnShards, Remembering, indices
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+    caplog.set_level(logging.WARNING, "fastckpt")
+    return caplog
+
+
+def one(dataset: Any, batch_size: int = 2, **options: Any) -> ResumableDataLoader:
+    return ResumableDataLoader(dataset, batch_size, num_replicas=1, rank=0, **options)
+
+
+class TestSamplers:
+    @pytest.mark.parametrize(
+        ("sampler", "says"),
+        [
+            (DistributedSampler(range(16), 2, 0), "DistributedSampler shards among ranks"),
+            (ResumableSampler(range(16), 2, 0), "ResumableSampler shards among ranks"),
+            (RandomSampler(range(16), generator=torch.Generator()), "RandomSampler keeps a generator"),
+        ],
+    )
+    def test_within_a_batch_sampler_are_seen(self, sampler: Any, says: str) -> None:
+        batches = BatchSampler(BatchSampler(sampler, 1, False), 2, False)
+        with pytest.raises(ConfigError, match=says):
+            ResumableDataLoader(Indexed(16), batch_sampler=batches, num_replicas=2, rank=0)
+
+    def test_that_give_more_than_they_say_lose_nothing(self) -> None:
+        class Long(list):
+            def __len__(self) -> int:
+                return 12
+
+        with pytest.raises(ConfigError, match="Long gives more than the 12"):
+            next(iter(one(Indexed(16), sampler=Long(range(16)))))
+
+    def test_are_advanced_by_one_only(self) -> None:
+        sampler = ResumableSampler(Indexed(8), 1, 0, shuffle=False)
+        for batch in ResumableDataLoader(Indexed(8), 2, sampler=sampler):
+            with pytest.raises(ConfigError, match=r"leave advance\(\) out"):
+                sampler.advance(len(batch))
+
+    def test_tell_what_a_loader_may_have_dropped_and_do_not_stay_there(self, said: pytest.LogCaptureFixture) -> None:
+        sampler = ResumableSampler(range(10), 1, 0)
+        loader, batches = DataLoader(range(10), 4, sampler=sampler, drop_last=True), []
+        for _ in range(4):
+            batches.append([sampler.advance(len(batch)) for batch in loader])
+            assert sampler.state_dict()["cursor"] == 8
+        assert [len(each) for each in batches] == [2, 0, 2, 0]
+        assert "did not count 2 samples of each rank" in said.text
+        assert sampler.position.epoch == 1
+
+
+class TestEpochs:
+    @pytest.mark.parametrize("accumulate", [1, 3])
+    def test_of_loops_that_take_no_more_than_there_is(self, accumulate: int) -> None:
+        loader = one(Indexed(8), accumulate=accumulate)
+        for epoch in range(3):
+            taken = [i for batch in islice(loader, len(loader)) for i in indices(batch)]
+            assert (taken, loader.epoch, loader.ended) == (list(range(8)), epoch, True)
+            resumed = one(Indexed(8))
+            resumed.load_state_dict(loader.state_dict())
+            assert not list(resumed)
+            assert indices(next(iter(resumed))) == [0, 1]
+
+    def test_of_nothing_pass_one_by_one(self) -> None:
+        loader = one(Indexed(0))
+        for epoch in range(3):
+            assert (list(loader), loader.epoch) == ([], epoch + 1)
+
+    def test_do_not_go_back_unnoticed(self, said: pytest.LogCaptureFixture) -> None:
+        loader = one(Indexed(8))
+        loader.set_epoch(3)
+        next(iter(loader))
+        loader.set_epoch(4)
+        assert not said.text
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert "set_epoch(0) goes back from sample 2 of epoch 4" in said.text
+        list(loader)
+        said.clear()
+        loader.set_epoch(0)  # as an evaluation does, again and again
+        assert not said.text
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_of_data_that_change_meanwhile(self, workers: int) -> None:
+        data, used = Indexed(12), []
+        with pytest.raises(ConfigError, match="epoch 0 began with 12 samples, and now there are 14"):
+            for batch in one(data, shuffle=True, num_workers=workers):
+                used += indices(batch)
+                data.length = 14
+        assert len(used) < 12
+
+    def test_of_a_plain_loader_whose_data_change(self) -> None:
+        data = list(range(3000))
+        with pytest.raises(ConfigError, match="epoch 0 began with 3000 samples, and now there are 3001"):
+            for index in ResumableSampler(data, 1, 0):
+                data += [index] if len(data) == 3000 else []
+
+    @pytest.mark.parametrize("world", [1, 3])
+    def test_that_have_ended_need_not_be_the_same(self, world: int) -> None:
+        """As data that grow are resumed from what was kept of the end of an epoch."""
+        ended = one(Indexed(8), shuffle=True)
+        list(islice(ended, len(ended)))
+        for shuffle in (True, False):
+            again = ResumableDataLoader(Indexed(12), 2, shuffle, num_replicas=world, rank=0)
+            again.load_state_dict(ended.state_dict())
+            assert (list(again), again.epoch) == ([], 1)
+            assert sum(len(indices(batch)) for batch in again) == 12 // world
+
+    def test_of_data_that_change_in_a_pause(self) -> None:
+        data = Indexed(12)
+        loader = one(data, shuffle=True)
+        next(iter(loader))
+        data.length = 14
+        for act in (loader.state_dict, lambda: next(iter(loader))):
+            with pytest.raises(ConfigError, match="began with 12 samples"):
+                act()
+        loader.set_epoch(1)
+        assert sorted(i for batch in loader for i in indices(batch)) == list(range(14))
+
+
+class Flaky(IterableDataset):
+    """Cannot be read at one place, once."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(12):
+            if i == self.bad:
+                self.bad = -1
+                raise OSError("flaky")
+            yield i
+
+
+@pytest.mark.parametrize("bad", [0, 4, 5, 11])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_an_error_of_a_stream_is_not_its_end(bad: int, sharded: bool, options: dict[str, Any]) -> None:
+    loader, used, errors = one(Flaky(bad), sharded=sharded, repeatable=True, **options), [], 0
+    while loader.epoch == 0:
+        try:
+            for batch in loader:
+                used += batch.tolist()
+        except OSError:
+            errors += 1
+    assert (used, errors) == (list(range(12)), 1)
+
+
+@pytest.mark.parametrize("make", [Endless, OwnShards])
+def test_a_stream_that_ends_before_the_position_is_another(make: Callable[[int], Any]) -> None:
+    def start(length: int) -> ResumableDataLoader:
+        return one(make(length), sharded=make is OwnShards)
+
+    loader = start(12)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    shorter = start(6)
+    load_data_state(shorter, *data_state(loader))
+    with pytest.raises(ConfigError, match="8 samples of the stream were used, but it has 6 only"):
+        next(iter(shorter))
+    just = start(8)
+    load_data_state(just, *data_state(loader))
+    assert list(just) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_a_pass_that_was_broken_off_leaves_no_trace(options: dict[str, Any]) -> None:
+    loader = one(Remembering(8), **options)
+    for batch in loader:
+        if 2 in batch.tolist():
+            break
+    loader.set_epoch(1)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+class Stops(Indexed):
+    def __getitem__(self, index: int) -> int:
+        return index if index != 4 else next(iter(()))
+
+
+class StopsIterating(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+def stop_at_4(samples: list[int]) -> torch.Tensor:
+    return torch.tensor(samples) if 4 not in samples else next(iter(()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [(Stops(8), {}), (range(8), {"collate_fn": stop_at_4}), (StopsIterating(), {"collate_fn": stop_at_4})],
+)
+def test_a_stop_of_the_data_set_is_not_the_end_of_an_epoch(dataset: Any, options: dict[str, Any], workers: int) -> None:
+    loader = one(dataset, num_workers=workers, **options)
+    with pytest.raises(RuntimeError, match="epoch 0 broke off before its end"):
+        list(loader)
+    assert (loader.epoch, loader.state_dict()["cursor"]) == (0, 4)
+
+
+def test_what_was_made_before_there_were_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [ResumableDataLoader(Indexed(8)), ResumableSampler(range(8))]
+    given = [ResumableDataLoader(Indexed(8), num_replicas=1, rank=0), ResumableSampler(range(8), 1, 0)]
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        for each in made:
+            with pytest.raises(
+                ConfigError, match=r"before init_process_group\(\) for rank 0 of 1, and there are 2 ranks"
+            ):
+                iter(each)
+        for each in given:
+            assert len(list(each)) == 8
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_a_state_at_the_end_of_a_shard_is_not_that_of_its_beginning(length: int) -> None:
+    """The data set goes back to its beginning before the last batch is handed out, if it was found to have no more."""
+
+    def start() -> list[ResumableDataLoader]:
+        return [ResumableDataLoader(Remembering(length), 2, num_replicas=2, rank=rank) for rank in (0, 1)]
+
+    resumed = start()
+    for loader, again, most in zip(start(), resumed, (2, 1), strict=True):
+        list(islice(loader, most))
+        load_data_state(again, *data_state(loader))
+    for samples in ([5], list(range(length))):
+        assert sorted(i for loader in resumed for batch in loader for i in batch.tolist()) == samples
+
+
+def test_a_sampler_without_samples_is_one() -> None:
+    sampler = ResumableSampler(range(2), 3, 0, shuffle=False, drop_last=True)
+    loader = ResumableDataLoader(range(2), 1, sampler=sampler)
+    assert (list(loader), len(loader), loader.sampler is sampler) == ([], 0, True)
+
+
+def test_a_stream_that_is_there_once_cannot_fill_up() -> None:
+    class Once(IterableDataset):
+        def __init__(self) -> None:
+            self.samples = iter(range(7))
+
+        def __iter__(self) -> Iterator[int]:
+            return self.samples
+
+    loaders = [ResumableDataLoader(Once(), 2, num_replicas=2, rank=rank, repeatable=False) for rank in (0, 1)]
+    assert [batch.tolist() for batch in loaders[0]] == [[0, 2], [4, 6]]
+    with pytest.raises(ConfigError, match="Once gives nothing when it is iterated again"):
+        list(loaders[1])
+
+
+def test_a_stream_whose_own_loader_counts_is_refused_with_the_name_of_that() -> None:
+    """As MosaicML's StreamingDataset, whose methods these are."""
+
+    class Streaming(Endless):
+        def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+            raise AssertionError
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    for options in ({}, {"sharded": True}, {"num_workers": 2, "count": True}):
+        with pytest.raises(ConfigError, match="give data= that one, such as streaming"):
+            one(Streaming(8), **options)

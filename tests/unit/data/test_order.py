@@ -1,0 +1,139 @@
+"""The order of an epoch is a pure function that never changes."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from fastckpt._core.data.generators import generators_kept, seed_generators
+from fastckpt.data.order import DrawnOrder, IndexOrder
+from fastckpt.data.splitmix import GAMMA, MASK, mix, permutation
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Indexed, drawn
+
+
+def outputs(key: int, length: int) -> list[int]:
+    """SplitMix64 as published, in Python's integers."""
+    numbers = []
+    for _ in range(length):
+        key = (key + GAMMA) & MASK
+        z = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+        numbers.append(z ^ (z >> 31))
+    return numbers
+
+
+def test_the_generator_is_the_published_one() -> None:
+    assert outputs(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # Vigna's test vector
+    assert [mix((1234567 + i * GAMMA) & MASK) for i in range(3)] == outputs(1234567, 3)
+
+
+def test_torch_ranks_the_same_numbers() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        key, length = draw.getrandbits(64), draw.randrange(200)
+        signed = [number - 2**64 if number >= 2**63 else number for number in outputs(key, length)]
+        assert permutation(key, length).tolist() == sorted(range(length), key=signed.__getitem__)
+
+
+def test_orders_never_change() -> None:
+    """Checkpoints of earlier versions depend on these."""
+    order = IndexOrder(Indexed(10), shuffle=True)
+    assert order.take(0, 0, range(10)) == GOLDEN[0]
+    assert order.take(-7, 3, range(10)) == GOLDEN[1]
+
+
+GOLDEN = ([7, 2, 3, 5, 1, 9, 0, 8, 4, 6], [2, 7, 9, 8, 0, 1, 5, 4, 6, 3])
+
+
+def test_orders_are_even() -> None:
+    """Each of the 24 orders of four samples comes as often as the others, over epochs as over seeds."""
+    for keys in ([(1, epoch) for epoch in range(4800)], [(seed, 0) for seed in range(4800)]):
+        counts = Counter(tuple(permutation(mix(0, *key), 4).tolist()) for key in keys)
+        chi_square = sum((count - 200) ** 2 / 200 for count in counts.values())
+        assert len(counts) == 24 and chi_square < 49.7  # 23 degrees of freedom: exceeded once in 1000
+
+
+def test_numpy_and_python_draw_unlike_numbers() -> None:
+    with generators_kept():
+        for seed in (0, 2**40, 2**64 - 1):
+            seed_generators(seed)
+            assert torch.initial_seed() == seed
+            assert len(set(drawn())) == 3
+
+
+def test_drawn_orders_depend_on_seed_and_epoch_alone() -> None:
+    sampler = RandomSampler(Indexed(20))
+    order, before = DrawnOrder(sampler), torch.get_rng_state()
+    first = order.take(5, 0, range(20))
+    assert sorted(first) == list(range(20)) and order.take(5, 1, range(20)) != first
+    torch.rand(3)
+    assert DrawnOrder(RandomSampler(Indexed(20))).take(5, 0, range(20)) == first
+    with generators_kept():
+        torch.set_rng_state(before)
+        order.take(5, 2, range(3))
+        assert torch.equal(torch.get_rng_state(), before)
+    weighted = DrawnOrder(WeightedRandomSampler([1.0, 2.0, 3.0], 12))
+    assert set(weighted.take(0, 0, range(12))) <= {0, 1, 2}
+
+
+def test_samplers_that_could_not_be_continued_are_refused() -> None:
+    with pytest.raises(ConfigError, match="keeps a generator of its own, generator"):
+        DrawnOrder(RandomSampler(Indexed(3), generator=torch.Generator()))
+    with pytest.raises(ConfigError, match="shards among ranks by itself"):
+        DrawnOrder(DistributedSampler(Indexed(3), num_replicas=2, rank=0))
+    with pytest.raises(ConfigError, match="has no length"):
+        DrawnOrder(iter(range(3)))
+
+
+@pytest.mark.parametrize("generator", [np.random.default_rng(7), np.random.RandomState(7), random.Random(7)])
+def test_a_sampler_with_a_generator_of_its_own_is_refused_wherever_it_keeps_it(generator: Any) -> None:
+    class Own(Sampler[int]):
+        def __init__(self, **kept: Any) -> None:
+            self.__dict__ |= kept
+
+        def __len__(self) -> int:
+            return 20
+
+        def __iter__(self) -> Iterator[int]:
+            order = list(range(20))
+            generator.shuffle(order)
+            return iter(order)
+
+    with pytest.raises(ConfigError, match=r"Own keeps a generator of its own, rng, .* leave it out"):
+        DrawnOrder(Own(rng=generator))
+    with pytest.raises(ConfigError, match="Own gives other keys each time"):
+        DrawnOrder(Own()).take(0, 0, range(3))
+
+
+def test_keys_that_print_otherwise_in_each_process_are_refused_before_anything_is_handed_out() -> None:
+    class Objects(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([object() for _ in range(4)])
+
+    with pytest.raises(ConfigError, match=r"Objects gives other keys .* such as numbers"):
+        DrawnOrder(Objects(range(4))).take(0, 0, range(3))
+
+
+def test_a_sampler_that_counts_epochs_until_it_is_told_one_is_no_such() -> None:
+    class Counting(Sampler[int]):
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(10 * self.epoch, 10 * self.epoch + 4)
+            self.epoch += 1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    order = DrawnOrder(Counting())
+    assert [order.take(0, epoch, range(4))[0] for epoch in (0, 1, 2, 1)] == [0, 10, 20, 10]

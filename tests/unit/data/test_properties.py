@@ -1,0 +1,112 @@
+"""Jobs that are killed at random and come back with other numbers of ranks, batch sizes and workers lose no sample."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastckpt._core.data.split import Rest, Split
+from fastckpt.data.order import ORDER
+from fastckpt.data.splitmix import mix, permutation
+from tests.unit.data.jobs import Endless, Indexed, Job, in_order
+
+EPOCHS = 3
+
+
+def run(job: Job, draw: random.Random, change: Any) -> list[int]:
+    """Run EPOCHS epochs with kills; returns for each how many samples a whole step took at its end."""
+    widths = [0] * EPOCHS
+    while True:
+        world, batch = change()
+        job.start(world, batch_size=batch)
+        for _ in range(draw.randrange(1, 12)):
+            epoch = job.loaders[0].epoch
+            if epoch >= EPOCHS:
+                return widths
+            more = job.step()
+            if not more or draw.random() < 0.5:
+                job.commit()
+                widths[epoch] = world * batch if not more else widths[epoch]
+
+
+def check(job: Job, widths: list[int], length: int, rest: str, order: Any) -> None:
+    """Each epoch's committed samples are its order, but for what was chosen for its end."""
+    for epoch in range(EPOCHS):
+        seen = [index for step in job.epochs().get(epoch, []) for index in in_order(step)]
+        expected = order(epoch)
+        if rest == "uneven":
+            assert seen == expected
+        elif rest == "drop":
+            assert seen == expected[: len(seen)]
+            assert length - len(seen) < widths[epoch]
+        else:
+            assert seen[:length] == expected
+            last = job.epochs()[epoch][-1] if length else [[]]
+            assert len(seen) - length < len(last)
+            assert seen[length:] == (expected * len(last))[: len(seen) - length]
+            assert len({len(batch) for batch in last}) == 1
+
+
+def options(rest: str) -> dict[str, bool]:
+    return {"pad": {}, "drop": {"drop_last": True}, "uneven": {"uneven": True}}[rest]
+
+
+@pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
+@given(length=st.integers(0, 40), seed=st.integers(-(2**63), 2**63 - 1), events=st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_each_sample_once_whatever_changes(rest: str, length: int, seed: int, events: random.Random) -> None:
+    job = Job(Indexed(length), {"shuffle": True, "seed": seed, **options(rest)})
+    widths = run(job, events, lambda: (events.randint(1, 5), events.randint(1, 4)))
+    check(job, widths, length, rest, lambda epoch: permutation(mix(ORDER, seed, epoch), length).tolist())
+
+
+@pytest.mark.parametrize("rest", ["pad", "drop", "uneven"])
+@given(length=st.integers(0, 30), events=st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_a_stream_that_all_share_is_used_once_whatever_changes(rest: str, length: int, events: random.Random) -> None:
+    job = Job(Endless(length), options(rest))
+    widths = run(job, events, lambda: (events.randint(1, 4), events.randint(1, 3)))
+    check(job, widths, length, rest, lambda _: list(range(length)))
+
+
+@pytest.mark.parametrize("rest", list(Rest))
+def test_ranks_share_each_step_by_the_rule(rest: Rest) -> None:
+    """The pure part: thousands of epochs during which world and batch change at each step."""
+    draw = random.Random(rest.name)
+    for _ in range(3000):
+        length, cursor, seen, world, batch = draw.randint(0, 60), 0, [], 1, 1
+        while True:
+            world, batch = draw.randint(1, 9), draw.randint(1, 6)
+            splits = [Split(rank, world, batch, rest) for rank in range(world)]
+            taken = {split.taken(cursor, length) for split in splits}
+            assert len(taken) == 1
+            shares = [list(split.positions(cursor, length)) for split in splits]
+            step = sorted(position for share in shares for position in share)
+            assert all(len(share) <= batch for share in shares)
+            if not step:
+                break
+            seen += step
+            cursor += taken.pop()
+            sizes = {len(share) for share in shares}
+            assert len(sizes) == 1 or (rest is Rest.UNEVEN and max(sizes) - min(sizes) == 1)
+        left = length - cursor
+        assert seen == list(range(len(seen)))
+        assert len(seen) == cursor if rest is not Rest.PAD else length <= len(seen) < length + 9
+        limit = {Rest.PAD: 1, Rest.UNEVEN: 1, Rest.EVEN: world, Rest.DROP: world * batch}[rest]
+        assert 0 <= left < limit
+
+
+@pytest.mark.parametrize("rest", list(Rest))
+def test_steps_are_those_of_an_epoch(rest: Rest) -> None:
+    for length in range(40):
+        for world in range(1, 6):
+            for batch in range(1, 5):
+                for rank in range(world):
+                    split = Split(rank, world, batch, rest)
+                    cursor, steps = 0, 0
+                    while split.positions(cursor, length):
+                        cursor += split.taken(cursor, length)
+                        steps += 1
+                    assert split.steps(length) == steps

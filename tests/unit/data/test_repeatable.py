@@ -1,0 +1,424 @@
+"""Streams that differ between openings, starts or ranks, and states that leave something out: counted, or refused."""
+
+import itertools
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import webdataset
+from PIL import Image
+from torch.utils.data import IterableDataset
+
+from fastckpt.data import ResumableDataLoader, data_state, load_data_state
+from fastckpt.data.streams import trial
+from fastckpt.data.streams.checksum import checksum
+from fastckpt.data.streams.trial import Seen
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, OwnShards, Remembering, indices
+from tests.unit.data.streams import Buffered, Packed, hugging_face, number, tars, web
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("fastckpt"), "propagate", True)
+
+
+def batch_of(batch: Any) -> list[int]:
+    return batch["i"].tolist() if isinstance(batch, dict) else indices(batch)
+
+
+def killed_every(make: Any, batches: int, epochs: int = 1, **options: Any) -> list[list[int]]:
+    """What a job hands out in each epoch that saves each step and starts again after some batches."""
+    used: list[list[int]] = [[] for _ in range(epochs)]
+    state = None
+    while True:
+        loader = ResumableDataLoader(make(), 4, **options)
+        if state:
+            load_data_state(loader, *state)
+        taken = 0
+        while loader.epoch < epochs and taken < batches:
+            for batch in loader:
+                used[loader.epoch] += batch_of(batch)
+                state, taken = data_state(loader), taken + 1
+                if taken == batches:
+                    break
+        if loader.epoch == epochs:
+            return used
+
+
+# ---------- what cannot be opened again ----------
+
+
+class Once(IterableDataset):
+    """Hands out what was opened when it was made."""
+
+    def __init__(self, length: int) -> None:
+        self.samples = iter(range(length))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.samples
+
+
+class Refusing(Endless):
+    """As a server that takes one connection."""
+
+    opened = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.opened:
+            raise ConnectionRefusedError("busy")
+        self.opened = True
+        yield from super().__iter__()
+
+
+class Kept(Buffered):
+    """Goes on with one generator from opening to opening."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.rng = random.Random(3)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rng.sample(range(self.length), self.length)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Buffered, "Buffered gives other samples when it is opened again: sample [0-9]+ is another one.*set_epoch"),
+        (Kept, "Kept gives other samples when it is opened again: sample [0-9]+ is another one"),
+        (Once, "sample 0 is another one"),
+        (Refusing, r"sample 0 is missing there \(ConnectionRefusedError: busy\)"),
+    ],
+)
+def test_a_stream_that_differs_between_openings_is_refused(make: Any, says: str, sharded: bool, workers: int) -> None:
+    loader = ResumableDataLoader(make(100), 4, sharded=sharded, num_workers=workers)
+    with pytest.raises(ConfigError, match=f"{says}.*repeatable=False"):
+        next(iter(loader))
+
+
+def test_one_that_was_read_to_its_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sample 0 is missing there \(the stream has ended\)"):
+        next(iter(ResumableDataLoader(Once(20), 4)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_is_accepted_with_a_line_at_each_start(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is read that is not handed out."""
+    loader = ResumableDataLoader(Once(100), 4, repeatable=False, num_workers=workers)
+    assert [indices(batch) for batch in loader] == [list(range(i, i + 4)) for i in range(0, 100, 4)]
+    used = killed_every(lambda: Buffered(100), 10, repeatable=False)
+    assert len(used[0]) == 100 and len(set(used[0])) < 100
+    assert caplog.text.count("Buffered need not give the same samples at each start (repeatable=False)") == 3
+    assert "is not the one" not in caplog.text
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("seed", [5, "global"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_seeded_one_is_used_once(seed: int | str, workers: int, sharded: bool) -> None:
+    used = killed_every(lambda: Buffered(90, seed), 7, 2, sharded=sharded and not workers, num_workers=workers)
+    assert [sorted(epoch) for epoch in used] == [list(range(90))] * 2 and used[0] != used[1]
+
+
+@pytest.mark.parametrize("make", [Endless, OwnShards, Remembering])
+@pytest.mark.parametrize("length", [0, 1, 5, 31, 33])
+def test_short_streams_are_handed_out_whole(make: Any, length: int) -> None:
+    """Also where a worker's shard is empty."""
+    options = {"sharded": make is OwnShards, "num_workers": 2, "uneven": make is Endless}
+    seen = [i for batch in ResumableDataLoader(make(length), 4, **options) for i in indices(batch)]
+    assert sorted(seen) == list(range(length))
+
+
+def test_waiting_for_a_second_opening_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a pipe that has one writer."""
+    monkeypatch.setattr(trial, "PATIENCE", 0.05)
+
+    class Pipe(Endless):
+        opened = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.opened += 1
+            while self.opened == 2 and "opened a second time" not in caplog.text:
+                time.sleep(0.01)
+            yield from super().__iter__()
+
+    assert len(list(ResumableDataLoader(Pipe(9), 3))) == 3
+    assert "if it can be opened once only, pass repeatable=False" in caplog.text
+
+
+def test_believing_it_spares_the_trial() -> None:
+    class Counting(Endless):
+        opened = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            type(self).opened += 1
+            yield from super().__iter__()
+
+    list(ResumableDataLoader(Counting(9), 3, repeatable=True))
+    assert Counting.opened == 1
+    list(ResumableDataLoader(Counting(9), 3))
+    assert Counting.opened == 4
+    loader = ResumableDataLoader(Counting(9), 3)
+    next(iter(loader))
+    again = ResumableDataLoader(Counting(9), 3)
+    load_data_state(again, *data_state(loader))
+    Counting.opened = 0
+    next(iter(again))
+    assert Counting.opened == 1, "at a restart nothing is tried"
+
+
+def test_a_trial_leaves_the_generators_as_they_were() -> None:
+    for seeding in ("sample", "none"):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        loader = ResumableDataLoader(Buffered(50, 1), None, seeding=seeding)
+        if seeding == "none":
+            with pytest.raises(ConfigError, match="other samples"):
+                next(iter(loader))  # its transforms draw from nothing that is seeded
+        else:
+            next(iter(loader))
+        got = torch.rand(1).item(), random.random(), np.random.rand()
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        assert got == (torch.rand(1).item(), random.random(), np.random.rand())
+
+
+# ---------- what is another one after a restart ----------
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_another_stream_after_a_restart_is_warned_of(
+    sharded: bool, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that is seeded by the clock where it is made: both openings of a start are alike."""
+    options = {"sharded": sharded, "num_workers": workers, "seeding": "none", "collate_fn": list}
+
+    def make(seed: int) -> Buffered:
+        made = Buffered(60, seed)
+        made.sample = int  # type: ignore[assignment]
+        return made
+
+    loader = ResumableDataLoader(make(1), 4, **options)
+    list(itertools.islice(loader, 5))
+    same, other, old = (ResumableDataLoader(make(seed), 4, **options) for seed in (1, 2, 2))
+    state = data_state(loader)
+    load_data_state(same, *state)
+    assert len(list(same)) >= 10 and "is not the one" not in caplog.text
+    load_data_state(other, *state)
+    assert len(list(other)) >= 10, "a warning, and no refusal that comes first at a restart"
+    assert caplog.text.count("is not the one that was used before the restart") == 1
+    assert "some of its samples are lost and others used twice" in caplog.text
+    caplog.clear()
+    earlier = ({"checksum"}, {"checksums", "counted"})
+    common, own = ({k: v for k, v in part.items() if k not in new} for part, new in zip(state, earlier, strict=True))
+    load_data_state(old, common, own)
+    assert len(list(old)) >= 10 and not caplog.text, "a checkpoint of an earlier version says nothing of it"
+
+
+# ---------- ranks ----------
+
+RANKS = """
+import os, torch.distributed as dist
+from fastckpt.data import ResumableDataLoader
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, indices
+from tests.unit.data.streams import Buffered
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    said = []
+    for make in (lambda: Buffered(60, 1), lambda: Buffered(60, rank), lambda: Endless(20 + rank), lambda: Endless(7)):
+        loader = ResumableDataLoader(make(), 4, num_workers=rank)
+        try:
+            said.append(len(list(loader)))
+        except ConfigError as error:
+            said.append(str(error))
+    for told in range(2):
+        dist.barrier()
+        if told == rank:
+            print(rank, said, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_ranks_that_read_unlike_streams_are_refused(tmp_path: Path) -> None:
+    """Each opening of a rank's stream is like the others of that rank: only ranks can compare them."""
+    path = f"{Path(__file__).parents[3]}:{os.environ['PYTHONPATH']}"
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, "--log-dir", tmp_path, script],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [json.loads(line[2:].replace("'", '"')) for line in done.stdout.splitlines() if line[:1] in "01"]
+    assert [each[0] for each in said] == [8, 8] and [each[3] for each in said] == [1, 1]
+    for wrong in (1, 2):
+        refusals = [each[wrong] for each in said if isinstance(each[wrong], str)]
+        assert len(refusals) == 1, "whoever comes later tells"
+        assert "gives other samples on rank" in refusals[0] and "needs sharded=True" in refusals[0]
+
+
+# ---------- states that leave something out ----------
+
+
+@pytest.mark.parametrize(("sharded", "workers"), [(False, 0), (True, 0), (True, 2)])
+def test_hugging_faces_shuffle_buffer_is_counted(sharded: bool, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    used = killed_every(
+        lambda: hugging_face(120).shuffle(seed=1, buffer_size=50), 9, 2, sharded=sharded, num_workers=workers
+    )
+    assert [sorted(epoch) for epoch in used] == [list(range(120))] * 2 and used[0] != used[1]
+    assert "IterableDataset's own state leaves out its shuffle buffer: samples are counted instead" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hugging_faces_shuffle_without_a_seed_is_refused(workers: int) -> None:
+    """All openings of one process are alike; each start has another generator."""
+    interleaved = datasets.interleave_datasets([hugging_face(50), hugging_face(50)], probabilities=[0.5, 0.5])
+    for made in (hugging_face(50).shuffle(), interleaved):
+        with pytest.raises(ConfigError, match=r"IterableDataset is shuffled without a seed.*shuffle\(seed=0\)"):
+            next(iter(ResumableDataLoader(made, 4, sharded=True, num_workers=workers)))
+    next(iter(ResumableDataLoader(hugging_face(50).shuffle(), 4, repeatable=False)))
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on_by_its_count() -> None:
+    def make() -> Any:
+        return hugging_face(120).shuffle(seed=1, buffer_size=50)
+
+    whole = [i for batch in ResumableDataLoader(make(), 4) for i in batch_of(batch)]
+    earlier = ResumableDataLoader(make(), 4, count=False, repeatable=True)
+    taken = [i for batch in itertools.islice(earlier, 5) for i in batch_of(batch)]
+    common, own = data_state(earlier)
+    assert own["dataset"] != [None]
+    del own["checksums"], own["counted"]
+    again = ResumableDataLoader(make(), 4)
+    load_data_state(again, common, own)
+    assert taken + [i for batch in again for i in batch_of(batch)] == whole
+
+
+def test_a_state_that_leads_elsewhere_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    for workers in (0, 2):
+        used = killed_every(lambda: Packed(50), 5, 2, num_workers=workers)
+        assert [sorted(epoch) for epoch in used] == [list(range(50))] * 2
+        assert "Packed's own state leaves out what it holds ready" in caplog.text
+        caplog.clear()
+    assert sorted(killed_every(lambda: Packed(50), 5, count=True)[0]) == list(range(50)) and not caplog.text
+    chosen = killed_every(lambda: Packed(50), 5, count=False)[0]
+    assert len(set(chosen)) < 50 and not caplog.text
+    assert sorted(killed_every(lambda: Remembering(50), 5, 2)[1]) == list(range(50)) and not caplog.text
+
+
+@pytest.mark.parametrize(("length", "most"), [(2, 2), (3, 3), (5, 4), (40, 2), (40, 7), (40, 8), (40, 30)])
+def test_it_is_noticed_however_much_is_held_ready(length: int, most: int) -> None:
+    for batches in range(1, length // 4 + 2):
+        used = killed_every(lambda: Packed(length, most), batches, 2)
+        assert [sorted(epoch) for epoch in used] == [list(range(length))] * 2
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Endless has no state_dict to go on by"):
+        ResumableDataLoader(Endless(3), count=False)
+    for name in ("repeatable", "count"):
+        with pytest.raises(ConfigError, match=f"{name}=True is for iterable data sets"):
+            ResumableDataLoader([1, 2], **{name: True})
+
+
+# ---------- webdataset ----------
+
+
+def test_webdatasets_own_shuffle_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    names = tars(tmp_path, 100)
+    for sharded in (False, True):
+        made = web(names, shardshuffle=4).shuffle(50).map(number)
+        with pytest.raises(ConfigError, match=r"WebDataset gives other samples when.*detshuffle\(1000, seed=0\)"):
+            next(iter(ResumableDataLoader(made, 4, sharded=sharded)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_remedy_uses_each_sample_once(tmp_path: Path, workers: int) -> None:
+    names = tars(tmp_path, 100)
+
+    def make() -> Any:
+        made = web(names, shardshuffle=4, seed=0, detshuffle=True, empty_check=False)
+        return made.compose(webdataset.detshuffle(50, seed=0)).map(number)
+
+    used = killed_every(make, 7, 3, sharded=True, num_workers=workers)
+    assert [sorted(epoch) for epoch in used] == [list(range(100))] * 3
+    assert used[0] != used[1] != used[2]
+    seeded = killed_every(
+        lambda: web(names, shardshuffle=4, seed=1).shuffle(50, seed=2).map(number), 7, 2, sharded=True
+    )
+    assert [sorted(epoch) for epoch in seeded] == [list(range(100))] * 2
+
+
+def test_ranks_share_a_web_dataset(tmp_path: Path) -> None:
+    names = tars(tmp_path, 100)
+    used: Counter[int] = Counter()
+    for rank in range(2):
+        made = web(names, shardshuffle=4, seed=0, detshuffle=True, nodesplitter=None)
+        loader = ResumableDataLoader(made.map(number), 4, num_replicas=2, rank=rank, uneven=True)
+        used.update(i for batch in loader for i in batch.tolist())
+    assert used == Counter(range(100))
+
+
+# ---------- checksums ----------
+
+
+class Plain:
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+def samples(flip: int) -> Iterator[Any]:
+    """What data sets give; ``flip`` changes a single bit or item of each."""
+    image = Image.new("RGB", (4, 4))
+    image.putpixel((3, 3), (0, 0, flip))
+    yield from (flip, float(flip), f"a{flip}", bytes([1, flip]), bytearray([flip]), memoryview(bytes([flip])), image)
+    yield from ([1, flip], (1, [flip]), {"x": {"y": flip}}, {flip: 1}, {1, flip + 5}, Plain(x=Plain(y=flip)))
+    yield from (torch.tensor([1.0, flip]), torch.tensor(flip), torch.tensor([flip], dtype=torch.bfloat16))
+    yield torch.tensor([1 + 1j, flip]).conj()
+    yield from (np.array([1, flip]), np.float32(flip), np.array([{"a": flip}], dtype=object), np.zeros((2, 1 + flip)))
+    yield torch.zeros(2, 1 + flip)
+    yield {"image": image, "json": {"list": [{"deep": [flip]}]}, "lock": object()}
+    yield Seen([flip])
+
+
+def test_checksums_tell_what_can_be_compared() -> None:
+    for same, again, other in zip(samples(0), samples(0), samples(1), strict=True):
+        assert checksum(same) == checksum(again) < 2**63, type(same)
+        assert checksum(same) != checksum(other), type(same)
+    command = "from tests.unit.data.test_repeatable import *; print([checksum(each) for each in samples(0)])"
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", command], cwd=root, env=os.environ | {"PYTHONHASHSEED": "1"},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == f"{[checksum(each) for each in samples(0)]}\n", "the same in each process"
+
+
+def test_what_cannot_be_compared_counts_by_its_type() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    for strange in (circle, torch.empty(2, device="meta"), torch.eye(2).to_sparse(), lambda: 1, Plain, iter([1])):
+        assert checksum(strange) == checksum(strange)
+    assert checksum(list(range(10**5))) == checksum(list(range(10**5)))

@@ -1,0 +1,81 @@
+"""A sampler in a plain DataLoader goes on if it is told what was used."""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fastckpt.data import ResumableSampler
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Indexed, indices
+
+
+def test_what_was_used_is_not_given_again() -> None:
+    draw = random.Random(2)
+    for _ in range(100):
+        length, state, seen = draw.randint(1, 40), None, []
+        while True:
+            world, batch = draw.randint(1, 4), draw.randint(1, 5)
+            samplers = [ResumableSampler(Indexed(length), world, rank, seed=9) for rank in range(world)]
+            for sampler in samplers:
+                if state:
+                    sampler.load_state_dict(state)
+            steps = list(zip(*(DataLoader(range(length), batch, sampler=sampler) for sampler in samplers), strict=True))
+            kept = steps[: draw.randint(1, 3)]
+            for step in kept:
+                for sampler, part in zip(samplers, step, strict=True):
+                    sampler.advance(len(part))
+                seen += torch.stack(step, 1).flatten().tolist()
+            states = [sampler.state_dict() for sampler in samplers]
+            assert states == states[:1] * world
+            state = states[0]
+            if len(kept) == len(steps):
+                break
+        assert sorted(seen[:length]) == list(range(length)) and len(seen) - length < 4
+
+
+def test_workers_that_draw_ahead_do_not_count() -> None:
+    sampler = ResumableSampler(Indexed(20), 1, 0)
+    batches = iter(DataLoader(Indexed(20), 4, sampler=sampler, num_workers=1, prefetch_factor=4))
+    first = indices(next(batches))
+    assert sampler.state_dict()["cursor"] == 0
+    sampler.advance(len(first))
+    again = ResumableSampler(Indexed(20), 1, 0)
+    again.load_state_dict(sampler.state_dict())
+    assert first + list(again) == list(ResumableSampler(Indexed(20), 1, 0))
+
+
+def test_epochs_advance_by_themselves() -> None:
+    sampler = ResumableSampler(Indexed(6), 2, 1)
+    first = list(sampler)
+    sampler.advance(3)
+    second = list(sampler)
+    assert sampler.position.epoch == 1 and len(first) == len(second) == 3
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+
+
+def test_a_sampler_that_is_told_nothing_serves_but_saves_nothing() -> None:
+    sampler = ResumableSampler(Indexed(6), 1, 0)
+    orders = [list(sampler) for _ in range(2)]
+    assert orders[0] != orders[1] and all(sorted(order) == list(range(6)) for order in orders)
+    with pytest.raises(ConfigError, match="advance"):
+        sampler.state_dict()
+
+
+def test_more_than_there_is_cannot_be_used() -> None:
+    sampler = ResumableSampler(Indexed(7), 2, 0)
+    sampler.advance(4)
+    with pytest.raises(ConfigError, match=r"advance\(1\), but epoch 0 has 0 samples left"):
+        sampler.advance(1)
+    with pytest.raises(ConfigError, match="samples is 0"):
+        sampler.advance(0)
+    with pytest.raises(ConfigError, match="rank is 3 of 2"):
+        ResumableSampler(Indexed(7), 2, 3)
+
+
+def test_rank_and_world_come_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert list(ResumableSampler(Indexed(9), shuffle=False)) == [2, 5, 8]

@@ -1,0 +1,260 @@
+"""Loader workers, prefetching and resumes change no batch: not its samples, not their random transforms."""
+
+import gc
+import itertools
+import multiprocessing
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, default_collate, get_worker_info
+
+from fastckpt.data import ResumableDataLoader
+from fastckpt.errors import ConfigError
+from tests.unit.data.jobs import Endless, Indexed, Job, OwnShards, Remembering, drawn, indices
+
+SEEDED = {"num_replicas": 1, "rank": 0, "seed": 11}
+
+
+def collate(samples: list[Any]) -> list[Any]:
+    """Draws, too."""
+    return [*default_collate(samples), torch.tensor(drawn(), dtype=torch.float64)]
+
+
+def equal(batch: Any, other: Any) -> bool:
+    return len(batch) == len(other) and all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+
+
+def uninterrupted(dataset: Any, epochs: int, **options: Any) -> list[Any]:
+    loader = ResumableDataLoader(dataset, collate_fn=collate, **SEEDED, **options)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def every_epoch(loader: ResumableDataLoader, epochs: int) -> Iterator[Any]:
+    while loader.epoch < epochs:
+        yield from loader
+
+
+@pytest.mark.parametrize(
+    "dataset", [Indexed(37), Endless(37), Subset(Indexed(50), range(5, 42))], ids=lambda d: type(d).__name__
+)
+def test_a_resumed_run_goes_on_bit_by_bit(dataset: Any) -> None:
+    """Killed every seven steps, two of them not committed, and started with other workers each time."""
+    options = {"batch_size": 3} | ({} if isinstance(dataset, Endless) else {"shuffle": True})
+    expected = uninterrupted(dataset, 3, **options)
+    ways = [
+        {"num_workers": 2, "prefetch_factor": 5},
+        {"num_workers": 0},
+        {"num_workers": 2, "persistent_workers": True, "pin_memory": torch.cuda.is_available()},
+        {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 60},
+    ]
+    batches: list[Any] = []
+    state: dict[str, Any] = {}
+    for way in itertools.cycle(ways):
+        loader = ResumableDataLoader(dataset, collate_fn=collate, **SEEDED, **options, **way)
+        if state:
+            loader.load_state_dict(state)
+        taken = []
+        for batch in itertools.islice(every_epoch(loader, 3), 7):
+            taken.append(batch)
+            if len(taken) == 5:
+                state = loader.state_dict()
+        del batch
+        batches += taken[:5] if len(taken) == 7 else taken
+        if len(taken) < 7:
+            break
+    assert len(batches) == len(expected) == 39
+    assert all(equal(batch, other) for batch, other in zip(batches, expected, strict=True))
+
+
+def spawn() -> None:
+    expected = uninterrupted(Indexed(9), 1, batch_size=2, shuffle=True)
+    options = {"batch_size": 2, "shuffle": True, "num_workers": 1, "multiprocessing_context": "spawn"}
+    batches = uninterrupted(Indexed(9), 1, **options)
+    assert len(batches) == 5 and all(map(equal, batches, expected))
+
+
+def test_spawned_workers_draw_the_same() -> None:
+    """In a process of its own: spawning leaves it one that tracks resources."""
+    command = "from tests.unit.data.test_workers import spawn; __name__ == '__main__' and spawn()"
+    subprocess.run([sys.executable, "-c", command], cwd=Path(__file__).parents[3], check=True, timeout=120)
+
+
+def test_the_main_process_draws_as_if_there_were_no_loader() -> None:
+    with_loader = []
+    for dataset, workers in ((Indexed(6), 0), (Indexed(6), 2), (Endless(6), 0)):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        for _ in ResumableDataLoader(dataset, 2, num_workers=workers, **SEEDED):
+            with_loader.append(drawn())
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    assert with_loader == [drawn() for _ in range(3)] * 3
+
+
+def test_the_batch_size_changes_no_sample() -> None:
+    def samples(batch_size: int, **options: Any) -> dict[int, torch.Tensor]:
+        loader = ResumableDataLoader(Indexed(24), batch_size, shuffle=True, seed=2, **options)
+        return {i: x for batch in loader for i, x in zip(batch[0].tolist(), batch[1], strict=True)}
+
+    alone = samples(4)
+    shared = samples(3, num_replicas=2, rank=0) | samples(3, num_replicas=2, rank=1, num_workers=2)
+    assert alone.keys() == shared.keys()
+    assert all(torch.equal(alone[i], shared[i]) for i in alone)
+
+
+def test_epochs_draw_anew() -> None:
+    loader = ResumableDataLoader(Indexed(4), 4, **SEEDED)
+    first, second = next(iter(loader)), next(batch for _ in range(2) for batch in loader)
+    assert torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
+
+
+class Reporting(Dataset):
+    """Tells what it sees of the worker."""
+
+    offset = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        info = get_worker_info()
+        assert info is not None and info.dataset is self and info.num_workers == 2 and info.id == index % 2
+        return index + self.offset
+
+
+def configure(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None and info.id == worker
+    info.dataset.offset = 100
+
+
+def test_worker_init_fn_meets_the_users_data_set() -> None:
+    loader = ResumableDataLoader(Reporting(), 1, num_workers=2, worker_init_fn=configure, **SEEDED)
+    assert [batch.item() for batch in loader] == [100, 101, 102, 103]
+
+
+def test_what_is_drawn_ahead_does_not_count() -> None:
+    loader = ResumableDataLoader(Indexed(40), 2, num_workers=2, prefetch_factor=8, **SEEDED)
+    iterator = iter(loader)
+    assert loader.state_dict()["cursor"] == 0
+    for step in range(1, 4):
+        next(iterator)
+        assert loader.state_dict()["cursor"] == 2 * step
+
+
+def test_persistent_workers_follow_a_position_that_was_set() -> None:
+    for dataset in (Indexed(10), Endless(10)):
+        loader = ResumableDataLoader(dataset, 2, num_workers=2, persistent_workers=True, **SEEDED)
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        assert indices(next(iterator)) == [2, 3]
+        loader.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="position was set"):
+            next(iterator)
+        assert [indices(batch) for batch in loader] == [[2, 3], [4, 5], [6, 7], [8, 9]]
+        assert next(indices(batch) for batch in loader) == [0, 1]
+
+
+def test_persistent_workers_begin_their_shards_anew() -> None:
+    loader = ResumableDataLoader(Remembering(12), 2, num_workers=2, persistent_workers=True, **SEEDED)
+    passes = [[indices(batch) for batch in loader] for _ in range(2)]
+    assert passes[0] == passes[1] == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    iterator = iter(loader)
+    taken = [indices(next(iterator)) for _ in range(3)]
+    common, own = loader.state_dict(), loader.rank_state_dict()
+    assert indices(next(iterator)) == [5, 7]
+    loader.load_state_dict(common)
+    loader.load_rank_state_dict(own)
+    assert taken + [indices(batch) for batch in loader] == passes[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_shards_go_on_bit_by_bit(workers: int) -> None:
+    """A data set that shards itself, unevenly: each rank goes on with its own shards, in the order of before."""
+    datasets = [OwnShards(40, rank, 2) for rank in range(2)]
+    options = {"num_workers": workers, "batch_size": 2, "sharded": True, "seed": 4, "num_replicas": 2}
+
+    for rank, dataset in enumerate(datasets):
+        expected = list(ResumableDataLoader(dataset, rank=rank, **options))
+        assert sum(len(batch[0]) for batch in expected) > 0 or rank
+        for cut in range(0, len(expected) + 1, 3):
+            loader = ResumableDataLoader(dataset, rank=rank, **options)
+            taken = list(itertools.islice(loader, cut))
+            resumed = ResumableDataLoader(dataset, rank=rank, **options)
+            resumed.load_state_dict(loader.state_dict())
+            resumed.load_rank_state_dict(loader.rank_state_dict())
+            taken += list(resumed)
+            assert len(taken) == len(expected)
+            assert all(map(equal, taken, expected))
+            assert resumed.rank_state_dict()["epoch"] == 1
+
+
+def test_a_data_set_that_asks_for_its_worker_is_refused_unless_it_is_said_to_shard_itself() -> None:
+    loader = ResumableDataLoader(OwnShards(8), 2, num_workers=2, **SEEDED)
+    with pytest.raises(ConfigError, match=r"get_worker_info\(\).id.*sharded=True"):
+        next(iter(loader))
+
+
+def test_jobs_with_workers_lose_nothing() -> None:
+    job = Job(Indexed(50), {"shuffle": True, "batch_size": 3, "uneven": True})
+    for world, workers in ((2, 2), (3, 1), (1, 2)):
+        job.start(world, num_workers=workers)
+        for _ in range(3):
+            job.step()
+        job.commit()
+        job.step()
+    job.start(1, num_workers=2)
+    while job.step():
+        pass
+    job.commit()
+    assert sorted(i for step in job.epochs()[0] for batch in step for i in batch) == list(range(50))
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned() -> None:
+    for workers in (0, 2):
+        for dataset in (Indexed(6), Endless(6), Remembering(6)):
+            loader = ResumableDataLoader(dataset, 3, num_workers=workers, pin_memory=True, **SEEDED)
+            batches = list(loader)
+            tensors = [tensor for batch in batches for tensor in (batch if isinstance(batch, list) else [batch])]
+            assert len(batches) == 2 and all(tensor.is_pinned() for tensor in tensors)
+
+
+class Flawed(Indexed):
+    """Cannot give one sample, until it is mended."""
+
+    flaw = 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.flaw:
+            raise OSError("cannot read sample 5")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_the_data_set_loses_no_sample(workers: int) -> None:
+    dataset = Flawed(12)
+    loader = ResumableDataLoader(dataset, 2, num_workers=workers, **SEEDED)
+    seen = []
+    with pytest.raises(OSError, match="sample 5"):
+        for batch in loader:
+            seen.append(indices(batch))
+    dataset.flaw = -1
+    assert seen + [indices(batch) for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
+
+
+def test_workers_end_with_the_error_of_one() -> None:
+    """Not when garbage is collected, which would wait 5 s for each."""
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="sample 5"):
+            list(ResumableDataLoader(Flawed(12), 2, num_workers=2, **SEEDED))
+        assert not multiprocessing.active_children()
+    finally:
+        gc.enable()
