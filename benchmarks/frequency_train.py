@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from examples.gpt2.model import GPT, GPTConfig
 from fastckpt import Checkpointer, DdpCheckpointer, KeepLatestStepStrategy, StorageType, phase
-from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.policy.frequency.intervals import multiple
 from fastckpt.data import ResumableSampler
 
@@ -101,7 +101,7 @@ class Way(Protocol):
         beats: Says how long training has stalled, if the way has a part of training that waits later.
     """
 
-    beats: Beats | None
+    beats: Heartbeat | None
 
     def begin(self, step: int) -> bool:
         """This step is done: save it if a checkpoint is due; whether one was."""
@@ -158,7 +158,7 @@ class PersistBehind:
         self._training, (self._memory, self._storage) = training, args.every
         self._checkpointer = DdpCheckpointer(folder, KeepLatestStepStrategy(2, folder))
         self._checkpointer.prepare(training.state(), training.optimizer)
-        self.beats: Beats | None = self._checkpointer._writer.beats
+        self.beats: Heartbeat | None = self._checkpointer._writer.beats
         self.settle = self._checkpointer.wait_latest_checkpoint
 
     def begin(self, step: int) -> bool:
@@ -179,7 +179,7 @@ class BothBehind:
             overhead=args.overhead,
         )  # fmt: skip
         self._checkpointer.resume()
-        self.beats: Beats | None = self._checkpointer._writer.beats
+        self.beats: Heartbeat | None = self._checkpointer._writer.beats
 
     def begin(self, step: int) -> bool:
         result = self._checkpointer.step(step)

@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.saver_options import wishes
-from fastckpt._core.config import Place, Settings
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Granted
 from fastckpt._core.memory import slots
@@ -83,8 +83,8 @@ def write(rank: int, world: int, folder: Path, address: str, go: int, done: int)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.read(go, 1) != b"s":
         return
-    place = Place(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
-    link = Link(wishes(str(folder), None, "never"), place, address)
+    place = RankInfo(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
+    link = SaverClient(wishes(str(folder), None, "never"), place, address)
     files = {f"rank_{rank}.pt": IMAGE}
     details = {"world_size": world, "rank": rank, "num_threads": 1, "path": "", "parent": None}
     slots_seen: set[str] = set()
@@ -101,7 +101,7 @@ def write(rank: int, world: int, folder: Path, address: str, go: int, done: int)
             answer = link.slot()
         if not isinstance(answer, Granted):
             raise RuntimeError(f"step {step}: {answer}")
-        slots.commit(Path(answer.slot), rank, slots.Done(save, files, details))
+        slots.commit(Path(answer.slot), rank, slots.SlotDone(save, files, details))
         link.committed(save, persist=step % EACH == 0)
         os.write(done, b"s")
     link.close()

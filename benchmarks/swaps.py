@@ -24,7 +24,7 @@ import torch
 
 from fastckpt import metrics
 from fastckpt._core.snapshot.mutation_check import Digests
-from fastckpt._core.snapshot.sampled_bytes import Samples
+from fastckpt._core.snapshot.sampled_bytes import SampledBytes
 from fastckpt._core.transfer.host_copy import Backlog, Copy
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import OverlapError
@@ -197,8 +197,8 @@ def costs(training: Training, megabytes: int) -> None:
         by_storage = {each.untyped_storage()._cdata: [each] for each in tensors}
         Backlog(copies).finish()
 
-        def take(copies: list[Copy] = copies, by: dict[int, list[torch.Tensor]] = by_storage) -> Samples:
-            return Samples(copies, lambda storage: by[storage._cdata])
+        def take(copies: list[Copy] = copies, by: dict[int, list[torch.Tensor]] = by_storage) -> SampledBytes:
+            return SampledBytes(copies, lambda storage: by[storage._cdata])
 
         taken, digests = take(), Digests(copies)
         works: dict[str, Callable[[], object]] = {

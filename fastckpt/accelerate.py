@@ -25,10 +25,10 @@ from accelerate.utils.other import clean_state_dict_for_safetensors
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.save_results import at_least
-from fastckpt._core.client.saver_options import SecondLevel
-from fastckpt._core.config import Place
+from fastckpt._core.client.saver_options import RemoteTierOptions
+from fastckpt._core.config import RankInfo
 from fastckpt._core.native.checkpoint_names import is_foreign
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, Tensors
+from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
 from fastckpt._core.native.view import written
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
@@ -86,7 +86,7 @@ class AccelerateCheckpointer(WithWriter):
         *,
         overlap: bool = False,
         verify: str = "resume",
-        **second_level: Unpack[SecondLevel],
+        **second_level: Unpack[RemoteTierOptions],
     ) -> None:
         self._accelerator = accelerator
         _check(accelerator)
@@ -94,7 +94,7 @@ class AccelerateCheckpointer(WithWriter):
         optimizers = [optimizer.optimizer for optimizer in accelerator._optimizers]
         self._folders = FolderCheckpointer(
             checkpoint_dir,
-            Needs(MAIN, self._own),
+            RequiredFiles(MAIN, self._own),
             deletion_strategy,
             verify=verify,
             overlap=optimizers if overlap else None,
@@ -137,7 +137,12 @@ class AccelerateCheckpointer(WithWriter):
         shared, own = self._files(safe_serialization)
         files = shared | own if self._folders.writes_common else own
         return self._folders.save_checkpoint(
-            step, files, at_least(storage_type, name), common=shared.keys(), named=Named(name), metrics=metrics
+            step,
+            files,
+            at_least(storage_type, name),
+            common=shared.keys(),
+            named=CheckpointNames(name),
+            metrics=metrics,
         )
 
     def load_state(self, path: str | os.PathLike[str] = "", **load_state_kwargs: Any) -> int:
@@ -246,7 +251,7 @@ class AccelerateCheckpointer(WithWriter):
 
 
 def _check(accelerator: Accelerator) -> None:
-    kind, place = DistributedType(accelerator.distributed_type), Place.from_environment()
+    kind, place = DistributedType(accelerator.distributed_type), RankInfo.from_environment()
     if kind is DistributedType.DEEPSPEED:
         raise ConfigError(
             "DeepSpeed writes its checkpoints itself: give its engine to a fastckpt.deepspeed checkpointer"

@@ -18,11 +18,11 @@ from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.resume.candidates import Files, Needs, Offers
+from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.resume.rank_state import RankState
-from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
@@ -32,7 +32,7 @@ from fastckpt._core.retention import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
@@ -105,7 +105,7 @@ class DdpCheckpointer(WithWriter):
         overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        self._writer = Writer(
+        self._writer = Session(
             checkpoint_dir,
             deletion_strategy,
             weights_only=weights_only,
@@ -215,7 +215,9 @@ class DdpCheckpointer(WithWriter):
         asked = arguments.path("resume_path", resume_path)
         since = writer.open_history(ranks, asked)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
-        offers = Offers(writer.link, writer.directory, Needs(MODEL, self._own), digests=writer.verify != "never")
+        offers = CandidateFinder(
+            writer.link, writer.directory, RequiredFiles(MODEL, self._own), digests=writer.verify != "never"
+        )
         with writer.beats.work("resume"), closing(offers):
             resume = Resume(
                 writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads, writer.pairing
@@ -251,7 +253,7 @@ class DdpCheckpointer(WithWriter):
 
         return read(files[MODEL]), read(files[self._own]) if self._own in files else None
 
-    def _apply(self, resumed: Resumed, seconds: float) -> dict[str, Any]:
+    def _apply(self, resumed: ResumeResult, seconds: float) -> dict[str, Any]:
         self._writer.link.tell_loaded(resumed.id, resumed.tier, seconds)
         self._writer.go_on_from(resumed)
         if resumed.state is None:

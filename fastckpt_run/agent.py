@@ -21,7 +21,7 @@ from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
-from fastckpt_run.events.recorder import Chronicle, outcome_of
+from fastckpt_run.events.recorder import EventRecorder, outcome_of
 from fastckpt_run.events.summary import conclude, report, require_durable
 from fastckpt_run.failures.cause import Cause, cause_of
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
@@ -62,7 +62,7 @@ class FastckptAgent(LocalElasticAgent):
         super().__init__(spec, **arguments)
         self._settings = settings
         self._saver = Saver(settings)
-        self._chronicle = Chronicle(self._saver, keep=settings.event_log)
+        self._chronicle = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)

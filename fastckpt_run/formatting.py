@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fastckpt._core.report import goodput as g
-from fastckpt._core.report.frequency import Decided
+from fastckpt._core.report.frequency import DecidedIntervals
 from fastckpt._core.report.launches import Failure
 from fastckpt._core.report.report import Recovery
 from fastckpt_run.failures.deaths import describe
@@ -58,7 +58,7 @@ def part(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}".replace("%", " %")
 
 
-def frequency(decisions: Sequence[Decided]) -> str:
+def frequency(decisions: Sequence[DecidedIntervals]) -> str:
     """When it is saved by the last of some decisions, and what checkpoints cost when that was measured last."""
     last = decisions[-1]
     if last.memory is None or last.storage is None:

@@ -173,7 +173,7 @@ def _parse(settings: type[Settings], name: str, text: str) -> object:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where this process stands in the job, as torchrun's variables tell it.
 
     Without a launcher it is the only worker of a job of one.

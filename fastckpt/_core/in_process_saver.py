@@ -10,22 +10,22 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from fastckpt._core.config import Place, Settings
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.memory.processes import Process
-from fastckpt._core.memory.saver_address import Posting, find
+from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
 
 _own: Saver | None = None
-_postings: dict[str, Posting] = {}
+_postings: dict[str, SaverAddress] = {}
 """By key: a process may form one group after another, and its saver goes on."""
 _owner = 0
 _failed = False
 
 
-def saver_address(place: Place, settings: Settings) -> str:
+def saver_address(place: RankInfo, settings: Settings) -> str:
     """Where the saver of this node listens; starts one in this process if no launcher has and it is ours to do."""
     if place.agent:
         return place.agent
@@ -34,7 +34,7 @@ def saver_address(place: Place, settings: Settings) -> str:
     return find(Path(settings.shm_dir), _key(place))
 
 
-def launch_of(place: Place) -> str:
+def launch_of(place: RankInfo) -> str:
     """What restarted workers have in common with those before them, and with no other launch of their script."""
     if place.agent:
         return place.agent
@@ -65,7 +65,7 @@ def stop_own_saver() -> None:
                 posting.close()
 
 
-def _start(place: Place, settings: Settings) -> str:
+def _start(place: RankInfo, settings: Settings) -> str:
     global _own, _owner, _postings
     if _own is not None and _owner == os.getpid():
         _post(place, settings, _own.address)
@@ -87,12 +87,12 @@ def _start(place: Place, settings: Settings) -> str:
     return saver.address
 
 
-def _post(place: Place, settings: Settings, address: str) -> None:
+def _post(place: RankInfo, settings: Settings, address: str) -> None:
     """Let the other local ranks find the saver by the key that they compute now."""
     if place.local_world_size == 1 or (key := _key(place)) in _postings:
         return
     try:
-        _postings[key] = Posting(Path(settings.shm_dir), key, address)
+        _postings[key] = SaverAddress(Path(settings.shm_dir), key, address)
     except OSError as error:
         raise FastckptError(
             f"the address of the saver cannot be posted under {settings.shm_dir}: {error}. Choose a tmpfs that this "
@@ -100,7 +100,7 @@ def _post(place: Place, settings: Settings, address: str) -> None:
         ) from error
 
 
-def _key(place: Place) -> str:
+def _key(place: RankInfo) -> str:
     """What all local ranks of one launch compute alike, and no other launch does."""
     if place.master:
         launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]

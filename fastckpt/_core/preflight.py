@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from fastckpt._core.config import Place, Settings
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.storage.io.modes import make_directory
 from fastckpt.errors import ConfigError
@@ -13,7 +13,7 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 
-def make_ready(directory: str, place: Place) -> None:
+def make_ready(directory: str, place: RankInfo) -> None:
     """Make a checkpoint directory; warns if it cannot be written to, as it may be later, and memory can be.
 
     That storage fails is no reason for restarted workers not to go on from memory.

@@ -12,7 +12,6 @@ from fastckpt._core.arguments import count, directory, public, shown
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.lineage import heads, kept, lines, past
 from fastckpt._core.policy.retention import (
-    Entry,
     KeepAny,
     KeepBest,
     KeepEvery,
@@ -21,9 +20,10 @@ from fastckpt._core.policy.retention import (
     KeepMeasured,
     KeepNamed,
     Policy,
+    RetentionEntry,
     measured,
 )
-from fastckpt._core.storage.store import Kept, Store, normalised, open_store
+from fastckpt._core.storage.store import Store, StoredCheckpoint, normalised, open_store
 from fastckpt.errors import ArgumentError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
     return strategy.policy if _is_ours(strategy) else None
 
 
-def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
+def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
     """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say.
 
     Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
@@ -188,10 +188,11 @@ def obsolete(policy: Policy, found: Iterable[Kept]) -> list[SaveId]:
     return sorted(SaveId(*id) for id in known.keys() - kept(policy, known.values()))
 
 
-def _entries(found: Iterable[Kept]) -> list[Entry]:
+def _entries(found: Iterable[StoredCheckpoint]) -> list[RetentionEntry]:
     manifests = {stored.id: stored.manifest for stored in found}
     return [
-        Entry(id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent)) for id, m in manifests.items()
+        RetentionEntry(id, m.time, measured(m.details.get("metrics")), past(m.details, m.parent))
+        for id, m in manifests.items()
     ]
 
 
@@ -258,6 +259,6 @@ class Deletion:
                 self._store.delete(id)
 
 
-def _is_named(stored: Kept, real: str, root: str) -> bool:
+def _is_named(stored: StoredCheckpoint, real: str, root: str) -> bool:
     own, step = normalised(str(stored.path)), f"checkpoint-{stored.id.step}"
     return real in (own, f"{root}/{stored.id.step}") or (real == f"{root}/{step}" and own.startswith(f"{real}/"))

@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
 from fastckpt._core.client.collective import Agreement, check_alike
-from fastckpt._core.client.connection import Link
-from fastckpt._core.client.deletion_runner import Cleaner
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.client.deletion_runner import DeletionRunner
 from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import WriterOptions, without_flash
-from fastckpt._core.client.heartbeat import Beats
-from fastckpt._core.client.save_results import SaveResult, StorageType, Wish, at_least
+from fastckpt._core.client.heartbeat import Heartbeat
+from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
 from fastckpt._core.client.saver_options import wishes
 from fastckpt._core.client.stale_addresses import explain_stale_addresses
-from fastckpt._core.config import Place, Settings
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND
 from fastckpt._core.in_process_saver import launch_of, leave_own_saver, saver_address
@@ -36,26 +36,26 @@ from fastckpt._core.policy.verify import level
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.companions import BESIDE, Member, Pairing
 from fastckpt._core.resume.missing_load import warn_of_unloaded
-from fastckpt._core.resume.resume import Resumed
+from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.resume.shared_directory import check_shared, mark_seen
 from fastckpt._core.retention import CheckpointDeletionStrategy, warn_of_another_directory
-from fastckpt._core.schedule.persist_turns import Turns
+from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
 from fastckpt._core.snapshot.snapshotter import Snapshotter
 from fastckpt._core.storage.io.modes import choose
 from fastckpt._core.storage.store import is_url, normalised, target_in
-from fastckpt._core.transfer.device_streams import Lanes
+from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import idle_cores
 from fastckpt.errors import FastckptError, PersistError, StepError
 
-__all__ = ["SaveResult", "StorageType", "WithWriter", "Writer"]
+__all__ = ["SaveResult", "Session", "StorageType", "WithWriter"]
 
 logger = logging.getLogger("fastckpt")
 
 explain_stale_addresses()  # here: the process group is formed before a checkpointer is made
 
 
-class Writer:
+class Session:
     """Saves the states of one worker to one checkpoint directory; each state is a file of the checkpoint."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Writer:
     ) -> None:
         optimizers = optimizers_in(overlap)
         self.verify = level(verify)
-        self.place, self.settings = Place.from_environment(), Settings.from_environment()
+        self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)
         self.directory = normalised(arguments.directory(checkpoint_dir))
@@ -82,17 +82,17 @@ class Writer:
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
         asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
-        self.link = Link(asked, self.place, saver_address(self.place, self.settings))
+        self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
-        self.beats = Beats(self.link.line, self.place.restart_count, stacks)
-        lanes = Lanes()
+        self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
+        lanes = DeviceStreams()
         self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
         self._departures = Departures(self.directory, self.place)
-        self._turns = Turns(self.directory, self.place, self.link.status)
+        self._turns = PersistTurns(self.directory, self.place, self.link.status)
         self._snapshots = Snapshotter(
             self.link, self.threads, lanes, self.overlap, self._departures, weights_only=weights_only
         )
-        self._cleaner = Cleaner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
+        self._cleaner = DeletionRunner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self.loads = 0
@@ -134,7 +134,7 @@ class Writer:
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._hear_of_pending(), place is None
-        wish = Wish(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
+        wish = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
         if save == self._held:
             return self._save_again(save, wish, path, measures, late)
         if self._is_first and not (self.place.rank or self.resumed_from or self._rollback):
@@ -174,7 +174,9 @@ class Writer:
             told.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
         return "; ".join(filter(None, told))
 
-    def _save_again(self, save: SaveId, wish: Wish, path: str, measures: dict[str, Any], trouble: str) -> SaveResult:
+    def _save_again(
+        self, save: SaveId, wish: SaveRequest, path: str, measures: dict[str, Any], trouble: str
+    ) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
         with self.beats.stall("save"):
             try:
@@ -240,7 +242,7 @@ class Writer:
         self.loads += 1
         return self._rollback if self.loads == 1 else {}
 
-    def go_on_from(self, resumed: Resumed) -> None:
+    def go_on_from(self, resumed: ResumeResult) -> None:
         """Let later saves be of the line of training of what was loaded, if anything was."""
         self._member.load(resumed.id, resumed.details)
         if resumed.state is None:
@@ -333,9 +335,9 @@ class Writer:
 
 
 class WithWriter:
-    """What every checkpointer is that saves with a `Writer`: open until it is closed, or the with block ends."""
+    """What every checkpointer is that saves with a `Session`: open until it is closed, or the with block ends."""
 
-    _writer: Writer
+    _writer: Session
 
     def close(self) -> None:
         """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""

@@ -9,15 +9,18 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, Writer
-from fastckpt.checkpointer.state import Part, Parts
+from fastckpt._core.session import SaveResult, Session, StorageType
+from fastckpt.checkpointer.state import Part, TrainingState
 
-WHOLE, SHARDED = "fastckpt.checkpointer.replicated_backend.Whole", "fastckpt.checkpointer.sharded_backend.Sharded"
+WHOLE, SHARDED = (
+    "fastckpt.checkpointer.replicated_backend.ReplicatedBackend",
+    "fastckpt.checkpointer.sharded_backend.ShardedBackend",
+)
 """For trainings of which all ranks have the whole state, and of which each has a part."""
 _HOMES: dict[str, str] = {}
 
 
-class Framework(Protocol):
+class Backend(Protocol):
     """Saves and loads trainings of one kind; each rank makes one, and all call the same methods alike.
 
     Attributes:
@@ -26,7 +29,7 @@ class Framework(Protocol):
     """
 
     FROM_OTHERS: ClassVar[str]
-    _writer: Writer
+    _writer: Session
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Framework(Protocol):
         """
         ...
 
-    def resume(self, parts: Parts, own: dict[str, Any]) -> Mapping[str, Any]:
+    def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
         """Load the newest checkpoint that all ranks can load into all parts.
 
         Args:
@@ -97,19 +100,19 @@ def register(type_name: str, home: str) -> None:
 
     Args:
         type_name: The type, or one that it derives from, such as "deepspeed.runtime.engine.DeepSpeedEngine".
-        home: The class that fulfils `Framework`, such as
-            "fastckpt.checkpointer.sharded_backend.Sharded": imported when it is needed.
+        home: The class that fulfils `Backend`, such as
+            "fastckpt.checkpointer.sharded_backend.ShardedBackend": imported when it is needed.
     """
     _HOMES[type_name] = home
 
 
-def framework_of(model: Module, *, staged: bool = False) -> type[Framework]:
-    """The framework that saves trainings of this model; ``staged`` as for `Framework.parts`."""
+def framework_of(model: Module, *, staged: bool = False) -> type[Backend]:
+    """The framework that saves trainings of this model; ``staged`` as for `Backend.parts`."""
     things = {type(each) for each in model.modules()} | {type(each) for each in model.parameters()}
     names = {f"{base.__module__}.{base.__qualname__}" for each in things for base in each.__mro__}
     home = next((home for type_name, home in _HOMES.items() if type_name in names), SHARDED if staged else WHOLE)
     module, _, name = home.rpartition(".")
-    return cast(type[Framework], getattr(import_module(module), name))
+    return cast(type[Backend], getattr(import_module(module), name))
 
 
 register("torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", SHARDED)

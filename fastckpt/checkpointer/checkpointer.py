@@ -13,15 +13,15 @@ from typing import Any, Self, Unpack
 import torch
 
 from fastckpt._core.arguments import directory, instance, public, shown, whole_step
-from fastckpt._core.client.collective import Agreement, Departed, agreement, check_alike
-from fastckpt._core.client.missing_close import Unclosed
-from fastckpt._core.client.saver_options import SecondLevel
+from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement, check_alike
+from fastckpt._core.client.missing_close import MissingClose
+from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.client.wrapped_optimizers import unwrapped as stepping
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.frequency import profile_cache, profiling
 from fastckpt._core.policy.frequency.intervals import checked_overhead
-from fastckpt._core.policy.frequency.profiling import Progress
+from fastckpt._core.policy.frequency.profiling import ProfilingProgress
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.resume.candidates import OTHER_KIND
@@ -33,19 +33,19 @@ from fastckpt._core.retention import (
     KeepEpochStrategy,
     KeepLatestStepStrategy,
 )
-from fastckpt._core.schedule.decision_log import Decisions
-from fastckpt._core.schedule.failure_history import Lifetime
+from fastckpt._core.schedule.decision_log import DecisionLog
+from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt._core.schedule.micro_batches import MicroBatches
 from fastckpt._core.schedule.profile_key import circumstances, device_of, size_of
 from fastckpt._core.schedule.profiler import Due, Profiler
-from fastckpt._core.schedule.schedule import Adaptive, Steady, Tempo
+from fastckpt._core.schedule.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from fastckpt._core.schedule.stopwatch import Stopwatch
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
 from fastckpt._core.transfer.device_memory import use_of
 from fastckpt.checkpointer.backends import framework_of
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, Parts, further, unwrapped
+from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
 from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint, StepError
 
 logger = logging.getLogger("fastckpt")
@@ -61,7 +61,7 @@ KEPT = 2
 """Checkpoints on storage, beside those at the ends of epochs."""
 
 
-class Options(SecondLevel, total=False):
+class CheckpointerOptions(RemoteTierOptions, total=False):
     """What may be given to a `Checkpointer` beside the parts of the training."""
 
     every: Any
@@ -77,7 +77,9 @@ class Options(SecondLevel, total=False):
 
 
 PARTS = ("optimizer", "scheduler", "data")
-_OWN = Options.__annotations__.keys() - SecondLevel.__annotations__.keys() - {"weights_only", "verify"}
+_OWN = (
+    CheckpointerOptions.__annotations__.keys() - RemoteTierOptions.__annotations__.keys() - {"weights_only", "verify"}
+)
 
 
 class Checkpointer:
@@ -119,7 +121,7 @@ class Checkpointer:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
         scheduler: Part = (),
         data: Any = None,
-        **options: Unpack[Options],
+        **options: Unpack[CheckpointerOptions],
     ) -> None:
         directory(checkpoint_dir)
         instance("model", model, torch.nn.Module, "a torch.nn.Module", "give the module that is trained")
@@ -135,7 +137,9 @@ class Checkpointer:
         named: dict[str, Part] = {"model": self._model, "optimizer": optimizer, "scheduler": scheduler}
         named |= further(options.get("others", {}), {*named, "data", OWN})
         gradients = Gradients(self._model, self._optimizers, data, saved=saved)
-        self._parts = Parts(framework.parts(named, gradients=saved, staged=staged), data, gradients, kinds(named))
+        self._parts = TrainingState(
+            framework.parts(named, gradients=saved, staged=staged), data, gradients, kinds(named)
+        )
         self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
         strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
@@ -145,14 +149,14 @@ class Checkpointer:
         if not self._overlaps:
             self._writer.overlap.defer(())
         self._agreed = f"frequency {next(_NUMBERS)}"
-        self._tempo: Tempo | None = None
+        self._tempo: Schedule | None = None
         self._ranks: Agreement | None = None
         self._told: tuple[profile_cache.Remembered | None, str] = (None, "")
-        self._circumstances: profile_cache.Circumstances | None = None
-        self._life = Lifetime("", 0)
+        self._circumstances: profile_cache.ProfileKey | None = None
+        self._life = FailureHistory("", 0)
         self._step = self._durable = 0
         self._repeats = False
-        self._unclosed = Unclosed(self, self._writer.place.rank)
+        self._unclosed = MissingClose(self, self._writer.place.rank)
 
     @public
     def resume(self) -> int:
@@ -228,7 +232,7 @@ class Checkpointer:
         assert self._tempo is not None
         try:
             return self._tempo.turn(step)
-        except Departed as error:
+        except PeerDeparted as error:
             decision = self._tempo.decision
             memory, storage = (decision.intervals.memory, decision.intervals.storage) if decision else UNPROFILED
             logger.warning(
@@ -239,7 +243,7 @@ class Checkpointer:
                 storage,
             )
             self._tempo.close()
-            self._tempo = Steady(memory, storage, step - 1)
+            self._tempo = FixedSchedule(memory, storage, step - 1)
             return self._tempo.turn(step)
 
     @public
@@ -316,13 +320,13 @@ class Checkpointer:
 
     def _found_out(self) -> str:
         """What a resumed job need not find out again; written anew only after a decision, for saves may be frequent."""
-        known = self._tempo.known if isinstance(self._tempo, Adaptive) else None
+        known = self._tempo.known if isinstance(self._tempo, AdaptiveSchedule) else None
         if known is not None and known is not self._told[0] and self._circumstances is not None:
             self._told = known, profile_cache.to_json(known, self._circumstances, self._overhead)
         return self._told[1] if known is not None else ""
 
     def _own_part(self, tempo: str, step: int) -> dict[str, Any]:
-        progress = self._tempo.progress if isinstance(self._tempo, Adaptive) else None
+        progress = self._tempo.progress if isinstance(self._tempo, AdaptiveSchedule) else None
         profile = profile_cache.to_numbers(progress, self._circumstances) if self._every.automatic else {}
         known = {"step": self._step, "whole": step, "tempo": tempo, "profile": profile, "life": self._life.state()}
         return {OWN: {**known, OPTIMIZERS: self._parts.optimizers}}
@@ -332,11 +336,11 @@ class Checkpointer:
         ends = self._keeps_epochs and getattr(self._data, "ended", False)
         return {EPOCH: float(self._data.epoch)} if ends else {}
 
-    def _chosen_tempo(self, own: Mapping[str, Any]) -> Tempo:
+    def _chosen_tempo(self, own: Mapping[str, Any]) -> Schedule:
         """The tempo of all ranks: what could differ between them is agreed upon."""
         memory, storage = self._every.memory, self._every.storage
         adaptive = self._every.automatic
-        self._decisions = Decisions(self._writer.link, self._overhead if adaptive else None)
+        self._decisions = DecisionLog(self._writer.link, self._overhead if adaptive else None)
         place = self._writer.place
         length = profiling.length(length_hint(self._data, 0) or None)
         wishes = {"every": str(self._every), "overhead": str(self._overhead), "keep_epochs": str(self._keeps_epochs)}
@@ -355,9 +359,9 @@ class Checkpointer:
         begun = profile_cache.from_numbers(own.get("profile"), now)
         known = self._remembered(own.get("tempo", ""), begun) if adaptive else None
         knows, begins = zip(*ranks.gather([known is not None, begun.iterations if begun else None]), strict=True)
-        self._life = Lifetime(launch, place.restart_count, own.get("life", ()))
+        self._life = FailureHistory(launch, place.restart_count, own.get("life", ()))
         if isinstance(memory, int) and isinstance(storage, int):
-            return Steady(memory, storage, self._step)
+            return FixedSchedule(memory, storage, self._step)
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
         watch = Stopwatch(self._writer.beats, self._writer.glance)
         sizes = partial(_sizes, self._parts, device_of(self._model))
@@ -371,9 +375,9 @@ class Checkpointer:
             overlaps=self._overlaps,
             before=begun if len(set(begins)) == 1 else None,
         )
-        return Adaptive(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
+        return AdaptiveSchedule(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
-    def _remembered(self, cached: str, begun: Progress | None) -> profile_cache.Remembered | None:
+    def _remembered(self, cached: str, begun: ProfilingProgress | None) -> profile_cache.Remembered | None:
         """What an earlier run found out, if it is of use; else it is told why not."""
         assert self._circumstances is not None
         if not cached:
@@ -387,7 +391,7 @@ class Checkpointer:
         return known
 
 
-def _sizes(parts: Parts, device: torch.device) -> tuple[int, int, int]:
+def _sizes(parts: TrainingState, device: torch.device) -> tuple[int, int, int]:
     """Bytes of the state; of device memory the peak and all there is."""
     return parts.size, *use_of(device)
 

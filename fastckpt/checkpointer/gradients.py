@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -44,7 +44,7 @@ class Gradients:
             return {}
         named = self._model.named_parameters()
         grads = {name: _shard(name, parameter) for name, parameter in named if parameter.grad is not None}
-        return {"world": Place.from_environment().world_size, "grads": grads}
+        return {"world": RankInfo.from_environment().world_size, "grads": grads}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Take back what `state` gave; parameters that had none have none.
@@ -57,7 +57,7 @@ class Gradients:
         """
         if not self._saved:
             return
-        grads, world = (state or {}).get("grads", {}), Place.from_environment().world_size
+        grads, world = (state or {}).get("grads", {}), RankInfo.from_environment().world_size
         if state is None or (grads and state["world"] != world):
             logger.warning(
                 "gradients of %d ranks are not in this checkpoint, which is one of %s: if it was saved in the middle "

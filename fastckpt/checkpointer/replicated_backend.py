@@ -10,13 +10,13 @@ from torch.optim import Optimizer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.replica_check import other_weights
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt.checkpointer.state import Part, Parts
+from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
 logger = logging.getLogger("fastckpt")
 
 
-class Whole(DdpCheckpointer):
+class ReplicatedBackend(DdpCheckpointer):
     """The framework of DDP, and of models that nothing wraps."""
 
     FROM_OTHERS: ClassVar[str] = (
@@ -41,8 +41,8 @@ class Whole(DdpCheckpointer):
         super().__init__(checkpoint_dir, deletion_strategy, overlap=overlap, **options)
         self._foreseen = overlap[0] if len(overlap) == 1 else None
 
-    def resume(self, parts: Parts, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Framework.resume`; foresees what the optimizer will hold, if there is one of them.
+    def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
+        """As `Backend.resume`; foresees what the optimizer will hold, if there is one of them.
 
         Raises ConfigError, too, if ranks have models of other parameters.
         """

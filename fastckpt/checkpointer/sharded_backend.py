@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from fastckpt._core.client.wrapped_optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
-from fastckpt.checkpointer.state import Part, Parts
+from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
     ShardedOptimizers,
@@ -23,10 +23,10 @@ from fastckpt.dcp.sharded_state import (
 )
 from fastckpt.dcp.state_dicts import MODEL, OPTIMIZER
 from fastckpt.errors import ConfigError
-from fastckpt.fsdp.shards import FsdpShardCheckpointer, State
+from fastckpt.fsdp.shards import FsdpShardCheckpointer, FsdpState
 
 
-class Sharded(FsdpShardCheckpointer):
+class ShardedBackend(FsdpShardCheckpointer):
     """The framework of FSDP1, FSDP2 and DTensors."""
 
     FROM_OTHERS: ClassVar[str] = (
@@ -55,8 +55,8 @@ class Sharded(FsdpShardCheckpointer):
             **({OPTIMIZER: ShardedOptimizers(OPTIMIZER, model, optimizers)} if optimizers else {}),
         }
 
-    def resume(self, parts: Parts, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Framework.resume`; without a checkpoint the first save makes memory ready."""
+    def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
+        """As `Backend.resume`; without a checkpoint the first save makes memory ready."""
         self._reader.reset()
         if self.get_storage_reader() is None:
             self._writer.link.tell_loaded(None, "", 0.0)
@@ -81,12 +81,12 @@ class Sharded(FsdpShardCheckpointer):
         rank_state: dict[str, Any],
         metrics: Mapping[str, float],
     ) -> SaveResult:
-        """As `Framework.save_checkpoint`."""
+        """As `Backend.save_checkpoint`."""
         shards = {name: state for name, state in state_dict.items() if isinstance(state, ShardedState)}
         common = {name: state for name, state in state_dict.items() if name not in shards}
         if self.last is None:
             _check_whole(common)
-        return self._save(step, State(shards, common, rank_state), storage_type, metrics)
+        return self._save(step, FsdpState(shards, common, rank_state), storage_type, metrics)
 
 
 def _optimizers(given: Part) -> tuple[Optimizer, ...]:

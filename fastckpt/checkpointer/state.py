@@ -25,7 +25,7 @@ LOADERS, POSITIONS, WORLD = "loaders", "positions", "world"
 """Name, in what a rank has beside that, of where it is in further loaders."""
 
 
-class Parts:
+class TrainingState:
     """Gathers the states of all parts, and gives them back.
 
     Args:

@@ -12,11 +12,11 @@ from fastckpt._core.arguments import public
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.data.split import check_joined, rank_and_world
 from fastckpt.data.factory import collate_of, source_of
-from fastckpt.data.loader_options import FORWARDED, Options, Wish
+from fastckpt.data.loader_options import FORWARDED, LoaderOptions, RequestedLoader
 from fastckpt.data.loader_worker import WorkerSetup
 from fastckpt.data.order import WORKERS
 from fastckpt.data.sampler import ResumableSampler
-from fastckpt.data.source import Answer, Source
+from fastckpt.data.source import Source, SourceAnswer
 from fastckpt.data.splitmix import mix
 from fastckpt.data.training_loops import Ahead, CycleWatch, States
 from fastckpt.errors import ConfigError
@@ -70,9 +70,9 @@ class ResumableDataLoader:
         *,
         seed: int = 0,
         drop_last: bool = False,
-        **options: Unpack[Options],
+        **options: Unpack[LoaderOptions],
     ) -> None:
-        wish = Wish(dataset, batch_size, bool(shuffle), seed, drop_last, options)
+        wish = RequestedLoader(dataset, batch_size, bool(shuffle), seed, drop_last, options)
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -250,8 +250,8 @@ class ResumableDataLoader:
                 raise RuntimeError(
                     f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"
                 )
-            said = Answer.END if mark is None else self._source.reached(mark)
-            if said is Answer.END:
+            said = SourceAnswer.END if mark is None else self._source.reached(mark)
+            if said is SourceAnswer.END:
                 if not self._goes_round():
                     break
                 self._end_epoch()

@@ -18,7 +18,7 @@ FORWARDED = ("num_workers", "pin_memory", "timeout", "multiprocessing_context", 
 """What torch's DataLoader is given as it is."""
 
 
-class Options(TypedDict, total=False):
+class LoaderOptions(TypedDict, total=False):
     """Further arguments of `ResumableDataLoader`; the first thirteen are DataLoader's."""
 
     sampler: Iterable[Any] | None
@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Wish:
+class RequestedLoader:
     """A loader as the user wants it.
 
     Raises:

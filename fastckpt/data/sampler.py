@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from fastckpt._core.arguments import public
-from fastckpt._core.data.position import Position, nothing_own, whole
-from fastckpt._core.data.split import Rest, Split, check_joined, rank_and_world
+from fastckpt._core.data.position import DataPosition, nothing_own, whole
+from fastckpt._core.data.split import Remainder, Split, check_joined, rank_and_world
 from fastckpt.data.order import IndexOrder, Order
 from fastckpt.errors import ConfigError
 
@@ -53,9 +53,9 @@ class ResumableSampler(Sampler[int]):
     ) -> None:
         self._follows = num_replicas is None
         rank, num_replicas = rank_and_world(rank, num_replicas)
-        self.split = Split(rank, num_replicas, 1, Rest.EVEN if drop_last else Rest.PAD)
+        self.split = Split(rank, num_replicas, 1, Remainder.EVEN if drop_last else Remainder.PAD)
         self.order: Order = IndexOrder(dataset, shuffle=shuffle)
-        self.position = Position(seed)
+        self.position = DataPosition(seed)
         self._begun = False
         self._drawn_out = False
         self._advanced = 0
@@ -169,13 +169,13 @@ class ResumableSampler(Sampler[int]):
         self._drawn_out = jumps == position.jumps
 
 
-def load(position: Position, order: Order, state: Mapping[str, Any]) -> None:
+def load(position: DataPosition, order: Order, state: Mapping[str, Any]) -> None:
     """Take over a position, if it means the same in this order.
 
     Raises:
         ConfigError: It does not; nothing has changed then.
     """
-    loaded = Position(position.seed, jumps=position.jumps)
+    loaded = DataPosition(position.seed, jumps=position.jumps)
     loaded.load(state)
     length, identity = order.length(loaded.seed, loaded.epoch), order.identity(loaded.seed, loaded.epoch)
     ended = 0 < loaded.cursor == state["length"]

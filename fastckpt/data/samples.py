@@ -14,17 +14,17 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from fastckpt._core.data.generator_draws import SeedWatch, Watch
+from fastckpt._core.data.generator_draws import DrawWatch, SeedWatch
 from fastckpt._core.data.generators import seed_generators
-from fastckpt._core.data.position import Position, Positioned
+from fastckpt._core.data.position import DataPosition, Positioned
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, SAMPLE, Order
 from fastckpt.data.sampler import check_length, load
-from fastckpt.data.source import Answer
+from fastckpt.data.source import SourceAnswer
 from fastckpt.data.splitmix import mix, mix_each
 
 
-class Request(NamedTuple):
+class SampleRequest(NamedTuple):
     """One batch.
 
     Attributes:
@@ -65,14 +65,14 @@ class SampleReader:
         self._is_first = True
         self.worker = 0
 
-    def __getitem__(self, request: Request) -> tuple[int, Any]:
+    def __getitem__(self, request: SampleRequest) -> tuple[int, Any]:
         """A batch, and the cursor after it."""
         if self._seeding == "none":
             samples = self._fetch(request.keys)
             return request.after, self._collate(samples if self._batched else samples[0])
         restores = get_worker_info() is None
         while True:
-            watch, failure = Watch(self._drawn, restores=restores), None
+            watch, failure = DrawWatch(self._drawn, restores=restores), None
             try:
                 with SeedWatch() if self._is_first else nullcontext() as seed_watch:
                     batch = self._produce(request)
@@ -91,7 +91,7 @@ class SampleReader:
             else:
                 return request.after, batch
 
-    def _produce(self, request: Request) -> Any:
+    def _produce(self, request: SampleRequest) -> Any:
         seed, epoch, first, keys = request.seed, request.epoch, request.places[0], request.keys
         if self._drawn and self._seeding == "batch":
             seed_generators(mix(SAMPLE, seed, epoch, first, 0), self._drawn)
@@ -108,7 +108,7 @@ class SampleReader:
             seed_generators(mix(COLLATE, seed, epoch, first, 0), self._drawn)
         return self._collate(samples if self._batched else samples[0])
 
-    def _numbers(self, request: Request) -> list[int]:
+    def _numbers(self, request: SampleRequest) -> list[int]:
         """The seed of each sample: that of its position, and of its number in a batch that has one position."""
         places, count = request.places, len(request.keys)
         columns = (places, [0]) if len(places) == count else (places[:1], range(count))
@@ -146,7 +146,7 @@ class Samples(Positioned):
     """
 
     def __init__(
-        self, reader: SampleReader, order: Order, split: Split, position: Position, *, batches_given: bool
+        self, reader: SampleReader, order: Order, split: Split, position: DataPosition, *, batches_given: bool
     ) -> None:
         super().__init__(position)
         self.reader = reader
@@ -155,16 +155,16 @@ class Samples(Positioned):
         self._batches_given = batches_given
         self._known: tuple[tuple[int, int], int] = (-1, -1), 0
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self) -> Iterator[SampleRequest]:
         """The batches of this rank from the position to the end of the epoch."""
         seed, epoch, cursor, length = self._position.seed, self.epoch, self._position.cursor, self._length
         while places := self._split.positions(cursor, length):
             check_length(epoch, length, self._order.length(seed, epoch))
             cursor += self._split.taken(cursor, length)
             keys = self._order.take(seed, epoch, places)
-            yield Request(cursor, seed, epoch, places, list(keys[0]) if self._batches_given else keys)
+            yield SampleRequest(cursor, seed, epoch, places, list(keys[0]) if self._batches_given else keys)
 
-    def reached(self, mark: int) -> Answer | None:
+    def reached(self, mark: int) -> SourceAnswer | None:
         """Move the cursor there."""
         self._position.cursor = mark
         return None

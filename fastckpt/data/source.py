@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 
-class Answer(enum.Enum):
+class SourceAnswer(enum.Enum):
     """What a worker says instead of giving a batch."""
 
     NOTHING = "no batch this time"
     END = "no batch any more"
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """The part that lives in the workers: a data set whose indices are requests.
 
     Attributes:
@@ -24,14 +24,14 @@ class Reader(Protocol):
     worker: int
 
     def __getitem__(self, request: Any) -> tuple[Any, Any]:
-        """A batch and how far it brings; an `Answer` as the latter if there is none."""
+        """A batch and how far it brings; an `SourceAnswer` as the latter if there is none."""
 
 
 class Source(Protocol):
     """The part that lives in the main process: it keeps the position."""
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> SourceReader:
         """What the workers get."""
 
     @property
@@ -49,7 +49,7 @@ class Source(Protocol):
     def requests(self) -> Iterator[Any]:
         """From the position to the end of the epoch; endless if nobody knows where that is."""
 
-    def reached(self, mark: Any) -> Answer | None:
+    def reached(self, mark: Any) -> SourceAnswer | None:
         """Move to where an answer brings; None if it came with a batch."""
 
     def ends_here(self) -> bool:

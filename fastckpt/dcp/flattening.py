@@ -19,7 +19,7 @@ Leaves = Mapping[str, Any]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-class Item(NamedTuple):
+class FlatItem(NamedTuple):
     """What one rank writes of a leaf.
 
     Attributes:
@@ -53,9 +53,9 @@ def in_order(items: list[WriteItem]) -> list[WriteItem]:
     return sorted(items, key=lambda item: item.type is not WriteItemType.BYTE_IO)
 
 
-def item_of(item: WriteItem) -> Item:
+def item_of(item: WriteItem) -> FlatItem:
     """What of a planned item a rank needs to know to write it."""
-    return Item(item.index.fqn, None if item.type is WriteItemType.BYTE_IO else item.index.offset)
+    return FlatItem(item.index.fqn, None if item.type is WriteItemType.BYTE_IO else item.index.offset)
 
 
 def structure(leaves: Leaves) -> list[Any]:
@@ -85,7 +85,7 @@ class Archiver:
     def __init__(self) -> None:
         self._archives: dict[str, tuple[bytes, bytes]] = {}
 
-    def data(self, leaves: Leaves, item: Item) -> torch.Tensor | bytes:
+    def data(self, leaves: Leaves, item: FlatItem) -> torch.Tensor | bytes:
         """The local shard, or the archive of a value; raises what torch.save raises, with the leaf's name."""
         leaf = leaves[item.name]
         if item.offsets is None:

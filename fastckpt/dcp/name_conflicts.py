@@ -29,7 +29,7 @@ _REMEDY = (
 Ranks = tuple[int, ...]
 
 
-class Claim(NamedTuple):
+class StageClaim(NamedTuple):
     """What of a rank's state must be as other ranks have it.
 
     Attributes:
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
     shards: list[tuple[str, Ranks, int, Ranks, str]]
 
 
-def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> Claim:
+def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
     """What a rank claims; reads all tensors but for shards of those on a mesh of all ranks."""
     groups = {name: _digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
     offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
@@ -62,14 +62,14 @@ def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> Claim:
 
 def _claim(
     staged: bool, groups: dict[str, str], whole: dict[str, str], shards: list[tuple[str, Ranks, Ranks, torch.Tensor]]
-) -> Claim:
+) -> StageClaim:
     """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
     said = [
         (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
         for name, place, ranks, local in shards
     ]
-    return Claim(staged, groups, list(meshes), whole, said)
+    return StageClaim(staged, groups, list(meshes), whole, said)
 
 
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
@@ -90,11 +90,11 @@ def check_one(model: Module, ranks: Agreement, world: int) -> None:
     else:
         leaves = flattened({"model": get_model_state_dict(model)})
         mine = claim(leaves.state_dict, leaves.create_local_plan(), world)
-    if why := objection([Claim(*each) for each in ranks.gather(mine)]):
+    if why := objection([StageClaim(*each) for each in ranks.gather(mine)]):
         raise ConfigError(f"the states of the ranks do not go together: {why}")
 
 
-def objection(claims: Sequence[Claim]) -> str:
+def objection(claims: Sequence[StageClaim]) -> str:
     """Why the states of ranks are not one; empty if they are."""
     for rank, each in enumerate(claims):
         if each.staged != claims[0].staged:
@@ -105,7 +105,7 @@ def objection(claims: Sequence[Claim]) -> str:
     return _unlike_shards(claims)
 
 
-def unlike_tensors(claims: Sequence[Claim]) -> list[str]:
+def unlike_tensors(claims: Sequence[StageClaim]) -> list[str]:
     """The names of tensors that are no shards, and that ranks have unlike, such as averages of BatchNorm."""
     found: dict[str, str] = {}
     pairs = [pair for each in claims for pair in each.whole.items()]
@@ -116,7 +116,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
-def _unlike_shards(claims: Iterable[Claim]) -> str:
+def _unlike_shards(claims: Iterable[StageClaim]) -> str:
     """Replicas on meshes of their own, as of a tensor-parallel model in DistributedDataParallel, have equal shards."""
     found: dict[tuple[str, Ranks], tuple[int, Ranks, tuple[object, ...]]] = {}
     for rank, each in enumerate(claims):

@@ -7,14 +7,14 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from fastckpt._core.format.distcp import Place as Span
+from fastckpt._core.format.distcp import ShardLocation as Span
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt.dcp.flattening import Item
+from fastckpt.dcp.flattening import FlatItem
 
 
 @dataclass
-class Round:
+class PlanRound:
     """What this rank knows of one plan of all ranks.
 
     Attributes:
@@ -31,7 +31,7 @@ class Round:
     number: int
     called: SaveId | None = None
     structure: list[Any] | None = None
-    items: list[list[Item]] | None = None
+    items: list[list[FlatItem]] | None = None
     since: SaveId | None = None
     spans: list[tuple[Span, ...]] | None = None
     described: dict[str, Plan] = field(default_factory=dict)

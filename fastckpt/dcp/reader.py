@@ -18,12 +18,12 @@ from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
-from fastckpt._core.resume.candidates import Files, Needs, Offers
+from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
-from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.survey import Wanted
 from fastckpt._core.resume.wait_for_durable import join_on_storage
-from fastckpt._core.session import Writer
+from fastckpt._core.session import Session
 from fastckpt._core.torch_private import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
@@ -32,7 +32,7 @@ from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
 logger = logging.getLogger("fastckpt")
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """What a rank knows of a checkpoint before it reads it.
 
     Attributes:
@@ -46,10 +46,10 @@ class Found(NamedTuple):
     copies: dict[MetadataIndex, Any]
 
 
-class Saves(Protocol):
+class KnownSaves(Protocol):
     """Who saves what a reader loads; ``last`` is what was begun to be saved last."""
 
-    _writer: Writer
+    _writer: Session
     last: SaveId | None
 
 
@@ -75,13 +75,13 @@ class SharedMemoryReader(MappedReader):
     _goes_on = False
     """Whether ranks that are restarted, and ask for the same again, get the newest of what was saved since."""
 
-    def __init__(self, writer: Saves) -> None:
+    def __init__(self, writer: KnownSaves) -> None:
         super().__init__(writer._writer.directory)
         self._saves, self._writer = writer, writer._writer
         self._asked = ""
-        self._found: tuple[Resumed, SaveId | None] | None = None
-        self._reading: Resumed | None = None
-        self._offers: Offers | None = None
+        self._found: tuple[ResumeResult, SaveId | None] | None = None
+        self._reading: ResumeResult | None = None
+        self._offers: CandidateFinder | None = None
         self._wants: Wanted = lambda *_: True
         self._since = 0.0
         self.loaded_step = -1
@@ -111,8 +111,8 @@ class SharedMemoryReader(MappedReader):
         path = asked if step is None else f"{writer.directory}/checkpoint-{step}"
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
-        needs = Needs(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
-        self._offers = Offers(writer.link, writer.directory, needs, digests=writer.verify != "never")
+        needs = RequiredFiles(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
+        self._offers = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
             if asked and step is None:
                 found = self._resume.run_path(asked, self._read, ranks, since)
@@ -140,7 +140,7 @@ class SharedMemoryReader(MappedReader):
             raise NoLoadableCheckpoint(f"{self._writer.directory} holds no such checkpoint yet")
         self._hold(found)
         self._reading = found
-        state: Found = found.state
+        state: FoundCheckpoint = found.state
         self.path, metadata = state.files[METADATA].parent, state.metadata
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -165,7 +165,7 @@ class SharedMemoryReader(MappedReader):
     def _locate(self, plan: LoadPlan) -> list[str]:
         """Note where everything lies that the plan needs; the names of files that are not there."""
         assert self._reading is not None
-        found: Found = self._reading.state
+        found: FoundCheckpoint = self._reading.state
         known = {**found.metadata.storage_data, **found.copies}
         wanted = {item.storage_index: known[item.storage_index] for item in plan.items}
         if self._reading.id is None:
@@ -209,7 +209,7 @@ class SharedMemoryReader(MappedReader):
         self._took(found)
         return done
 
-    def _took(self, found: Resumed) -> None:
+    def _took(self, found: ResumeResult) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
         self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
         writer.go_on_from(found)
@@ -228,7 +228,7 @@ class SharedMemoryReader(MappedReader):
         assert self._offers is not None
         return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.pairing)
 
-    def _hold(self, found: Resumed) -> None:
+    def _hold(self, found: ResumeResult) -> None:
         """Keep memory as it is until all is read."""
         hold(self._writer.link, found.state.files.values(), found.id)
 
@@ -239,10 +239,10 @@ class SharedMemoryReader(MappedReader):
             self._offers.close()
         self._found = self._reading = self._offers = None
 
-    def _read(self, files: Files) -> Found:
+    def _read(self, files: Files) -> FoundCheckpoint:
         """Where everything lies; called once for each checkpoint that is tried."""
         index = files.get(index_of(self._writer.place.group_rank))
-        return Found(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
+        return FoundCheckpoint(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
 
 
 def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:

@@ -16,18 +16,18 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from fastckpt._core import metrics
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.distcp import ShardPlan, ShardPlanner, whole
 from fastckpt._core.format.file_names import copies_of, index_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.format.plan import Plan
-from fastckpt.dcp.flattening import Archiver, Item, Leaves, flattened, in_order, item_of, structure
-from fastckpt.dcp.name_conflicts import Claim, claim, unlike_tensors
+from fastckpt.dcp.flattening import Archiver, FlatItem, Leaves, flattened, in_order, item_of, structure
+from fastckpt.dcp.name_conflicts import StageClaim, claim, unlike_tensors
 from fastckpt.dcp.name_conflicts import objection as why_not_one
 from fastckpt.dcp.node_copies import copies_for_nodes
-from fastckpt.dcp.plan_round import Assigned, Round
-from fastckpt.dcp.store_mailbox import Board, Overtaken
+from fastckpt.dcp.plan_round import Assigned, PlanRound
+from fastckpt.dcp.store_mailbox import Overtaken, StoreMailbox
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -43,11 +43,11 @@ class Unplanned(Exception):
     """Why a save is skipped: the ranks have no plan for it yet."""
 
 
-class Departed(Unplanned):
+class PlannerDeparted(Unplanned):
     """Why this save and all later ones are skipped: a rank has closed."""
 
 
-class Shards:
+class ShardPlans:
     """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
 
     DCP's plan says which rank writes what, and ``.metadata`` where it lies. It depends on the structure of the state
@@ -70,13 +70,13 @@ class Shards:
       the new one in saves before that in which the last offer was made.
     """
 
-    def __init__(self, place: Place, board: Board, stall: Stall) -> None:
+    def __init__(self, place: RankInfo, board: StoreMailbox, stall: Stall) -> None:
         self._place = place
         self._board = board
         self._stall = stall
         self._files = shards_of(place.rank), copies_of(place.rank)
         self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver()
-        self._round = Round(1)
+        self._round = PlanRound(1)
         self._met = ""
         self._has_warned = False
         self._assigned: Assigned | None = None
@@ -157,20 +157,20 @@ class Shards:
         if word.startswith(_CLOSED):
             self._last = _save(word.removeprefix(_CLOSED))
         else:
-            self._round = Round(self._round.number + 1, _save(word))
+            self._round = PlanRound(self._round.number + 1, _save(word))
 
     def _hear(self, save: SaveId) -> None:
         """Turn to the newest plan that anybody has called for."""
         while self._last is None and (word := self._board.word(self._next)) is not None:
             self._turn(word)
         if self._last is not None and save > self._last:
-            raise Departed("a rank has closed its checkpointer: its part would be missing")
+            raise PlannerDeparted("a rank has closed its checkpointer: its part would be missing")
 
     def _call(self, save: SaveId) -> None:
         if self._last is None:
             self._turn(self._board.say(self._next, f"{save.history} {save.step}"))
         if self._last is not None:
-            raise Departed("the structure of the state has changed, and a rank has closed its checkpointer")
+            raise PlannerDeparted("the structure of the state has changed, and a rank has closed its checkpointer")
 
     def _lay_out(self, leaves: Leaves) -> list[ShardPlan]:
         """This rank's files; without the second if there is nothing to copy."""
@@ -208,7 +208,7 @@ class Shards:
             objection, since, files = self._wait(f"items/{place.rank}", end)
             if objection:
                 raise ConfigError(f"the states of the ranks do not go together: {objection}")
-            now.since, now.items = SaveId(*since), [[Item(*item) for item in items] for items in files]
+            now.since, now.items = SaveId(*since), [[FlatItem(*item) for item in items] for items in files]
         shards = self._lay_out(leaves)
         if now.spans is None:
             now.spans = [shard.places for shard in shards]
@@ -233,7 +233,7 @@ class Shards:
         saves, nodes, offers, said = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
         objection = ""
         try:
-            claims = [Claim(*each) for each in said]
+            claims = [StageClaim(*each) for each in said]
             if why := why_not_one(claims):
                 raise ValueError(why)
             self._warn(unlike_tensors(claims))

@@ -51,7 +51,7 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-class Board:
+class StoreMailbox:
     """Where ranks leave messages: who writes waits for nobody, who reads waits until a deadline at most."""
 
     def __init__(self, store: Store) -> None:
@@ -119,15 +119,15 @@ class Board:
         return said.decode()
 
 
-def board(world_size: int, name: str) -> Board:
+def board(world_size: int, name: str) -> StoreMailbox:
     """The board of this job's ranks that bears this name, which all of them call for.
 
     Raises FastckptError if they cannot talk yet, and torch's DistStoreError if one of them does not come.
     """
     if world_size == 1:
-        return Board(HashStore())
+        return StoreMailbox(HashStore())
     if not dist.is_initialized():
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"
         )
-    return Board(job_store(name))
+    return StoreMailbox(job_store(name))

@@ -17,7 +17,13 @@ from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import is_foreign
-from fastckpt._core.native.folder_checkpointer import Folder, FolderCheckpointer, Named, Needs, Raw
+from fastckpt._core.native.folder_checkpointer import (
+    CheckpointNames,
+    FolderCheckpointer,
+    NativeFolder,
+    Raw,
+    RequiredFiles,
+)
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, StorageType, WithWriter
@@ -79,7 +85,7 @@ class DeepSpeedCheckpointer(WithWriter):
         check(engine)
         self._engine = engine
         self._own = own_of(engine.global_rank)
-        needs = Needs(NAME, self._own, reads(engine))
+        needs = RequiredFiles(NAME, self._own, reads(engine))
         optimizers = steppers(engine) if overlap else []
         self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **options)
         self._writer = self._folders._writer
@@ -196,7 +202,7 @@ class DeepSpeedCheckpointer(WithWriter):
         """As `WithWriter.close`."""
         self._folders.close()
 
-    def _find(self, asked: str) -> Folder | None:
+    def _find(self, asked: str) -> NativeFolder | None:
         """What lies there; if there is nothing of ours, the newest that DeepSpeed wrote to the checkpoint directory."""
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
@@ -215,7 +221,7 @@ class DeepSpeedCheckpointer(WithWriter):
         )
         return folder
 
-    def _load(self, folder: Folder, given: BoundArguments) -> Loaded:
+    def _load(self, folder: NativeFolder, given: BoundArguments) -> Loaded:
         engine, is_ours = self._engine, (folder.path / NAME).is_file()
         where = f"{self._writer.directory}/{folder.path.name}" if folder.step >= 0 else str(folder.path)
         if is_ours:
@@ -235,7 +241,7 @@ class DeepSpeedCheckpointer(WithWriter):
             logger.warning("rank %d has no random generators in %s: they go on as they are", engine.global_rank, where)
         return path and path.replace(str(folder.path), where, 1), client_state
 
-    def _named(self, save_dir: str | os.PathLike[str], tag: str, step: int, *, save_latest: bool) -> Named:
+    def _named(self, save_dir: str | os.PathLike[str], tag: str, step: int, *, save_latest: bool) -> CheckpointNames:
         directory = self._writer.directory
         if normalised(save_dir) != directory:
             raise ConfigError(f"save_dir is {os.fspath(save_dir)}: this checkpointer saves to {directory}; give that")
@@ -244,7 +250,7 @@ class DeepSpeedCheckpointer(WithWriter):
                 f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
             )
         is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
-        named = Named(tag, LATEST if save_latest else "", anew=is_other)
+        named = CheckpointNames(tag, LATEST if save_latest else "", anew=is_other)
         named.check(step)
         return named
 

@@ -16,23 +16,23 @@ from fastckpt._core.arguments import public
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import WriterOptions
 from fastckpt._core.client.save_results import at_least
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
 from fastckpt._core.metrics import phase
-from fastckpt._core.native.checkpoint_names import FOLDER, Named
+from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
 from fastckpt._core.resume.candidates import Files
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.resume.rank_state import RankState
-from fastckpt._core.resume.resume import Resumed
+from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.call_forms import by_name
-from fastckpt.dcp.reader import Found, SharedMemoryReader
-from fastckpt.dcp.shard_plans import Departed, Shards, Unplanned
+from fastckpt.dcp.reader import FoundCheckpoint, SharedMemoryReader
+from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
 from fastckpt.dcp.sharded_state import as_before_on_error
 from fastckpt.dcp.stage_names import StageNames, stages_in
 from fastckpt.dcp.state_dicts import (
@@ -60,7 +60,7 @@ logger = logging.getLogger("fastckpt")
 _NUMBERS = count()
 
 
-class State(NamedTuple):
+class FsdpState(NamedTuple):
     """What one rank saves.
 
     Attributes:
@@ -117,9 +117,9 @@ class FsdpShardCheckpointer(WithWriter):
     ) -> None:
         arguments.directory(checkpoint_dir)
         self._stage = StageNames(stage)
-        place = Place.from_environment()
+        place = RankInfo.from_environment()
         plans = board(place.world_size, f"plans {next(_NUMBERS)}")
-        self._writer = Writer(
+        self._writer = Session(
             checkpoint_dir,
             deletion_strategy,
             weights_only=weights_only,
@@ -127,7 +127,7 @@ class FsdpShardCheckpointer(WithWriter):
             overlap=overlap,
             **options,
         )
-        self._shards = Shards(place, plans, self._writer.beats.stall)
+        self._shards = ShardPlans(place, plans, self._writer.beats.stall)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
         self.rank_state: dict[str, Any] = {}
@@ -203,7 +203,7 @@ class FsdpShardCheckpointer(WithWriter):
         whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
         common = apart(given.get("extra_sd", {}))
         shards = {name: each for name, each in whole.items() if name not in common}
-        parts = State(shards, common, dict(given.get("rank_state") or {}))
+        parts = FsdpState(shards, common, dict(given.get("rank_state") or {}))
         return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)
 
     def _folder(self, step: int, path: str) -> str:
@@ -218,13 +218,13 @@ class FsdpShardCheckpointer(WithWriter):
                 logger.warning(text, path, directory)
             self._is_elsewhere = True
             return ""
-        Named(name).check(step)
+        CheckpointNames(name).check(step)
         return name
 
     def _save(
         self,
         step: int,
-        state: State,
+        state: FsdpState,
         storage_type: StorageType | None,
         metrics: Mapping[str, float] | None,
         folder: str = "",
@@ -235,14 +235,14 @@ class FsdpShardCheckpointer(WithWriter):
             writer.link.release()  # a load that failed
         save = SaveId(writer.link.history, arguments.whole_step(step))
         if self._stage.name:
-            state = State(state.shards | self._stage.beside(state.common), {}, state.own)
+            state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
         try:
             with phase("snapshot.shards", step=step):
                 together = storage_type is not StorageType.MEMORY
                 shards = self._stage.named(state.shards)
                 files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
         except Unplanned as reason:
-            return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
+            return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
         files[self._own] = {"rng": rng_state(), "state": state.own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
@@ -347,7 +347,7 @@ class _Reader(SharedMemoryReader):
         if self._own is not None:
             restore_rng(self._own["rng"])
 
-    def _read(self, files: Files) -> Found:
+    def _read(self, files: Files) -> FoundCheckpoint:
         found = super()._read(files)
         self._stages = stages_in(found.metadata.state_dict_metadata)
         found = found._replace(metadata=self._stage.own(found.metadata), copies=self._stage.own_places(found.copies))
@@ -357,7 +357,7 @@ class _Reader(SharedMemoryReader):
         self._own, self.common = beside.get(self._name), beside.get(TRAINING, {})
         return found
 
-    def _took(self, found: Resumed) -> None:
+    def _took(self, found: ResumeResult) -> None:
         super()._took(found)
         rank, step = self._writer.place.rank, self.loaded_step
         self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)

@@ -13,7 +13,7 @@ from fastckpt._core.metrics import phase
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer
 from fastckpt._core.session import SaveResult
 from fastckpt._core.snapshot.overlap import optimizers_in
-from fastckpt.dcp.shard_plans import Departed, Shards, Unplanned
+from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
 from fastckpt.dcp.store_mailbox import board
 
 __all__ = ["TrainerFolder", "Unplanned"]
@@ -24,7 +24,7 @@ _NUMBERS = count()
 class TrainerFolder(FolderCheckpointer):
     """Saves the files of a Trainer, and finds them again."""
 
-    _shards: dict[str, Shards] | None = None
+    _shards: dict[str, ShardPlans] | None = None
     _last: SaveId | None = None
 
     @property
@@ -64,7 +64,8 @@ class TrainerFolder(FolderCheckpointer):
         if self._shards is None:
             plans = [board(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
             self._shards = {
-                name: Shards(writer.place, plan, writer.beats.stall) for name, plan in zip(states, plans, strict=True)
+                name: ShardPlans(writer.place, plan, writer.beats.stall)
+                for name, plan in zip(states, plans, strict=True)
             }
         save, files = SaveId(writer.link.history, step), dict[str, Plan]()
         with phase("snapshot.shards", step=step):
@@ -77,7 +78,7 @@ class TrainerFolder(FolderCheckpointer):
 
     def skip(self, step: int, reason: Unplanned) -> SaveResult:
         """Take note of a save that cannot be made."""
-        return self._skip(step, str(reason), is_final=isinstance(reason, Departed))
+        return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
 
     def close(self) -> None:
         """As `FolderCheckpointer.close`."""

@@ -7,10 +7,10 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
 
 from fastckpt._core.client.heartbeat import phase
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Needs, SaveResult, StorageType
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, RequiredFiles, SaveResult, StorageType
 from fastckpt.errors import ConfigError
 from fastckpt.huggingface.trainer_files import STATE
-from fastckpt.huggingface.trainer_session import NEWEST, CheckpointOptions, Session
+from fastckpt.huggingface.trainer_session import NEWEST, CheckpointOptions, TrainerSession
 
 __all__ = [
     "CheckpointOptions",
@@ -37,7 +37,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         last_save: What became of the last save, to memory or storage; None before that.
     """
 
-    _session: Session | None = None
+    _session: TrainerSession | None = None
     loaded_step = -1
     loaded_from = ""
     last_save: SaveResult | None = None
@@ -73,7 +73,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
             )
         if type(self.save_memory_steps) is not int or self.save_memory_steps < 0:
             raise ConfigError(f"save_memory_steps is {self.save_memory_steps!r}; give a whole number, 0 or more")
-        self._session, self._epoch_ended = Session(self, self.checkpoint_options), -1
+        self._session, self._epoch_ended = TrainerSession(self, self.checkpoint_options), -1
         try:
             path = self._session.find(resume_from_checkpoint)
             self.loaded_step, self.loaded_from = self._session.loaded_step, self._session.loaded_from
@@ -182,7 +182,7 @@ def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     Raises:
         NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
     """
-    with FolderCheckpointer(output_dir, Needs(STATE, STATE)) as one:
+    with FolderCheckpointer(output_dir, RequiredFiles(STATE, STATE)) as one:
         found = one.find()
         if found is not None:
             found.close(loaded=False)

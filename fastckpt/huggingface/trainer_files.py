@@ -18,7 +18,7 @@ from torch.distributed.fsdp import StateDictType
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 
-from fastckpt._core.native.folder_checkpointer import Needs, Raw
+from fastckpt._core.native.folder_checkpointer import Raw, RequiredFiles
 from fastckpt._core.native.view import written
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder
 from fastckpt.huggingface.weights import WEIGHTS, Weights, is_adapted
@@ -33,7 +33,7 @@ _NOWHERE = "not in memory"
 """A file without which the memory of one of several nodes is never enough."""
 
 
-class Contents:
+class TrainerFiles:
     """Makes the files of one rank for each save.
 
     What is large comes from live tensors. What is small, and all of which it is not known how it is made, such as by
@@ -161,7 +161,7 @@ class Contents:
             logger.warning("%s is written by Trainer itself in each save, which takes time: %s", what, reason)
 
 
-def needs(trainer: Trainer) -> Needs:
+def needs(trainer: Trainer) -> RequiredFiles:
     """Which files make a checkpoint one of a Trainer's, and whole for this rank."""
     rank, world = trainer.args.process_index, trainer.args.world_size
     shards: tuple[str, ...] = (f"rng_state_{rank}.pth",)
@@ -175,7 +175,7 @@ def needs(trainer: Trainer) -> Needs:
             if known
             else (_NOWHERE,)
         )
-    return Needs(STATE, STATE, shards)
+    return RequiredFiles(STATE, STATE, shards)
 
 
 def has_only_model(checkpoint: Path) -> bool:

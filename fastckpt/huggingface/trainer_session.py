@@ -13,11 +13,11 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
 
 from fastckpt._core.native.checkpoint_names import is_foreign
-from fastckpt._core.native.folder_checkpointer import Folder, SaveResult, StorageType
+from fastckpt._core.native.folder_checkpointer import NativeFolder, SaveResult, StorageType
 from fastckpt._core.retention import CheckpointDeletionStrategy, KeepLatestStepStrategy, KeepNamedStrategy
 from fastckpt.errors import ConfigError, PersistError
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder, Unplanned
-from fastckpt.huggingface.trainer_files import Contents, has_only_model, needs
+from fastckpt.huggingface.trainer_files import TrainerFiles, has_only_model, needs
 from fastckpt.huggingface.unlogged import restore, unlogged
 
 logger = logging.getLogger("fastckpt")
@@ -47,7 +47,7 @@ class CheckpointOptions(TypedDict, total=False):
     remote_deletion_strategy: CheckpointDeletionStrategy | None
 
 
-class Session:
+class TrainerSession:
     """What ``train()`` saves and loads; each rank makes one, and calls each method with the same steps.
 
     Attributes:
@@ -65,8 +65,8 @@ class Session:
         rest["deletion_strategy"] = rest.get("deletion_strategy") or _rotation(trainer.args)
         self._folder = TrainerFolder(self._directory, needs(trainer), **rest)
         self._folder.count_steps(lambda: int(trainer.state.global_step))
-        self._contents = Contents(trainer, self._folder)
-        self._found: Folder | None = None
+        self._contents = TrainerFiles(trainer, self._folder)
+        self._found: NativeFolder | None = None
         self._metrics: tuple[int, dict[str, float]] = (-1, {})
         self._lasting: set[int] = set()
         self.loaded_step, self.loaded_from = -1, ""

@@ -9,8 +9,8 @@ import torch
 from lightning import __version__
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from fastckpt._core.client.saver_options import SecondLevel
-from fastckpt._core.config import Place
+from fastckpt._core.client.saver_options import RemoteTierOptions
+from fastckpt._core.config import RankInfo
 from fastckpt._core.session import StorageType
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import ConfigError
@@ -61,7 +61,7 @@ class FastCheckpointIO(TorchCheckpointIO):
         overlap: bool = False,
         weights_only: bool = True,
         verify: str = "resume",
-        **second_level: Unpack[SecondLevel],
+        **second_level: Unpack[RemoteTierOptions],
     ) -> None:
         self.overlap = overlap
         self.for_all_ranks = False
@@ -166,7 +166,7 @@ class FastCheckpointIO(TorchCheckpointIO):
 
     @property
     def _rank(self) -> int:
-        return Place.from_environment().rank
+        return RankInfo.from_environment().rank
 
     def _remove(self) -> None:
         if self._rank == 0:
@@ -175,7 +175,7 @@ class FastCheckpointIO(TorchCheckpointIO):
 
     def _open(self) -> Saves:
         if self._saves is None:
-            world = Place.from_environment().world_size
+            world = RankInfo.from_environment().world_size
             if world > 1 and not self.for_all_ranks:
                 raise ConfigError(
                     f"of {world} ranks only the first calls this plugin: give the trainer a strategy of ours, such as "

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 
-from fastckpt._core.storage.store import Kept, Store, normalised, open_store
+from fastckpt._core.storage.store import Store, StoredCheckpoint, normalised, open_store
 from fastckpt.errors import FastckptError
 from fastckpt.lightning.saves import IN_MEMORY, KEPT_FOR
 
@@ -45,10 +45,10 @@ class Removal:
         except (FastckptError, OSError) as error:
             logger.warning("checkpoints that are not kept could not be removed: %s", error)
 
-    def _is_unwanted(self, kept: Kept) -> bool:
+    def _is_unwanted(self, kept: StoredCheckpoint) -> bool:
         is_flush = kept.manifest.details.get(KEPT_FOR) == IN_MEMORY
         return is_flush or str(kept.path) in self._unwanted
 
-    def _delete(self, store: Store, kept: Kept) -> None:
+    def _delete(self, store: Store, kept: StoredCheckpoint) -> None:
         store.delete(kept.id)
         self._unwanted.discard(str(kept.path))

@@ -6,9 +6,9 @@ import click
 
 from fastckpt._core.config import Settings
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.inspect.checkpoint_files import Source, find
+from fastckpt._core.inspect.checkpoint_files import CheckpointFiles, find
 from fastckpt.errors import ConfigError
-from fastckpt_run.cli.output import FINDING, Answer, Screen, answering, number, shortened
+from fastckpt_run.cli.output import FINDING, CommandOutput, Screen, answering, number, shortened
 from fastckpt_run.formatting import count
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
 @click.argument("b", metavar="B")
 @click.option("--file", "names", multiple=True, metavar="NAME", help="Compare this file only, such as model.pt.")
 @answering
-def diff(a: str, b: str, names: tuple[str, ...]) -> Answer:
+def diff(a: str, b: str, names: tuple[str, ...]) -> CommandOutput:
     """Compare two checkpoints: names, types, shapes, values, and how far the elements of each tensor are apart.
 
     A and B are each DIR[@STEP], a directory of .pt files, or one file. NaN equals NaN; which storages tensors share,
@@ -53,13 +53,13 @@ def diff(a: str, b: str, names: tuple[str, ...]) -> Answer:
         for name, difference in differences.items():
             _show(screen, name, difference)
 
-    return Answer(document, show, 0 if equal else FINDING)
+    return CommandOutput(document, show, 0 if equal else FINDING)
 
 
 Pairs = dict[str, tuple[str, str]]
 
 
-def _pairs(left: Source, right: Source, names: tuple[str, ...]) -> tuple[Pairs, list[str], list[str]]:
+def _pairs(left: CheckpointFiles, right: CheckpointFiles, names: tuple[str, ...]) -> tuple[Pairs, list[str], list[str]]:
     """Which files to compare, and those that one side alone has."""
     if names:
         for name in names:
@@ -78,7 +78,7 @@ def _pairs(left: Source, right: Source, names: tuple[str, ...]) -> tuple[Pairs, 
     )
 
 
-def _partner(name: str, other: Source) -> str:
+def _partner(name: str, other: CheckpointFiles) -> str:
     """The file to compare a single file with: the one there is, the one of its name, or the model."""
     if len(other.files) == 1:
         return next(iter(other.files))

@@ -8,7 +8,7 @@ from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
 from fastckpt._core.format.manifest import METADATA, MODEL
 from fastckpt._core.inspect.checkpoint_files import find
-from fastckpt_run.cli.output import Answer, Screen, answering
+from fastckpt_run.cli.output import CommandOutput, Screen, answering
 
 
 @click.command()
@@ -21,24 +21,24 @@ from fastckpt_run.cli.output import Answer, Screen, answering
 @click.option("--only", default="", metavar="KEYS", help="Export this part of the state, such as model.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @answering
-def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool) -> Answer:
+def export(checkpoint: str, out: Path, kind: str | None, name: str, only: str, force: bool) -> CommandOutput:
     """Write the state of a checkpoint to OUT, as safetensors or with torch.save; the shards of DCP are put together.
 
     The file is compared with its digest first. Safetensors holds a flat list of plain tensors: names are joined by
     dots, numbers and texts become metadata, what is stored twice is written once; anything else is refused by name.
     """
-    from fastckpt._core.inspect.export import Order, export_file
+    from fastckpt._core.inspect.export import ExportOrder, export_file
 
     source = find(checkpoint, Settings.from_environment().arenas)
     alone = next(iter(source.files)) if len(source.files) == 1 else MODEL
     name = name or (METADATA if METADATA in source.files else alone)
     file = source.file(name)
     kind = kind or ("safetensors" if out.suffix == ".safetensors" else "torch")
-    export_file(file, out, Order(kind, only, force), source.check_unchanged)
+    export_file(file, out, ExportOrder(kind, only, force), source.check_unchanged)
     written = out.stat().st_size
     document = {"source": str(file.path), "out": str(out), "format": kind, "only": only, "size": written}
 
     def show(screen: Screen) -> None:
         screen.line(f"{file.path} -> {out} ({kind}, {decimal(written)})")
 
-    return Answer(document, show)
+    return CommandOutput(document, show)

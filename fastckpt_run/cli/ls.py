@@ -7,9 +7,9 @@ import click
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
-from fastckpt._core.inspect.inventory import Inventory, Item, take
+from fastckpt._core.inspect.inventory import Inventory, InventoryItem, take
 from fastckpt._core.storage.local.foreign_files import DCP, FLASH, TORCH
-from fastckpt_run.cli.output import REMOTE, Answer, Screen, age, answering, describe, known
+from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, age, answering, describe, known
 
 _MOST = 10
 """How many checkpoints of others are named."""
@@ -19,7 +19,7 @@ _MOST = 10
 @click.argument("directory", metavar="DIR")
 @REMOTE
 @answering
-def ls(directory: str, remote: str) -> Answer:
+def ls(directory: str, remote: str) -> CommandOutput:
     """List the checkpoints of DIR in memory and on storage, newest first, also those that do not count."""
     inventory = take(directory, Settings.from_environment().arenas, remote)
     document: dict[str, Any] = {
@@ -39,7 +39,7 @@ def ls(directory: str, remote: str) -> Answer:
         for job in document["jobs"]:
             screen.line(in_words(job))
 
-    return Answer(document, show)
+    return CommandOutput(document, show)
 
 
 def jobs(inventory: Inventory) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def in_words(job: dict[str, Any]) -> str:
     return f"in use by process {job['pid']} on {job['host']}, started {job['started']} (memory: {job['arena']})"
 
 
-def _row(item: Item) -> list[str]:
+def _row(item: InventoryItem) -> list[str]:
     past = None if item.time is None else max(0.0, time.time() - item.time)
     return [
         known(item.step), known(item.history), item.tier, decimal(item.size), age(past), known(item.world), item.state,

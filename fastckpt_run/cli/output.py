@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fastckpt._core.inspect.inventory import Item
+from fastckpt._core.inspect.inventory import InventoryItem
 from fastckpt.errors import FastckptError
 
 FINDING, TROUBLE = 1, 2
@@ -22,7 +22,7 @@ PIPE_WIDTH = 100_000
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandOutput:
     """What a command found out.
 
     Attributes:
@@ -65,7 +65,7 @@ class Screen:
         click.echo(plain(text))
 
 
-def answering(function: Callable[..., Answer]) -> Callable[..., None]:
+def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
     """Make a function that returns an answer the body of a click command with ``--json``."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -89,7 +89,7 @@ REMOTE = click.option("--remote", default="", metavar="URL", help="The store tha
 """The option of the commands that look there as well; DIR may then be lost."""
 
 
-def describe(item: Item) -> dict[str, Any]:
+def describe(item: InventoryItem) -> dict[str, Any]:
     """A checkpoint as JSON."""
     return {
         "step": item.step,

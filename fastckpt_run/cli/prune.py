@@ -12,7 +12,7 @@ from fastckpt._core.inspect.prune import keep_best as best_of
 from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEveryMinutes, KeepLast, Policy, to_json
 from fastckpt._core.storage.store import normalised
 from fastckpt_run.cli.ls import in_words, jobs
-from fastckpt_run.cli.output import REMOTE, Answer, Screen, answering, describe, known
+from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe, known
 
 
 @click.command()
@@ -25,7 +25,7 @@ from fastckpt_run.cli.output import REMOTE, Answer, Screen, answering, describe,
 @REMOTE
 @click.option("--yes", is_flag=True, help="Delete; without it, only tell what would be deleted.")
 @answering
-def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> Answer:
+def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> CommandOutput:
     """Delete the checkpoints on storage that none of the options keeps; by default, only tell which.
 
     The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
@@ -66,7 +66,7 @@ def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool,
         for job in document["jobs"]:
             screen.line(in_words(job))
 
-    return Answer(document, show)
+    return CommandOutput(document, show)
 
 
 def _policies(

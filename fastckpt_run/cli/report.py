@@ -9,12 +9,12 @@ import click
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
-from fastckpt._core.inspect.inventory import Item, is_gone, take
+from fastckpt._core.inspect.inventory import InventoryItem, is_gone, take
 from fastckpt._core.storage.store import is_url
-from fastckpt_run.cli.output import REMOTE, Answer, Screen, answering, describe
+from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe
 
 if TYPE_CHECKING:
-    from fastckpt._core.report.frequency import Decided
+    from fastckpt._core.report.frequency import DecidedIntervals
     from fastckpt._core.report.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
@@ -30,7 +30,7 @@ SHOWN = 20
 )
 @REMOTE
 @answering
-def report(directory: str, html: Path | None, remote: str) -> Answer:
+def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     """Tell what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
@@ -61,7 +61,7 @@ def report(directory: str, html: Path | None, remote: str) -> Answer:
         if held is not None and not logs:
             screen.line("No log of launches is there: give the directory itself, or the file of --fast-events")
 
-    return Answer(document, show)
+    return CommandOutput(document, show)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Held:
 
     location: str
     checkpoints: int
-    newest: Item | None
+    newest: InventoryItem | None
 
 
 def _held(location: str) -> Held:
@@ -180,7 +180,7 @@ def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
     ]
 
 
-def change(one: "Decided", start: int) -> list[str]:
+def change(one: "DecidedIntervals", start: int) -> list[str]:
     """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
     from fastckpt_run import formatting
 

@@ -7,10 +7,10 @@ import click
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
-from fastckpt._core.memory.census import Entry, State, census
+from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.census import clean as remove
 from fastckpt.errors import ConfigError, FastckptError
-from fastckpt_run.cli.output import FINDING, Answer, Screen, answering, known
+from fastckpt_run.cli.output import FINDING, CommandOutput, Screen, answering, known
 
 
 @click.group()
@@ -20,11 +20,11 @@ def shm() -> None:
 
 @shm.command()
 @answering
-def ls() -> Answer:
+def ls() -> CommandOutput:
     """List all arenas, and whose they are."""
     entries = _census()
     document = {"arenas": [_to_json(entry) for entry in entries]}
-    return Answer(document, lambda screen: _table(screen, entries, {}))
+    return CommandOutput(document, lambda screen: _table(screen, entries, {}))
 
 
 @shm.command()
@@ -32,7 +32,7 @@ def ls() -> Answer:
 @click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
 @click.option("--yes", is_flag=True, help="Remove; without it, only tell what would be removed.")
 @answering
-def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> Answer:
+def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> CommandOutput:
     """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only tell which.
 
     Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
@@ -48,10 +48,10 @@ def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> Answer:
         ],
     }
     failed = any(outcome.startswith("failed") for outcome in outcomes.values())
-    return Answer(document, lambda screen: _table(screen, entries, outcomes), FINDING if failed else 0)
+    return CommandOutput(document, lambda screen: _table(screen, entries, outcomes), FINDING if failed else 0)
 
 
-def _census() -> list[Entry]:
+def _census() -> list[ArenaEntry]:
     shm_dir = Settings.from_environment().arenas
     try:
         return census(Path(shm_dir))
@@ -61,7 +61,7 @@ def _census() -> list[Entry]:
         ) from error
 
 
-def _chosen(entries: list[Entry], names: tuple[str, ...]) -> list[Entry]:
+def _chosen(entries: list[ArenaEntry], names: tuple[str, ...]) -> list[ArenaEntry]:
     known_names = {name: entry for entry in entries for name in (str(entry.path), entry.path.name)}
     unknown = [name for name in names if name not in known_names]
     if unknown:
@@ -69,12 +69,12 @@ def _chosen(entries: list[Entry], names: tuple[str, ...]) -> list[Entry]:
     return [known_names[name] for name in names] if names else entries
 
 
-def _remove(entry: Entry, *, force: bool, yes: bool) -> str:
+def _remove(entry: ArenaEntry, *, force: bool, yes: bool) -> str:
     """What became, or would become, of an arena."""
-    if entry.state in (State.IN_USE, State.FOREIGN):
+    if entry.state in (ArenaState.IN_USE, ArenaState.FOREIGN):
         return f"kept: {entry.state}"
     # What an earlier boot left in memory is gone, whatever a file system that is no tmpfs still shows.
-    forced = force or entry.state is State.OLD_BOOT
+    forced = force or entry.state is ArenaState.OLD_BOOT
     if entry.newest is not None and not forced:
         return f"kept: it holds {entry.newest}, which may be nowhere else; --force removes it"
     if not yes:
@@ -86,7 +86,7 @@ def _remove(entry: Entry, *, force: bool, yes: bool) -> str:
     return "removed"
 
 
-def _table(screen: Screen, entries: list[Entry], outcomes: dict[Path, str]) -> None:
+def _table(screen: Screen, entries: list[ArenaEntry], outcomes: dict[Path, str]) -> None:
     columns = ["STATE", ">SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
     rows = [
         [
@@ -101,7 +101,7 @@ def _table(screen: Screen, entries: list[Entry], outcomes: dict[Path, str]) -> N
     screen.table(columns, rows)
 
 
-def _to_json(entry: Entry) -> dict[str, Any]:
+def _to_json(entry: ArenaEntry) -> dict[str, Any]:
     owner, newest = entry.owner, entry.newest
     return {
         "path": str(entry.path),

@@ -7,11 +7,11 @@ import click
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
 from fastckpt._core.inspect.checkpoint_files import find
-from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
-from fastckpt._core.inspect.tree import Entry, Group, Tree, read_tree, stored_bytes
+from fastckpt._core.inspect.tree import Group, Tree, TreeEntry, read_tree, stored_bytes
 from fastckpt._core.storage.reading import open_file
-from fastckpt_run.cli.output import Answer, Screen, answering, describe, number, shortened
+from fastckpt_run.cli.output import CommandOutput, Screen, answering, describe, number, shortened
 
 
 @click.command()
@@ -19,7 +19,7 @@ from fastckpt_run.cli.output import Answer, Screen, answering, describe, number,
 @click.option("--file", "names", multiple=True, metavar="NAME", help="Show this file only, such as model.pt.")
 @click.option("--depth", type=click.IntRange(min=1), metavar="N", help="Show so many levels of the tree.")
 @answering
-def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
+def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> CommandOutput:
     """Show the tree of tensors and values in a checkpoint: names, types, shapes, bytes.
 
     Reads descriptions only, no tensors; runs no code that a file names. DIR[@STEP] may also be a directory of .pt
@@ -54,10 +54,10 @@ def show(checkpoint: str, names: tuple[str, ...], depth: int | None) -> Answer:
             rows = [_row(entry, tree) for entry in tree if entry.keys and _is_within(entry, depth)]
             screen.table(["NAME", "TYPE", "SHAPE", ">BYTES", "VALUE"], rows)
 
-    return Answer(document, print_trees)
+    return CommandOutput(document, print_trees)
 
 
-def _read(file: File) -> Tree:
+def _read(file: InventoryFile) -> Tree:
     if file.has_parts:
         from fastckpt._core.inspect.values import StateFile  # imports torch, which the others need not
 
@@ -71,11 +71,11 @@ def _count(tree: Tree) -> int:
     return sum(isinstance(entry.value, Tensor) for entry in tree)
 
 
-def _is_within(entry: Entry, depth: int | None) -> bool:
+def _is_within(entry: TreeEntry, depth: int | None) -> bool:
     return depth is None or len(entry.keys) <= depth
 
 
-def _to_json(entry: Entry) -> dict[str, Any]:
+def _to_json(entry: TreeEntry) -> dict[str, Any]:
     value = entry.value
     tensor = value if isinstance(value, Tensor) else None
     group = isinstance(value, Group)
@@ -96,7 +96,7 @@ def _value(value: Any) -> Any:
     return value if value is None or type(value) in (str, int, bool) else repr(value)
 
 
-def _row(entry: Entry, tree: Tree) -> list[str]:
+def _row(entry: TreeEntry, tree: Tree) -> list[str]:
     indented = "  " * (len(entry.keys) - 1) + (
         entry.keys[-1] if isinstance(entry.keys[-1], str) else repr(entry.keys[-1])
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fastckpt._core.report.events import Event, nanoseconds, text, whole
 from fastckpt._core.report.goodput import DOWN, REPEATED, STALL, TRAINING, USEFUL, Span, trains_from
-from fastckpt._core.report.launches import Round
+from fastckpt._core.report.launches import LaunchRound
 from fastckpt._core.report.report import Placed, Recovery, Report
 from fastckpt_run import formatting
 from fastckpt_run.cli.chart import Axis, Bar
@@ -77,7 +77,7 @@ def worker_lane(chain: list[Placed], rank: int) -> Iterator[Bar]:
                 yield from _life(placed, one, rank)
 
 
-def _life(placed: Placed, one: Round, rank: int) -> Iterator[Bar]:
+def _life(placed: Placed, one: LaunchRound, rank: int) -> Iterator[Bar]:
     begin = one.started or one.begin
     ends = [at for at in (one.failure.at if one.failure else None, one.stopped, one.finished) if at is not None]
     end = max(begin, min(ends, default=placed.launch.end))

@@ -9,7 +9,7 @@ from fastckpt._core.inspect.address import parse
 from fastckpt._core.inspect.inventory import take
 from fastckpt._core.inspect.verify import BAD, Finding, select, verify_all
 from fastckpt.errors import ConfigError
-from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, known
+from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answering, known
 
 
 @click.command()
@@ -17,7 +17,7 @@ from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, 
 @click.option("--all", "everything", is_flag=True, help="Read every checkpoint of DIR, not only the newest.")
 @REMOTE
 @answering
-def verify(checkpoint: str, everything: bool, remote: str) -> Answer:
+def verify(checkpoint: str, everything: bool, remote: str) -> CommandOutput:
     """Read every byte of a checkpoint, in every tier that has it, and compare it with what was saved.
 
     Without a step: the newest whole checkpoint, and all that can be seen to be bad without reading it. What is in
@@ -38,7 +38,7 @@ def verify(checkpoint: str, everything: bool, remote: str) -> Answer:
                 screen.line(f"{finding.verdict}: {finding.path}: {finding.why}")
         screen.line(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 
-    return Answer(document, show, FINDING if counts[BAD] else 0)
+    return CommandOutput(document, show, FINDING if counts[BAD] else 0)
 
 
 def _to_json(finding: Finding) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from fastckpt._core.config import Settings
 from fastckpt._core.inspect.inventory import take
 from fastckpt._core.inspect.which import REFUSE, decide
 from fastckpt_run.cli.ls import in_words, jobs, none_of_ours
-from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, describe, known
+from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answering, describe, known
 
 
 @click.command()
@@ -16,7 +16,7 @@ from fastckpt_run.cli.output import FINDING, REMOTE, Answer, Screen, answering, 
 @REMOTE
 @click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
 @answering
-def which(directory: str, remote: str, verifies: bool) -> Answer:
+def which(directory: str, remote: str, verifies: bool) -> CommandOutput:
     """Tell which checkpoint of DIR a launch on this node would resume, and why none of the others.
 
     The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
@@ -42,7 +42,7 @@ def which(directory: str, remote: str, verifies: bool) -> Answer:
         for job in document["jobs"]:
             screen.line(f"{in_words(job)}: until it has ended, another launch is refused")
 
-    return Answer(document, show, FINDING if decision.outcome == REFUSE else 0)
+    return CommandOutput(document, show, FINDING if decision.outcome == REFUSE else 0)
 
 
 def _in_words(outcome: str, choice: Any) -> str:

@@ -35,7 +35,7 @@ CLOSING = 3.0
 """Seconds that the end of the job waits for the last events to be written."""
 
 
-class Chronicle:
+class EventRecorder:
     """All events of this process from `begin` to `end`; with ``keep`` they are written beside the checkpoints."""
 
     def __init__(self, saver: Saver, *, keep: bool) -> None:

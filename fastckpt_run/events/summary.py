@@ -13,7 +13,7 @@ from fastckpt._core.report.events import parsed
 from fastckpt._core.report.goodput import USEFUL
 from fastckpt._core.report.report import Report
 from fastckpt._core.report.report import report as report_on
-from fastckpt._core.saver.stats import Copies, Tally
+from fastckpt._core.saver.stats import Copies, SaverStats
 from fastckpt.errors import NotDurable
 from fastckpt_run import formatting
 
@@ -25,7 +25,7 @@ _SMALLEST = 1000
 """The part of all time that a cause must have to be shown: one of so many."""
 
 
-def report(tallies: Iterable[Tally]) -> None:
+def report(tallies: Iterable[SaverStats]) -> None:
     """Log a block for each checkpoint directory of which there is something to say, and record it as an event."""
     for tally in tallies:
         lines = list(_lines(tally))
@@ -75,7 +75,7 @@ def _time(found: Report) -> Iterator[str]:
         yield f"  and {formatting.count(earlier, 'failure')} before"
 
 
-def require_durable(tallies: Iterable[Tally]) -> None:
+def require_durable(tallies: Iterable[SaverStats]) -> None:
     """Raise NotDurable if a newest checkpoint that was to be durable is not."""
     for tally in tallies:
         if tally.lacking is not None:
@@ -87,7 +87,7 @@ def require_durable(tallies: Iterable[Tally]) -> None:
             )
 
 
-def _lines(tally: Tally) -> Iterator[str]:
+def _lines(tally: SaverStats) -> Iterator[str]:
     if tally.persisted:
         size = f"{decimal(tally.size)} in {tally.seconds:.1f} s"
         yield f"  persisted    {formatting.count(tally.persisted, 'checkpoint')}, {size}"
@@ -108,7 +108,7 @@ def _lines(tally: Tally) -> Iterator[str]:
         yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
 
 
-def _durable(tally: Tally) -> Iterator[str]:
+def _durable(tally: SaverStats) -> Iterator[str]:
     if tally.durable:
         yield f"  durable      {tally.durable}"
     elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
@@ -127,7 +127,7 @@ def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
         yield f"  not remote   {durable}"
 
 
-def _why_nothing(tally: Tally) -> str:
+def _why_nothing(tally: SaverStats) -> str:
     if tally.failures:
         return tally.last_failure
     if tally.saves:
@@ -135,7 +135,7 @@ def _why_nothing(tally: Tally) -> str:
     return "no save came to be whole in memory"
 
 
-def _trouble(tally: Tally) -> Iterator[str]:
+def _trouble(tally: SaverStats) -> Iterator[str]:
     if tally.failures:
         yield f"  failed       {formatting.count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
     if tally.asked:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.policy.restarts import Attempt, Position, Stretch, given_back, parse_budget, stalls
+from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
 from fastckpt_run.failures.cannot_start import broken_syntax, names_us, why_not_started
 from fastckpt_run.failures.cause import recorded
 from fastckpt_run.failures.deaths import describe
@@ -163,7 +163,7 @@ def _has_moved(line: Telemetry) -> bool:
 
 
 def _stretch(lines: Sequence[Telemetry]) -> Stretch:
-    reached = (Position(line.step, line.steps - line.named) for line in lines)
+    reached = (TrainingPosition(line.step, line.steps - line.named) for line in lines)
     return Stretch(max(line.loaded for line in lines), max(reached))
 
 

@@ -13,11 +13,11 @@ from fastckpt._core import metrics
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.stacks import Stacks, ask
 from fastckpt._core.memory.telemetry import Telemetry
-from fastckpt._core.policy.hangs import Sight, Witness, culprits, hung, limits, occupied
+from fastckpt._core.policy.hangs import Observation, Witness, culprits, hung, limits, occupied
 from fastckpt_run.failures.deaths import peek
 from fastckpt_run.grace import kill_group
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
-from fastckpt_run.hangs.step_times import Lines, Pace, Waits
+from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -48,7 +48,7 @@ class Hang:
 
     culprits: tuple[int, ...]
     reason: str
-    sights: Mapping[int, Sight]
+    sights: Mapping[int, Observation]
     witnesses: Mapping[int, Witness]
     stacks: Mapping[int, Stacks]
     last: Lines
@@ -75,7 +75,7 @@ class HangWatch:
         self._known: set[int] = set()
         self.killed: set[int] = set()
         self._hangs: list[float] = []
-        self._pace = Pace()
+        self._pace = StepTimes()
         self._waits = Waits()
         # It may be that those who are silent were not let run, and this process neither: from then on counts.
         self._awake = self._looked = self._started = time.monotonic()
@@ -173,7 +173,7 @@ class HangWatch:
         spoken = max([line.beat / 1e9 for line in lines.values()], default=now)
         return self._activity.idle(now, max(spoken, self._awake))
 
-    def _sights(self, now: float, lines: Lines) -> dict[int, Sight]:
+    def _sights(self, now: float, lines: Lines) -> dict[int, Observation]:
         """All running ranks that have a checkpointer, or had one when they were restarted."""
         self._known |= {rank for rank, line in lines.items() if line.pid}
         self._known -= {rank for rank, line in lines.items() if not line.pid}
@@ -182,14 +182,14 @@ class HangWatch:
             line = lines.get(rank, _NOTHING)
             silent, waited = now - max(line.beat / 1e9, self._awake), self._waits.of(rank, line.beat)
             if silent < _SHORT or self._runs(rank, line.pid):
-                found[rank] = Sight(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
+                found[rank] = Observation(rank, silent, line.steps, line.phase, line.allowed / 1e9, waited)
         return found
 
     def _runs(self, rank: int, speaker: int) -> bool:
         """Whether a worker runs, and who speaks for it, too: a child of it, perhaps, if it is a script."""
         return self._processes[rank].is_alive() and (speaker <= 0 or bool(state_of(speaker)))
 
-    def _inspect(self, lines: Lines, sights: Mapping[int, Sight], ranks: Sequence[int]) -> Hang | None:
+    def _inspect(self, lines: Lines, sights: Mapping[int, Observation], ranks: Sequence[int]) -> Hang | None:
         """Look closely when ``ranks`` seem to hang; None if they do not after all."""
         speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
         states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}

@@ -12,7 +12,7 @@ Lines = Mapping[int, Telemetry]
 """What each local rank has said last."""
 
 
-class Pace:
+class StepTimes:
     """How long steps take: the slowest of the recent ones; and starts.
 
     Attributes:

@@ -15,7 +15,7 @@ _REPORT = 1 << 16
 
 
 @dataclass(frozen=True)
-class Order:
+class ForkRequest:
     """One worker: its command line as under exec, all of its environment, its parent, the signals it ignores."""
 
     argv: list[str]
@@ -36,7 +36,7 @@ class Order:
         return cls(**json.loads(os.pread(memory, os.fstat(memory).st_size, _REPORT)))
 
 
-class Report:
+class ForkReport:
     """The room for a report, shared by agent and worker: it outlives both descriptor and worker."""
 
     def __init__(self, memory: int) -> None:

@@ -21,15 +21,15 @@ from typing import Any, NoReturn
 
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.preload import environment, process_title
-from fastckpt_run.preload.fork_request import GO, Order, Report
+from fastckpt_run.preload.fork_request import GO, ForkReport, ForkRequest
 
 
-class Worker:
+class ForkedProcess:
     """A fork of the template that becomes a worker."""
 
     def __init__(self, stdin: int, stdout: int, stderr: int, memory: int, go: int, *, printed: list[int]) -> None:
         """Take over what is a worker's own; returns when the agent says so. Ends the process if it does not."""
-        self._order, self._report = Order.read(memory), Report(memory)
+        self._order, self._report = ForkRequest.read(memory), ForkReport(memory)
         self._pid = os.getpid()
         said = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment)

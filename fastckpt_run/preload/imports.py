@@ -22,7 +22,7 @@ _TOLD = 1000
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImportPlan:
     """What to import besides the base: modules as (name, names imported from it), and what the script's folder has.
 
     Attributes:
@@ -37,14 +37,14 @@ class Plan:
     folder: str = ""
     argv: list[str] = field(default_factory=list)
 
-    def without(self, module: str) -> "Plan":
+    def without(self, module: str) -> "ImportPlan":
         """This plan without a module."""
         asked, found = ([m for m in modules if m[0] != module] for modules in (self.asked, self.found))
         return replace(self, asked=asked, found=found)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ImportOutcome:
     """What came of a plan: ``fault`` and the module that is to blame (empty: all), or none.
 
     ``read`` names the variables that imports have read, and ``late`` those that torch reads when it needs its compiler.
@@ -60,7 +60,7 @@ class Outcome:
         return asdict(self)
 
 
-def preload(plan: Plan) -> Outcome:
+def preload(plan: ImportPlan) -> ImportOutcome:
     """Import the base and what ``plan`` says; the first fault ends it."""
     start = Traces.now()
     with recorded() as read, seeds_counted():
@@ -70,7 +70,7 @@ def preload(plan: Plan) -> Outcome:
             importlib.import_module(name)
         late = set(read) - at_once
         if fault := next(iter((*_misread(read), *Traces.now().base_faults(start))), ""):
-            return Outcome("", f"importing torch {fault}")
+            return ImportOutcome("", f"importing torch {fault}")
         with _beside_the_script(plan.folder):
             now = Traces.now()
             for name, attributes in [*plan.asked, *_installed(plan)]:
@@ -78,10 +78,10 @@ def preload(plan: Plan) -> Outcome:
                 fault = _import(name, attributes)
                 now = Traces.now()
                 if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
-                    return Outcome(name, fault)
+                    return ImportOutcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
-        return Outcome("", f"{shadowed} has the name of a module that torch imports")
-    return Outcome(read=sorted(read), late=sorted(late))
+        return ImportOutcome("", f"{shadowed} has the name of a module that torch imports")
+    return ImportOutcome(read=sorted(read), late=sorted(late))
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _beside_the_script(folder: str) -> Iterator[None]:
     sys.path[:] = [entry for entry in sys.path if entry is not folder]
 
 
-def _installed(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+def _installed(plan: ImportPlan) -> Iterator[tuple[str, list[str]]]:
     """What a plan has found, up to the first module that is not installed: nobody knows what that does to others."""
     for module in plan.found:
         if not _is_installed(module[0], plan.folder):

@@ -13,8 +13,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from fastckpt._core import metrics
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
-from fastckpt_run.preload.fork_request import Order, Report, ignored_signals
-from fastckpt_run.preload.imports import Outcome, Plan
+from fastckpt_run.preload.fork_request import ForkReport, ForkRequest, ignored_signals
+from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
 from fastckpt_run.preload.orphans import reap
 from fastckpt_run.preload.script_analysis import Script, read
 from fastckpt_run.preload.template_process import Template, TemplateError, inheritance
@@ -50,13 +50,13 @@ class Preloader:
         self._off = choice in _OFF
         self._arguments: list[str] = []
         self._script = Script()
-        self._plan = Plan()
+        self._plan = ImportPlan()
         self._template: Template | None = None
         self._failures = 0
         self._failed = False
         self._said: set[str] = set()
         self._workers: set[int] = set()
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, ForkReport] = {}
 
     def begin(self, spec: WorkerSpec) -> None:
         """Start a template for the script of ``spec``, if it can be forked."""
@@ -69,7 +69,7 @@ class Preloader:
         self._script = read(self._arguments)
         asked: list[tuple[str, list[str]]] = [(name, []) for name in self._asked]
         found = [] if asked else self._script.first_imports
-        self._plan = Plan(asked, found, str(self._script.folder or ""), self._script.argv(self._arguments))
+        self._plan = ImportPlan(asked, found, str(self._script.folder or ""), self._script.argv(self._arguments))
         self._start()
         if why := self._script.unsettling:
             self._give_up(why)
@@ -100,13 +100,13 @@ class Preloader:
             template = self._ready(environment)
             if template is None:
                 return None
-            order = Order(list(arguments), dict(environment), os.getpid(), ignored_signals())
+            order = ForkRequest(list(arguments), dict(environment), os.getpid(), ignored_signals())
             pid, memory = template.fork(order, streams)
         except TemplateError as error:
             self._replace(str(error))
             return None
         self._failures = 0
-        self._reports[pid] = Report(memory)
+        self._reports[pid] = ForkReport(memory)
         os.close(memory)
         return ForkedWorker(arguments, pid)
 
@@ -180,7 +180,7 @@ class Preloader:
                 return template
         return None
 
-    def _outcome(self, template: Template, deadline: float) -> Outcome | None:
+    def _outcome(self, template: Template, deadline: float) -> ImportOutcome | None:
         """What came of a template's imports; one that they spoiled is replaced by one that does without them."""
         known = template.known
         outcome = template.outcome(deadline)
@@ -195,7 +195,7 @@ class Preloader:
             self._do_without(outcome)
         return outcome
 
-    def _do_without(self, outcome: Outcome) -> None:
+    def _do_without(self, outcome: ImportOutcome) -> None:
         module, told = outcome.module, outcome.module in self._asked
         logger.log(30 if told else 20, "%s is not preloaded: it %s", module, outcome.fault)
         metrics.event("preload_unsafe", module=module, why=outcome.fault)
@@ -233,7 +233,7 @@ def _not_inherited(streams: Sequence[int]) -> str:
     return ""
 
 
-def _require_unread(outcome: Outcome, then: Mapping[str, str], now: Mapping[str, str]) -> None:
+def _require_unread(outcome: ImportOutcome, then: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise TemplateError if a variable that was read during the imports has another value now."""
     for name in (name for name, _ in then.items() ^ now.items()):
         if name in outcome.read or READ_BY_LIBRARIES.fullmatch(name):

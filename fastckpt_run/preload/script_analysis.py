@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from fastckpt_run.preload.environment import READ_BY_LIBRARIES
-from fastckpt_run.preload.source_watch import Watch
+from fastckpt_run.preload.source_watch import SourceWatch
 
 _UNKNOWN = "*"
 _MOST = 300
@@ -114,8 +114,8 @@ class _Walk:
         self._seen: set[Path] = set()
 
     @cached_property
-    def watch(self) -> Watch:
-        return Watch(self._seen)
+    def watch(self) -> SourceWatch:
+        return SourceWatch(self._seen)
 
     def enter(self, module: str) -> None:
         """Run what lies beside the script and is run when ``module`` is imported."""

@@ -31,7 +31,7 @@ def imported(*, besides: Collection[str]) -> set[Path]:
     return {path for path in files if not is_installed(path) and not any(map(path.is_relative_to, _LIBRARY))}
 
 
-class Watch:
+class SourceWatch:
     """Tells whether files and folders are as they were."""
 
     def __init__(self, paths: Iterable[Path]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.preload.fork_request import DESCRIPTORS, READY
-from fastckpt_run.preload.forked_worker import Worker
-from fastckpt_run.preload.imports import Plan, preload
-from fastckpt_run.preload.source_watch import PACKAGES, Watch, imported
+from fastckpt_run.preload.forked_worker import ForkedProcess
+from fastckpt_run.preload.imports import ImportPlan, preload
+from fastckpt_run.preload.source_watch import PACKAGES, SourceWatch, imported
 
 _MESSAGE = 1 << 20
 
@@ -28,16 +28,16 @@ def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Cal
     return worker.script(), worker.end
 
 
-def serve(agent: socket.socket, ours: str) -> Worker:
+def serve(agent: socket.socket, ours: str) -> ForkedProcess:
     """Import what the first message says, and fork for each later one; returns in each fork."""
-    plan = Plan(**json.loads(agent.recv(_MESSAGE)))
+    plan = ImportPlan(**json.loads(agent.recv(_MESSAGE)))
     sys.argv = plan.argv
     with _collecting_nothing():
         outcome = preload(plan)
     sys.path[:] = [entry for entry in sys.path if entry is not ours]
     gc.freeze()
     # Workers keep the fastckpt of their agent.
-    sources = Watch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
+    sources = SourceWatch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
     printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
     _answer(agent, outcome.to_dict())
     if outcome.fault:
@@ -64,7 +64,7 @@ def _collecting_nothing() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Worker | None:
+def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> ForkedProcess | None:
     """Fork a worker and tell the agent of it; returns the worker in the worker, else None.
 
     It is forked from a process that ends at once, so that the agent, the nearest subreaper above, becomes its
@@ -85,7 +85,7 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Wo
         agent.close()  # only the template shall hold it: the agent hears its death by that
         os.setsid()
         os.write(tell, str(os.getpid()).encode())
-        return Worker(*descriptors, printed=printed)
+        return ForkedProcess(*descriptors, printed=printed)
     for descriptor in (tell, *descriptors):
         os.close(descriptor)
     if middle > 0:

@@ -16,9 +16,9 @@ from typing import Any
 from fastckpt.errors import FastckptError
 from fastckpt_run.failures.tracebacks import tail_of
 from fastckpt_run.preload.environment import current
-from fastckpt_run.preload.fork_request import GO, READY, Order
+from fastckpt_run.preload.fork_request import GO, READY, ForkRequest
 from fastckpt_run.preload.fork_safety import working_directory
-from fastckpt_run.preload.imports import Outcome, Plan
+from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
 from fastckpt_run.preload.orphans import adopting, kill_forks
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -40,7 +40,7 @@ class TemplateError(FastckptError):
 class Template:
     """A process that imports what a plan says and then forks workers; it ends with this process at the latest."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ImportPlan) -> None:
         self.started = time.monotonic()
         self.inherited = inheritance()
         self.environment = current()
@@ -57,7 +57,7 @@ class Template:
                 start_new_session=True,
             )
         self.pid = self._process.pid
-        self._outcome: Outcome | None = None
+        self._outcome: ImportOutcome | None = None
         with suppress(OSError):  # it has died already, which the first wait will tell
             self._socket.send(json.dumps(asdict(plan)).encode())
 
@@ -71,13 +71,13 @@ class Template:
         if self._process.poll() is not None:
             raise TemplateError(f"the template ended: {self._last_words()}")
 
-    def outcome(self, deadline: float) -> Outcome | None:
+    def outcome(self, deadline: float) -> ImportOutcome | None:
         """What came of its imports; None if it is not known at ``deadline`` (time.monotonic)."""
         if self._outcome is None and (answer := self._answer(deadline)) is not None:
-            self._outcome = Outcome(**answer)
+            self._outcome = ImportOutcome(**answer)
         return self._outcome
 
-    def fork(self, order: Order, streams: Sequence[int]) -> tuple[int, int]:
+    def fork(self, order: ForkRequest, streams: Sequence[int]) -> tuple[int, int]:
         """Fork a worker, which becomes a child of this process, and let it go; ``streams`` are its descriptors 0-2.
 
         Returns its pid, and the memory file of its order and report, which is the caller's to close. Raises

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.inspect import values
 from fastckpt._core.inspect.diff import Difference, Distance, diff_files
-from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.inventory import InventoryFile
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
@@ -27,7 +27,7 @@ NAN, INF = float("nan"), float("inf")
 def differ(folder: Path, a: Any, b: Any) -> Difference:
     for name, state in (("a.pt", a), ("b.pt", b)):
         torch.save(state, folder / name)
-    return diff_files(*(File(folder / name, (folder / name).stat().st_size) for name in ("a.pt", "b.pt")))
+    return diff_files(*(InventoryFile(folder / name, (folder / name).stat().st_size) for name in ("a.pt", "b.pt")))
 
 
 def distance(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Distance:

@@ -8,7 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from fastckpt._core.native.folder_checkpointer import (
+    CheckpointNames,
+    FolderCheckpointer,
+    Raw,
+    RequiredFiles,
+    StorageType,
+    Tensors,
+)
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt
 
@@ -18,7 +25,7 @@ WEIGHTS = "model/model.safetensors"
 @pytest.fixture
 def run(directory: Path) -> Path:
     """Steps 1 to 3: ``first``, ``best``, and ``checkpoint-3``."""
-    with FolderCheckpointer(directory, Needs("optimizer.bin", "rank_0.pt")) as checkpointer:
+    with FolderCheckpointer(directory, RequiredFiles("optimizer.bin", "rank_0.pt")) as checkpointer:
         for step, name in enumerate(("first", "best", ""), 1):
             weights = {"w": torch.full((3, 2), float(step)), "none": torch.empty(0, 4, dtype=torch.bfloat16)}
             files = {
@@ -28,7 +35,7 @@ def run(directory: Path) -> Path:
                 "notes": Raw(b"step %d" % step),
                 "rank_0.pt": {"epoch": 1},
             }
-            checkpointer.save_checkpoint(step, files, StorageType.DISK, named=Named(name, "latest"))
+            checkpointer.save_checkpoint(step, files, StorageType.DISK, named=CheckpointNames(name, "latest"))
             checkpointer.wait_latest_checkpoint()
     return directory
 

@@ -19,12 +19,12 @@ from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.format.skeleton import sketch
 from fastckpt._core.inspect import tree as tree_module
 from fastckpt._core.inspect.pickled import Tensor
-from fastckpt._core.inspect.tree import Entry, Group, read_tree, stored_bytes
+from fastckpt._core.inspect.tree import Group, TreeEntry, read_tree, stored_bytes
 from tests.cli import harm
 from tests.cli.conftest import Fastckpt, publish
 
 
-def saved(state: Any, **options: Any) -> list[Entry]:
+def saved(state: Any, **options: Any) -> list[TreeEntry]:
     buffer = io.BytesIO()
     torch.save(state, buffer, **options)
     return read_tree(buffer, "buffer")

@@ -160,7 +160,7 @@ def test_a_slot_that_is_taken_meanwhile_is_not_called_bad(fastckpt: Fastckpt, di
         def digest_while_saving(path: Path, size: int) -> str:
             with (slot / "model.pt").open("r+b") as file:
                 file.write(b"new")
-            slots.begin(slot, slots.Begin(SaveId(1, 8), frozenset({0})))
+            slots.begin(slot, slots.SlotBegin(SaveId(1, 8), frozenset({0})))
             return digest(path)
 
         monkeypatch.setattr(verify, "digest_of", digest_while_saving)

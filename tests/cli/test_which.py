@@ -11,7 +11,7 @@ import torch
 
 from fastckpt import DdpCheckpointer, StorageType
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.inspect.inventory import WHOLE, File, Inventory, Item
+from fastckpt._core.inspect.inventory import WHOLE, Inventory, InventoryFile, InventoryItem
 from fastckpt._core.inspect.which import REFUSE, decide
 from fastckpt._core.memory import slots
 from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
@@ -153,8 +153,8 @@ def test_slots_that_do_not_count(fastckpt: Fastckpt, directory: Path):
             checkpointer.save_checkpoint(step, {"w": torch.ones(2)}, storage_type=StorageType.MEMORY)
         [newest] = [slot for slot in arena_slots() if slots.read(slot).committed == (1, 2)]
         [free] = [slot for slot in arena_slots() if slots.read(slot).committed is None]
-        slots.begin(free, slots.Begin(SaveId(1, 3), frozenset({0, 1})))
-        slots.commit(free, 0, slots.Done(SaveId(1, 3), {}))
+        slots.begin(free, slots.SlotBegin(SaveId(1, 3), frozenset({0, 1})))
+        slots.commit(free, 0, slots.SlotDone(SaveId(1, 3), {}))
         os.truncate(newest / "model.pt", 10)
         document = fastckpt("which", directory, "--json").document
         assert document["choice"]["step"] == 1
@@ -208,8 +208,10 @@ def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path
 
 
 def test_the_memory_of_one_of_several_nodes_is_not_enough_for_all_shards() -> None:
-    files = {name: File(Path(name), 1) for name in (".metadata", "__0_0.distcp", "rank_0.pt", "node_0.metadata")}
-    half = Item("memory", WHOLE, "", Path("slot-0"), 7, 1, files, world=2, details={"node": 0, "nodes": 2})
+    files = {
+        name: InventoryFile(Path(name), 1) for name in (".metadata", "__0_0.distcp", "rank_0.pt", "node_0.metadata")
+    }
+    half = InventoryItem("memory", WHOLE, "", Path("slot-0"), 7, 1, files, world=2, details={"node": 0, "nodes": 2})
     decision = decide(Inventory("run", [half], []))
     assert decision.outcome == REFUSE
     assert decision.others == [(half, "not for all of 2 ranks: this node's memory has no __1_0.distcp")]

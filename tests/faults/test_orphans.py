@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
-from fastckpt._core.memory.census import State, census
+from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.memory.presence import signed
 from fastckpt._core.memory.slots import images_in
 from tests.faults.faults import kill
@@ -60,7 +60,7 @@ def test_orphans_that_write_on_are_killed_and_memory_is_resumed(orphaned: Job, u
     time.sleep(0.2)
     assert images(arena) != before, "they write on"
     (entry,) = census(arena.parent)
-    assert entry.state is State.IN_USE and not entry.owner.is_alive()
+    assert entry.state is ArenaState.IN_USE and not entry.owner.is_alive()
     assert {process.pid for process in entry.writers} == {process.pid for process in orphans(orphaned)}
     saved = orphaned.newest_saved()
     assert saved == STEP - 2

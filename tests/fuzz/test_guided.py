@@ -11,7 +11,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.slots import Begin, Done
+from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from tests.fuzz import test_manifests, test_messages
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +27,8 @@ def seeds(reader: str, folder: Path) -> list[bytes]:
         return [good.to_json().encode() for good in test_manifests.GOOD]
     slot = folder / "good"
     slot.mkdir()
-    slots.begin(slot, Begin(SaveId(1, 7), frozenset({0})))
-    slots.commit(slot, 0, Done(SaveId(1, 7), {"model.pt": 5}, {"metrics": {"loss": 0.5}}))
+    slots.begin(slot, SlotBegin(SaveId(1, 7), frozenset({0})))
+    slots.commit(slot, 0, SlotDone(SaveId(1, 7), {"model.pt": 5}, {"metrics": {"loss": 0.5}}))
     return [b"\n".join(json.dumps(json.loads((slot / name).read_text())).encode() for name in (".begin", ".done-0"))]
 
 

@@ -22,7 +22,7 @@ ANY = "any"
 Answers = Callable[[], list[Any]]
 
 
-class Departed(FastckptError):
+class PeerDeparted(FastckptError):
     """A rank has left an agreement, and says nothing any more."""
 
 
@@ -45,11 +45,11 @@ class Agreement(Protocol):
         ...
 
     def leave(self) -> None:
-        """Say nothing any more, here and in those beside it: who waits for this rank gets `Departed`."""
+        """Say nothing any more, here and in those beside it: who waits for this rank gets `PeerDeparted`."""
         ...
 
 
-class Alone:
+class SingleRank:
     """The agreement of a job of one."""
 
     def say(self, value: Any) -> Answers:
@@ -118,7 +118,7 @@ class StoreAgreement:
                 continue
             gone = [rank for rank in range(len(keys)) if self._departures.check([str(rank)])]
             if lacking := [rank for rank in gone if not self._store.check([keys[rank]])]:
-                raise Departed(f"rank {lacking[0]} has closed")
+                raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
         """What every rank says; raises torch's DistStoreError if a rank does not come, or Departed."""
@@ -138,7 +138,7 @@ class StoreAgreement:
 def agreement(world_size: int, name: str = "resume") -> Agreement:
     """The agreement of this job's ranks that bears this name; raises FastckptError if they cannot talk yet."""
     if world_size == 1:
-        return Alone()
+        return SingleRank()
     if not dist.is_initialized():
         raise FastckptError(
             f"load_checkpoint() and resume() are agreements of all {world_size} ranks: call "

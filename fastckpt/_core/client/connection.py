@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastckpt import errors
-from fastckpt._core.client.save_results import Wish
-from fastckpt._core.client.saver_options import Wishes
-from fastckpt._core.config import Place
+from fastckpt._core.client.save_results import SaveRequest
+from fastckpt._core.client.saver_options import SaverOptions
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel
@@ -37,7 +37,7 @@ RESERVE_TIMEOUT = 600.0
 """Seconds for an answer that may wait for memory to be reserved."""
 
 
-class Link:
+class SaverClient:
     """One writer's link to the saver of its node; threads take turns.
 
     Attributes:
@@ -48,7 +48,7 @@ class Link:
         news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
     """
 
-    def __init__(self, wishes: Wishes, place: Place, address: str) -> None:
+    def __init__(self, wishes: SaverOptions, place: RankInfo, address: str) -> None:
         """Say hello; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
         self.wishes = wishes
@@ -113,7 +113,7 @@ class Link:
         self.news += [SaveId(*pair) for pair in answer.persisted]
         return answer
 
-    def committed(self, save: SaveId, wish: Wish, path: str = "") -> None:
+    def committed(self, save: SaveId, wish: SaveRequest, path: str = "") -> None:
         """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
         overtakable = wish.overtakable, wish.agreed
         self._channel.send(m.Committed(save.history, save.step, wish.persist, path, *overtakable))

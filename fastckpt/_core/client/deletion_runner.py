@@ -12,7 +12,7 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 
-class Cleaner:
+class DeletionRunner:
     """Lets a strategy see what became durable, in this process; nothing if there is none that is the user's own.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from fastckpt._core.client.job_store import job_store_if_met
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 
 
@@ -19,7 +19,7 @@ class Departures:
     whose saver knows by itself, and before a load, which several nodes need to save, there are none.
     """
 
-    def __init__(self, directory: str, place: Place) -> None:
+    def __init__(self, directory: str, place: RankInfo) -> None:
         self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
         self._place = place
         self._found: dict[int, Sequence[int]] = {}

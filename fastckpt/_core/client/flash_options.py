@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
-from fastckpt._core.client.saver_options import SecondLevel
+from fastckpt._core.client.saver_options import RemoteTierOptions
 
 logger = logging.getLogger("fastckpt")
 
@@ -19,7 +19,7 @@ class FlashOptions(TypedDict, total=False):
     global_shard_num: int
 
 
-class WriterOptions(SecondLevel, FlashOptions, total=False):
+class WriterOptions(RemoteTierOptions, FlashOptions, total=False):
     """What any checkpointer takes by name beside what it says itself."""
 
 

@@ -33,7 +33,7 @@ _OVERRUN = 600.0
 _marks: list[_Mark] = []
 _ended = [0.0]
 """Seconds that marked phases took."""
-_open: "list[Beats]" = []
+_open: "list[Heartbeat]" = []
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _only_makes_states() -> bool:
     return str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
-class Beats:
+class Heartbeat:
     """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
 
     A process that has none (other libraries' may not be torch's) says it after each save that names a newer step than

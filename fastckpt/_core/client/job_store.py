@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 
 logger = logging.getLogger("fastckpt")
 
@@ -70,7 +70,7 @@ def forgetting_addresses() -> Callable[[], None]:
     them. Nobody needs them any more once all ranks have formed the groups that this one has formed by now: call what
     is returned then.
     """
-    place = Place.from_environment()
+    place = RankInfo.from_environment()
     if place.gloo_is_lazy or not place.store_outlives_workers:
         return lambda: None
     known = [(group, store) for group, (_, store) in dist.distributed_c10d._world.pg_map.items() if store is not None]

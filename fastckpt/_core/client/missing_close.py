@@ -8,7 +8,7 @@ import weakref
 logger = logging.getLogger("fastckpt")
 
 
-class Unclosed:
+class MissingClose:
     """Warns when its owner is dropped, or the script ends, while steps are neither saved nor lost to an exception.
 
     Args:

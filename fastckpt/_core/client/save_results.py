@@ -39,7 +39,7 @@ def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | Non
 
 
 @dataclass(frozen=True)
-class Wish:
+class SaveRequest:
     """Whether a save is to be persisted, and how.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wish:
     agreed: bool = False
 
 
-TO_MEMORY, TO_DISK = Wish(), Wish(persist=True)
+TO_MEMORY, TO_DISK = SaveRequest(), SaveRequest(persist=True)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fastckpt.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SaverOptions:
     """What a checkpointer asks of the saver.
 
     Attributes:
@@ -30,7 +30,7 @@ class Wishes:
     remote_policy: dict[str, Any] = field(default_factory=dict)
 
 
-class SecondLevel(TypedDict, total=False):
+class RemoteTierOptions(TypedDict, total=False):
     """Where durable checkpoints are copied to, and what of them to keep there."""
 
     remote: str | os.PathLike[str]
@@ -43,7 +43,7 @@ def wishes(
     verify: str,
     remote: str | os.PathLike[str] = "",
     remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
-) -> Wishes:
+) -> SaverOptions:
     """What to ask of the saver; raises ConfigError for a second level that cannot be."""
     for name, given in (("deletion_strategy", strategy), ("remote_deletion_strategy", remote_deletion_strategy)):
         checked(name, given)
@@ -61,4 +61,4 @@ def wishes(
             f"{type(remote_deletion_strategy).__name__} cannot delete what is in remote={remote!r}: give a remote "
             "store, and a strategy that fastckpt has: those of users do not run where uploads are made"
         )
-    return Wishes(directory, policy, verify, location, remote_policy)
+    return SaverOptions(directory, policy, verify, location, remote_policy)

@@ -6,7 +6,7 @@ import threading
 import traceback
 from types import TracebackType
 
-from fastckpt._core.config import Place, copy_of_environment
+from fastckpt._core.config import RankInfo, copy_of_environment
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -26,7 +26,7 @@ EXPLANATION = (
 def explain_stale_addresses() -> None:
     """Have the log explain, in a restarted worker of torchrun, why its process group fails to form, or does not yet."""
     try:
-        place = Place.from_environment(copy_of_environment())  # at import
+        place = RankInfo.from_environment(copy_of_environment())  # at import
     except ConfigError:
         return  # the first checkpointer says so
     if place.agent or not place.restart_count or not place.store_outlives_workers:

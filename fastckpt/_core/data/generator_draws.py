@@ -22,7 +22,7 @@ _PYTHON: random.Random = random.random.__self__  # type: ignore[attr-defined]
 _PYTHON_STATE = id(_PYTHON) + object.__basicsize__
 
 
-class Watch:
+class DrawWatch:
     """The states of the generators before a batch is made, to see which of them it was that something was drawn from.
 
     Args:

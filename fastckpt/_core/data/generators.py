@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fastckpt._core.data.generator_draws import Watch
+from fastckpt._core.data.generator_draws import DrawWatch
 
 KINDS = ("torch", "python", "numpy")
 
@@ -30,7 +30,7 @@ def seed_generators(seed: int, kinds: Collection[str] = KINDS) -> None:
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Leave them at the end as they were at the beginning."""
-    watch = Watch((), restores=True)
+    watch = DrawWatch((), restores=True)
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ VERSION = 1
 
 
 @dataclass
-class Position:
+class DataPosition:
     """An epoch, and how many of its samples committed steps have used, on all ranks together.
 
     Attributes:
@@ -102,7 +102,7 @@ def whole(name: str, value: Any, low: int = 0, end: int = 2**63) -> int:
 class Positioned:
     """The part of a source whose whole position is one cursor: ranks have nothing of their own."""
 
-    def __init__(self, position: Position) -> None:
+    def __init__(self, position: DataPosition) -> None:
         self._position = position
 
     @property

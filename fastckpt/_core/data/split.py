@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt.errors import ConfigError
 
 
-class Rest(enum.Enum):
+class Remainder(enum.Enum):
     """What becomes of the end of an epoch, if it is less than a whole batch for every rank."""
 
     PAD = "handed out, the last row filled up from the beginning of the epoch: all ranks get equally many"
@@ -35,7 +35,7 @@ class Split:
     rank: int
     world: int
     batch: int = 1
-    rest: Rest = Rest.PAD
+    rest: Remainder = Remainder.PAD
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -47,9 +47,9 @@ class Split:
         """How many samples the step at ``cursor`` uses of an epoch of that length, on all ranks; 0 at its end."""
         left = max(length - cursor, 0)
         whole = self.world * self.batch
-        if left >= whole or self.rest is Rest.PAD or self.rest is Rest.UNEVEN:
+        if left >= whole or self.rest is Remainder.PAD or self.rest is Remainder.UNEVEN:
             return min(left, whole)
-        return left - left % self.world if self.rest is Rest.EVEN else 0
+        return left - left % self.world if self.rest is Remainder.EVEN else 0
 
     def positions(self, cursor: int, length: int) -> range:
         """This rank's part of that step, as positions in the epoch; those from ``length`` on stand for its beginning.
@@ -57,7 +57,7 @@ class Split:
         Position ``length + i`` is position ``i`` again, and so on in circles if there are more ranks than samples.
         """
         taken = self.taken(cursor, length)
-        rows = -(-taken // self.world) * self.world if self.rest is Rest.PAD else taken
+        rows = -(-taken // self.world) * self.world if self.rest is Remainder.PAD else taken
         return range(cursor + self.rank, cursor + rows, self.world)
 
     def steps(self, length: int) -> int:
@@ -71,7 +71,7 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         default = dist.get_rank(), dist.get_world_size()
     else:
-        place = Place.from_environment()
+        place = RankInfo.from_environment()
         default = place.rank, place.world_size
     return default[0] if rank is None else rank, default[1] if world is None else world
 

@@ -21,7 +21,7 @@ _END = b"PK\x05\x06"
 _END_SIZE = 22
 
 
-class Place(NamedTuple):
+class ShardLocation(NamedTuple):
     """Where an item lies in its file, in bytes: what ``.metadata`` says of it."""
 
     offset: int
@@ -38,7 +38,7 @@ class ShardPlan:
     """
 
     plan: Plan
-    places: tuple[Place, ...]
+    places: tuple[ShardLocation, ...]
 
 
 class Archives(Skeleton):
@@ -80,7 +80,7 @@ class ShardPlanner:
         self._headers = Headers()
         self._parts: list[Layout | int] = []
         self._archives = Archives((), 0, (), ())
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[ShardLocation, ...] = ()
 
     def plan(self, items: Sequence[torch.Tensor | bytes], names: Sequence[str] = ()) -> ShardPlan:
         """Plan a save of these items, in this order.
@@ -134,7 +134,7 @@ class ShardPlanner:
                 segments += [(start + offset, data) for offset, data in header.segments]
                 gaps += [Gap(start + gap.offset, gap.size) for gap in header.gaps]
                 end = start + header.length
-            places.append(Place(start, end - start))
+            places.append(ShardLocation(start, end - start))
         self._archives = Archives(tuple(segments), end, tuple(gaps), ())
         self._parts, self._places = parts, tuple(places)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastckpt._core.format.manifest import METADATA, MODEL
 from fastckpt._core.inspect.address import Address, parse
-from fastckpt._core.inspect.inventory import File, Inventory, Item, take
+from fastckpt._core.inspect.inventory import Inventory, InventoryFile, InventoryItem, take
 from fastckpt._core.storage.store import is_url
 from fastckpt.errors import BadCheckpoint, ConfigError
 
@@ -15,7 +15,7 @@ PART = ".distcp"
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointFiles:
     """A checkpoint to read.
 
     Attributes:
@@ -27,8 +27,8 @@ class Source:
     """
 
     name: str
-    files: Mapping[str, File]
-    item: Item | None = None
+    files: Mapping[str, InventoryFile]
+    item: InventoryItem | None = None
     is_file: bool = False
     unchanged: Callable[[], bool] = lambda: True
 
@@ -40,14 +40,14 @@ class Source:
                 f"again, or name one that it keeps."
             )
 
-    def file(self, name: str) -> File:
+    def file(self, name: str) -> InventoryFile:
         """A file by its name; raises ConfigError if there is none."""
         if name not in self.files:
             raise ConfigError(f"{self.name} has no file {name!r}; it has {', '.join(sorted(self.files))}")
         return self.files[name]
 
 
-def find(text: str, shm_dir: str) -> Source:
+def find(text: str, shm_dir: str) -> CheckpointFiles:
     """What ``text`` names: a file, a directory of files, or a checkpoint of a checkpoint directory.
 
     Of a step that is in memory and on storage, the one on storage is taken: it stands still. What
@@ -65,21 +65,21 @@ def find(text: str, shm_dir: str) -> Source:
     return replace(source, files=own | {METADATA: replace(own[METADATA], parts=parts)})
 
 
-def _find(text: str, shm_dir: str) -> Source:
+def _find(text: str, shm_dir: str) -> CheckpointFiles:
     address = parse(text)
     path = Path(address.location)
     if not address.explicit and not is_url(address.location):
         if path.is_file() and path.name == METADATA:
             path = path.parent
         elif path.is_file():
-            return Source(text, {path.name: File(path, path.stat().st_size)}, is_file=True)
+            return CheckpointFiles(text, {path.name: InventoryFile(path, path.stat().st_size)}, is_file=True)
         if files := _plain(path):
-            return Source(text, files)
+            return CheckpointFiles(text, files)
     item = choose(take(address.location, shm_dir), address)
-    return Source(text, item.files, item, unchanged=item.unchanged)
+    return CheckpointFiles(text, item.files, item, unchanged=item.unchanged)
 
 
-def choose(inventory: Inventory, address: Address) -> Item:
+def choose(inventory: Inventory, address: Address) -> InventoryItem:
     """The newest whole checkpoint that an address fits."""
     fitting = [item for item in inventory.items if fits(item, address)]
     whole = [item for item in fitting if item.state == "whole"]
@@ -94,7 +94,7 @@ def choose(inventory: Inventory, address: Address) -> Item:
     )
 
 
-def fits(item: Item, address: Address) -> bool:
+def fits(item: InventoryItem, address: Address) -> bool:
     """Whether an address may mean a checkpoint."""
     return (
         address.step in (None, item.step)
@@ -103,11 +103,11 @@ def fits(item: Item, address: Address) -> bool:
     )
 
 
-def _plain(path: Path) -> dict[str, File]:
+def _plain(path: Path) -> dict[str, InventoryFile]:
     """The files of a directory that is itself a checkpoint, or a slot; {} for a checkpoint directory."""
     if (path / ".fastckpt").is_dir() or not path.is_dir():
         return {}
     names = [name for name in (MODEL, METADATA) if (path / name).is_file()]
     names += sorted(found.name for found in path.glob(f"*{PART}")) if METADATA in names else []
     names += sorted(found.name for found in path.glob("*.pt") if found.name != MODEL and found.is_file())
-    return {name: File(path / name, (path / name).stat().st_size) for name in names}
+    return {name: InventoryFile(path / name, (path / name).stat().st_size) for name in names}

@@ -21,7 +21,7 @@ _LARGEST = 100_000_000
 _NAMES = {code: name for name, code in SAFETENSORS.items()}
 
 
-class Contents(Protocol):
+class FileContents(Protocol):
     """What can be read of a file without running any code that it names."""
 
     def state(self) -> Any:
@@ -37,7 +37,7 @@ class Contents(Protocol):
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
 
 
-def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> Contents:
+def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> FileContents:
     """What lies in an open file, which stays the caller's to close.
 
     Args:

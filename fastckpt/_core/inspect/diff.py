@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
-from fastckpt._core.inspect.tree import Entry, Group, Tree
+from fastckpt._core.inspect.tree import Group, Tree, TreeEntry
 from fastckpt._core.inspect.values import StateFile
 from fastckpt.errors import BadCheckpoint
 
@@ -113,7 +113,7 @@ class Difference:
         return bool(self.only_a or self.only_b or self.changes or self.tensors)
 
 
-def diff_files(a: File, b: File) -> Difference:
+def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
     """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
     How tensors lie in their storages, which storages they share, and on which device they were does not count.
@@ -139,12 +139,12 @@ def diff_files(a: File, b: File) -> Difference:
         return Difference(difference.only_a, difference.only_b, difference.changes, difference.tensors, compared)
 
 
-def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], Entry]:
+def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], TreeEntry]:
     """Entries by what tells keys apart: 1, True and "1" are three."""
     return {tuple(map(repr, entry.keys)): entry for entry in tree}
 
 
-def _changes(a: Entry, b: Entry) -> list[Change]:
+def _changes(a: TreeEntry, b: TreeEntry) -> list[Change]:
     if a.type != b.type:
         return [Change(a.name, "type", a.type, b.type), *_shape_change(a, b)]
     if isinstance(a.value, Group):
@@ -159,7 +159,7 @@ def _value_change(name: str, a: str, b: str) -> list[Change]:
     return [Change(name, "value", a, b)] if a != b else []
 
 
-def _shape_change(a: Entry, b: Entry) -> list[Change]:
+def _shape_change(a: TreeEntry, b: TreeEntry) -> list[Change]:
     shapes = [getattr(entry.value, "shape", None) for entry in (a, b)]
     if None in shapes or shapes[0] == shapes[1]:
         return []
@@ -170,7 +170,7 @@ def _cross(shape: Any) -> str:
     return str(list(shape))
 
 
-def _distance(left: StateFile, right: StateFile, a: Entry, b: Entry) -> Distance | None:
+def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> Distance | None:
     """None where there is nothing to compare: no tensors, or of two shapes, or without elements."""
     if not isinstance(a.value, Tensor) or not isinstance(b.value, Tensor) or a.value.shape != b.value.shape:
         return None

@@ -30,7 +30,7 @@ class Chunk:
     extent: Extent
 
 
-class Piece(Archive):
+class DistributedPiece(Archive):
     """One archive, taken out of its file."""
 
     def state(self) -> Any:
@@ -87,9 +87,9 @@ class Distributed:
         return chunks[0]
 
     @contextmanager
-    def piece(self, chunk: Chunk) -> Iterator[Piece]:
+    def piece(self, chunk: Chunk) -> Iterator[DistributedPiece]:
         """The archive of a chunk; raises BadCheckpoint if it is not there, or damaged."""
-        yield Piece(io.BytesIO(self.read(chunk)), f"{chunk.file} at {chunk.extent.offset}")
+        yield DistributedPiece(io.BytesIO(self.read(chunk)), f"{chunk.file} at {chunk.extent.offset}")
 
     def read(self, chunk: Chunk) -> bytearray:
         """The bytes of the archive of a chunk."""

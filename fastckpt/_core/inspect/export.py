@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.values import StateFile
 from fastckpt._core.storage.io.durable import explained, sync_directory
 from fastckpt._core.storage.reading import digest_of, open_file
@@ -43,7 +43,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
-class Order:
+class ExportOrder:
     """What is wanted.
 
     Attributes:
@@ -57,7 +57,7 @@ class Order:
     force: bool = False
 
 
-def export_file(source: File, out: Path, order: Order, check: Callable[[], None]) -> None:
+def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Callable[[], None]) -> None:
     """Write the state in a torch.save file to ``out``, durably; ``out`` is there whole or not at all.
 
     The source is compared with its digest, then mapped, not read into memory; one at a URL is downloaded beside ``out``
@@ -92,7 +92,7 @@ def export_file(source: File, out: Path, order: Order, check: Callable[[], None]
 
 
 @contextmanager
-def _at_hand(source: File, copy: Path) -> Iterator[Path]:
+def _at_hand(source: InventoryFile, copy: Path) -> Iterator[Path]:
     """A local file with the undamaged bytes of the source, for as long as it is needed."""
     for file in (source, *source.parts.values()):
         if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
@@ -135,7 +135,7 @@ def _load(source: Path | BinaryIO) -> Any:
         ) from error
 
 
-def _gathered(source: File) -> Any:
+def _gathered(source: InventoryFile) -> Any:
     """The state in the chunks of a DCP checkpoint, whole, in memory."""
     with StateFile(source) as file:
         return file.gathered(_load)

@@ -13,15 +13,15 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, NAME
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
-from fastckpt._core.memory.census import Entry, State, census
+from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.policy.resume import TIERS
 from fastckpt._core.storage.local.commit import ours
-from fastckpt._core.storage.local.foreign_files import Foreign, foreign
-from fastckpt._core.storage.local.identity import Identity
+from fastckpt._core.storage.local.foreign_files import ForeignFiles, foreign
+from fastckpt._core.storage.local.identity import DirectoryIdentity
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.stored import Stored, read_manifest
 from fastckpt._core.storage.reading import read_text
-from fastckpt._core.storage.store import Kept, as_path, is_url, normalised, open_store
+from fastckpt._core.storage.store import StoredCheckpoint, as_path, is_url, normalised, open_store
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 WHOLE, WRITING, INCOMPLETE = "whole", "writing", "incomplete"
@@ -32,7 +32,7 @@ _ID = re.compile(r"step (?P<step>\d{1,19}) of history (?P<history>\d{1,19}): ")
 
 
 @dataclass(frozen=True)
-class File:
+class InventoryFile:
     """One file of a checkpoint: its path or URL, and what was recorded of it ("" for a digest that was not).
 
     Of a ``.metadata`` of DCP, ``parts`` are the files that have what it describes, by name.
@@ -41,7 +41,7 @@ class File:
     path: Path | str
     size: int
     digest: str = ""
-    parts: Mapping[str, "File"] = field(default_factory=dict, compare=False)
+    parts: Mapping[str, "InventoryFile"] = field(default_factory=dict, compare=False)
 
     @property
     def has_parts(self) -> bool:
@@ -50,7 +50,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Item:
+class InventoryItem:
     """A checkpoint, or what is left of one, in one tier.
 
     Attributes:
@@ -77,7 +77,7 @@ class Item:
     path: Path | str
     step: int | None = None
     history: int | None = None
-    files: Mapping[str, File] = field(default_factory=dict)
+    files: Mapping[str, InventoryFile] = field(default_factory=dict)
     time: float | None = None
     world: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -106,21 +106,21 @@ class Inventory:
     """What a directory holds, newest first; and the arenas that hold what is in memory."""
 
     location: str
-    items: list[Item]
-    arenas: list[Entry]
+    items: list[InventoryItem]
+    arenas: list[ArenaEntry]
 
     @property
-    def whole(self) -> list[Item]:
+    def whole(self) -> list[InventoryItem]:
         """What counts."""
         return [item for item in self.items if item.state == WHOLE]
 
     @property
-    def in_use(self) -> list[Entry]:
+    def in_use(self) -> list[ArenaEntry]:
         """The arenas of live jobs."""
-        return [arena for arena in self.arenas if arena.state is State.IN_USE]
+        return [arena for arena in self.arenas if arena.state is ArenaState.IN_USE]
 
     @property
-    def foreign(self) -> list[Foreign]:
+    def foreign(self) -> list[ForeignFiles]:
         """Checkpoints that something else wrote, where there is none of ours; none at a URL, which is not searched."""
         return [] if self.items or is_url(self.location) else foreign(Path(self.location))
 
@@ -163,7 +163,7 @@ def place_of(location: str) -> Path | str:
 # --- storage
 
 
-def _durable(location: str, tier: str) -> list[Item]:
+def _durable(location: str, tier: str) -> list[InventoryItem]:
     with closing(open_store(location)) as store:
         scan = store.scan()
     items = [_stored(stored) for stored in scan.distinct]
@@ -174,17 +174,19 @@ def _durable(location: str, tier: str) -> list[Item]:
     return [replace(item, tier=tier) for item in items]
 
 
-def _stored(stored: Kept) -> Item:
+def _stored(stored: StoredCheckpoint) -> InventoryItem:
     manifest = stored.manifest
     missing = missing_of(manifest)
-    return Item(
+    return InventoryItem(
         tier="storage",
         state=INCOMPLETE if missing else WHOLE,
         why=lacks(missing, manifest.world_size) if missing else "",
         path=stored.path,
         step=manifest.id.step,
         history=manifest.id.history,
-        files={entry.name: File(_where(stored, entry.name), entry.size, entry.digest) for entry in manifest.files},
+        files={
+            entry.name: InventoryFile(_where(stored, entry.name), entry.size, entry.digest) for entry in manifest.files
+        },
         time=manifest.time,
         world=manifest.world_size,
         details=manifest.details,
@@ -193,60 +195,60 @@ def _stored(stored: Kept) -> Item:
     )
 
 
-def _is_there(stored: Kept) -> bool:
+def _is_there(stored: StoredCheckpoint) -> bool:
     if isinstance(stored, Stored):
         return ours(stored.place) == stored.manifest
     return read_text(str(stored.place), NAME) is not None
 
 
-def _where(stored: Kept, name: str) -> Path | str:
+def _where(stored: StoredCheckpoint, name: str) -> Path | str:
     return stored.path_of(name) if isinstance(stored, Stored) else f"{stored.place}/{name}"
 
 
-def _bad(state: str, path: Path | str, why: str) -> Item:
+def _bad(state: str, path: Path | str, why: str) -> InventoryItem:
     if isinstance(path, str):
         match = _URL.search(path)
         step, history = (int(match[n]) if match else None for n in ("step", "history"))
-        return Item("storage", state, why, path, step, history)
+        return InventoryItem("storage", state, why, path, step, history)
     try:
         manifest = read_manifest(path)
     except BadCheckpoint:
         manifest = None
     if manifest is not None:
-        files = {entry.name: File(path / entry.name, entry.size, entry.digest) for entry in manifest.files}
+        files = {entry.name: InventoryFile(path / entry.name, entry.size, entry.digest) for entry in manifest.files}
         id, time, world = manifest.id, manifest.time, manifest.world_size
-        return Item("storage", state, why, path, id.step, id.history, files, time, world, manifest.details)
+        return InventoryItem("storage", state, why, path, id.step, id.history, files, time, world, manifest.details)
     match = _ID.match(why) or _NUMBERS.fullmatch(path.name)
     step, history = (int(match[n]) if match and match[n] else None for n in ("step", "history"))
-    return Item("storage", state, why, path, step, history)
+    return InventoryItem("storage", state, why, path, step, history)
 
 
-def _being_gathered(directory: Path) -> Iterator[Item]:
+def _being_gathered(directory: Path) -> Iterator[InventoryItem]:
     """What nodes have written of checkpoints of which others have not written theirs yet."""
     for id, path in Layout(directory).parts():
         nodes = sorted(part.stem.removeprefix("part-") for part in path.glob("part-*.json"))
         why = (
             f"other nodes than {', '.join(nodes)} have not written their parts yet" if nodes else "no node is done yet"
         )
-        yield Item("storage", WRITING, why, path, id.step, id.history)
+        yield InventoryItem("storage", WRITING, why, path, id.step, id.history)
 
 
 # --- memory
 
 
-def _census(shm_dir: Path) -> list[Entry]:
+def _census(shm_dir: Path) -> list[ArenaEntry]:
     try:
         return census(shm_dir)
     except FileNotFoundError:
         return []
 
 
-def _identity(location: str) -> Identity:
+def _identity(location: str) -> DirectoryIdentity:
     with closing(open_store(location)) as store:
         return store.identity()
 
 
-def _in_memory(arenas: list[Entry], identity: Identity) -> Iterator[Item]:
+def _in_memory(arenas: list[ArenaEntry], identity: DirectoryIdentity) -> Iterator[InventoryItem]:
     for arena in arenas:
         for slot in slots_of(arena.path):
             item = _slot(slot, ours=arena.claim.is_of(*identity))
@@ -254,7 +256,7 @@ def _in_memory(arenas: list[Entry], identity: Identity) -> Iterator[Item]:
                 yield item
 
 
-def _slot(slot: Path, *, ours: bool) -> Item | None:
+def _slot(slot: Path, *, ours: bool) -> InventoryItem | None:
     """What a slot holds, read while its owner may be at work; None if nothing."""
     for _ in range(10):
         before = slots.read(slot)
@@ -264,14 +266,17 @@ def _slot(slot: Path, *, ours: bool) -> Item | None:
     return item
 
 
-def _of_records(slot: Path, records: slots.Records, *, ours: bool) -> Item | None:
+def _of_records(slot: Path, records: slots.Records, *, ours: bool) -> InventoryItem | None:
     if records.begin is None:
         return None
     id, world = records.begin.id, None
-    files: dict[str, File] = {}
+    files: dict[str, InventoryFile] = {}
     details: dict[str, Any] = {}
     if records.committed is not None:
-        files = {name: File(slot / name, size, records.digests.get(name, "")) for name, size in records.files.items()}
+        files = {
+            name: InventoryFile(slot / name, size, records.digests.get(name, ""))
+            for name, size in records.files.items()
+        }
         details = records.details
         world = details["world_size"] if type(details.get("world_size")) is int else None
     state, why = _verdict(slot, records, ours=ours)
@@ -280,7 +285,7 @@ def _of_records(slot: Path, records: slots.Records, *, ours: bool) -> Item | Non
         now = slots.read(slot)
         return (now.begin, now.done) == (records.begin, records.done)
 
-    return Item("memory", state, why, slot, id.step, id.history, files, _time(slot), world, details, unchanged)
+    return InventoryItem("memory", state, why, slot, id.step, id.history, files, _time(slot), world, details, unchanged)
 
 
 def _verdict(slot: Path, records: slots.Records, *, ours: bool) -> tuple[str, str]:

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 from contextlib import closing
 
-from fastckpt._core.inspect.inventory import Inventory, Item
+from fastckpt._core.inspect.inventory import Inventory, InventoryItem
 from fastckpt._core.policy.lineage import kept, past
-from fastckpt._core.policy.retention import Entry, KeepAll, KeepAny, KeepBest, Policy, measured
+from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepBest, Policy, RetentionEntry, measured
 from fastckpt._core.storage.store import open_store
 from fastckpt.errors import ConfigError
 
@@ -23,7 +23,7 @@ def keep_best(text: str) -> KeepBest:
 
 def divide(
     inventory: Inventory, policies: Sequence[Policy], dropped: Collection[int] = (), *, tier: str = "storage"
-) -> tuple[list[Item], list[Item]]:
+) -> tuple[list[InventoryItem], list[InventoryItem]]:
     """The whole checkpoints on storage, or in another tier: those that some policy keeps, and the others.
 
     The newest is always kept.
@@ -39,7 +39,9 @@ def divide(
         raise ConfigError("say what to keep: --keep-last, --keep-every, --keep-minutes or --keep-best")
     stored = [item for item in inventory.whole if item.tier == tier]
     entries = [
-        Entry(item.id, item.time or 0.0, measured(item.details.get("metrics")), past(item.details, item.parent))
+        RetentionEntry(
+            item.id, item.time or 0.0, measured(item.details.get("metrics")), past(item.details, item.parent)
+        )
         for item in stored
         if item.id is not None
     ]
@@ -50,7 +52,7 @@ def divide(
     return [item for item in stored if item.id in keep], [item for item in stored if item.id not in keep]
 
 
-def _check_metrics(policies: Sequence[Policy], entries: Sequence[Entry]) -> None:
+def _check_metrics(policies: Sequence[Policy], entries: Sequence[RetentionEntry]) -> None:
     """Refuse to keep the best by what was never measured: all but the newest would be deleted."""
     there = sorted({name for entry in entries for name in entry.metrics})
     for policy in policies:
@@ -62,7 +64,7 @@ def _check_metrics(policies: Sequence[Policy], entries: Sequence[Entry]) -> None
             )
 
 
-def _check_dropped(dropped: Collection[int], entries: Sequence[Entry]) -> None:
+def _check_dropped(dropped: Collection[int], entries: Sequence[RetentionEntry]) -> None:
     there = sorted({entry.id[0] for entry in entries})
     for history in dropped:
         if history not in there:
@@ -74,7 +76,7 @@ def _check_dropped(dropped: Collection[int], entries: Sequence[Entry]) -> None:
             )
 
 
-def delete(location: str, items: Sequence[Item]) -> None:
+def delete(location: str, items: Sequence[InventoryItem]) -> None:
     """Remove checkpoints at a path or URL, oldest first; each is gone as a whole or not at all, whenever this ends.
 
     What a running job publishes meanwhile, or deletes by itself, is no trouble.

@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """One name of a state.
 
     Attributes:
@@ -55,7 +55,7 @@ class Entry:
         return "global" if isinstance(self.value, type) else type(self.value).__name__
 
 
-Tree: TypeAlias = list[Entry]
+Tree: TypeAlias = list[TreeEntry]
 
 
 def read_tree(file: BinaryIO, name: str) -> Tree:
@@ -88,15 +88,15 @@ class _Walk:
             raise BadCheckpoint(f"the state in {self._name} has more than {MOST} entries")
         children = _children(node)
         if children is None:
-            return [Entry(keys, node)]
+            return [TreeEntry(keys, node)]
         if id(node) in above:
-            return [Entry(keys, Object("a container that holds itself"))]
+            return [TreeEntry(keys, Object("a container that holds itself"))]
         held = [entry for key, child in children for entry in self.walk((*keys, key), child, (*above, id(node)))]
         if not isinstance(node, Object):
-            return [Entry(keys, Group(type(node).__name__, len(children))), *held]
+            return [TreeEntry(keys, Group(type(node).__name__, len(children))), *held]
         if not any(isinstance(entry.value, Tensor) for entry in held):
-            return [Entry(keys, node)]
-        return [Entry(keys, Group(node.name, len(children))), *held]
+            return [TreeEntry(keys, node)]
+        return [TreeEntry(keys, Group(node.name, len(children))), *held]
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:

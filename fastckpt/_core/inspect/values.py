@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import torch
 
 from fastckpt._core.inspect.archive import Extent
-from fastckpt._core.inspect.contents import Contents, contents
+from fastckpt._core.inspect.contents import FileContents, contents
 from fastckpt._core.inspect.distcp_state import Distributed, nested
-from fastckpt._core.inspect.inventory import File
+from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
 from fastckpt._core.inspect.tree import Tree, tree_of
 from fastckpt._core.storage.reading import digest_of, open_file
@@ -29,7 +29,7 @@ _PACKED = ("quint4x2", "quint2x4")
 class Elements:
     """The elements of tensors in what was read of a file, which ``path`` names in errors."""
 
-    def __init__(self, contents: Contents, path: str) -> None:
+    def __init__(self, contents: FileContents, path: str) -> None:
         self._contents, self._path = contents, path
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
@@ -83,7 +83,7 @@ class StateFile(AbstractContextManager["StateFile"]):
         BadCheckpoint: It is not there, or damaged.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: InventoryFile) -> None:
         self.path = path = str(file.path)
         self._file = open_file(file.path, file.size)
         try:
@@ -93,7 +93,7 @@ class StateFile(AbstractContextManager["StateFile"]):
             self._file.close()
             raise
 
-    def _look(self, file: File) -> tuple["Elements | Chunks", Any]:
+    def _look(self, file: InventoryFile) -> tuple["Elements | Chunks", Any]:
         if file.has_parts:
             whole = Distributed(self._file, self.path, lambda name: _part(file, name))
             return Chunks(whole), whole.state()
@@ -185,7 +185,7 @@ def _room(tensor: Tensor, name: str) -> torch.Tensor:
         ) from error
 
 
-def _part(file: File, name: str) -> BinaryIO:
+def _part(file: InventoryFile, name: str) -> BinaryIO:
     """Open a file beside ``.metadata``."""
     if name not in file.parts:
         raise BadCheckpoint(f"{file.path} names {name}, which is not there; several nodes keep theirs each in memory")

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from fastckpt._core.inspect.address import Address
 from fastckpt._core.inspect.checkpoint_files import fits
-from fastckpt._core.inspect.inventory import DAMAGED, INCOMPLETE, WHOLE, File, Inventory, Item, place_of
+from fastckpt._core.inspect.inventory import (
+    DAMAGED,
+    INCOMPLETE,
+    WHOLE,
+    Inventory,
+    InventoryFile,
+    InventoryItem,
+    place_of,
+)
 from fastckpt._core.storage.local.layout import TRACKER
 from fastckpt._core.storage.reading import digest_of, read_text
 from fastckpt._core.storage.store import open_store
@@ -32,7 +40,7 @@ class Finding:
         found: The digest of what is there; "" if it was not read to its end.
     """
 
-    item: Item | None
+    item: InventoryItem | None
     path: Path | str
     verdict: str
     why: str = ""
@@ -40,7 +48,7 @@ class Finding:
     found: str = ""
 
 
-def select(inventory: Inventory, address: Address, *, everything: bool) -> list[Item]:
+def select(inventory: Inventory, address: Address, *, everything: bool) -> list[InventoryItem]:
     """What an address asks to be checked; without a step the newest whole checkpoint, and what is seen to be bad.
 
     Raises:
@@ -64,14 +72,14 @@ def select(inventory: Inventory, address: Address, *, everything: bool) -> list[
     return chosen or items
 
 
-def verify_all(inventory: Inventory, items: list[Item], *, tracker: bool) -> list[Finding]:
+def verify_all(inventory: Inventory, items: list[InventoryItem], *, tracker: bool) -> list[Finding]:
     """Check checkpoints, and the tracker if it is asked for."""
     findings = [finding for item in items for finding in verify(item)]
     last = verify_tracker(inventory) if tracker else None
     return [*findings, last] if last else findings
 
 
-def verify(item: Item) -> Iterator[Finding]:
+def verify(item: InventoryItem) -> Iterator[Finding]:
     """Check the files of a whole checkpoint, one after the other; the others are bad as they are."""
     if item.state != WHOLE:
         yield Finding(item, item.path, BAD, item.why)
@@ -80,7 +88,7 @@ def verify(item: Item) -> Iterator[Finding]:
         yield check(item, file)
 
 
-def check(item: Item, file: File) -> Finding:
+def check(item: InventoryItem, file: InventoryFile) -> Finding:
     """Check one file of a whole checkpoint."""
     try:
         found = digest_of(file.path, file.size)
@@ -95,7 +103,7 @@ def check(item: Item, file: File) -> Finding:
     return Finding(item, file.path, GOOD, "", file.digest, found)
 
 
-def _unless_changed(item: Item, finding: Finding) -> Finding:
+def _unless_changed(item: InventoryItem, finding: Finding) -> Finding:
     if item.unchanged():
         return finding
     return Finding(

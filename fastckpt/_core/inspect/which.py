@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastckpt._core.format.completeness import lacks, missing_files
-from fastckpt._core.inspect.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, Item
+from fastckpt._core.inspect.inventory import DAMAGED, INCOMPLETE, QUARANTINED, WHOLE, Inventory, InventoryItem
 from fastckpt._core.inspect.verify import BAD, verify
-from fastckpt._core.policy.resume import Candidate, choose
+from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt._core.storage.local.foreign_files import foreign
 from fastckpt._core.storage.store import is_url
 
@@ -14,7 +14,7 @@ RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
 
 
 @dataclass(frozen=True)
-class Decision:
+class SlotDecision:
     """What a launch would do.
 
     Attributes:
@@ -24,11 +24,11 @@ class Decision:
     """
 
     outcome: str
-    choice: Item | None
-    others: list[tuple[Item, str]]
+    choice: InventoryItem | None
+    others: list[tuple[InventoryItem, str]]
 
 
-def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
+def decide(inventory: Inventory, *, verifies: bool = False) -> SlotDecision:
     """Choose as a resume of as many ranks as saved would.
 
     Args:
@@ -37,7 +37,7 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
     """
     objections = {id(item): _objection(item) for item in inventory.items}
     candidates = {_candidate(item): item for item in inventory.items if not objections[id(item)]}
-    excluded: set[Candidate] = set()
+    excluded: set[CheckpointLocation] = set()
     while (choice := choose([candidates], excluded)) is not None:
         bad = _bad_files(candidates[choice[0]]) if verifies else ""
         if not bad:
@@ -46,10 +46,10 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> Decision:
         objections[id(candidates[choice[0]])] = bad
     chosen = candidates[choice[0]] if choice else None
     others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
-    return Decision(_outcome(inventory, chosen), chosen, others)
+    return SlotDecision(_outcome(inventory, chosen), chosen, others)
 
 
-def _objection(item: Item) -> str:
+def _objection(item: InventoryItem) -> str:
     """Why no resume takes a checkpoint; empty if one may."""
     if item.state == INCOMPLETE:
         return item.why
@@ -62,21 +62,21 @@ def _objection(item: Item) -> str:
     return lacks(missing, world) if missing else ""
 
 
-def _bad_files(item: Item) -> str:
+def _bad_files(item: InventoryItem) -> str:
     return "; ".join(f"damaged: {found.path}: {found.why}" for found in verify(item) if found.verdict == BAD)
 
 
-def _rank(item: Item, chosen: Item | None) -> str:
+def _rank(item: InventoryItem, chosen: InventoryItem | None) -> str:
     if chosen is None:
         return ""
     return f"{chosen.tier} is nearer than {item.tier}" if item.id == chosen.id else "older"
 
 
-def _candidate(item: Item) -> Candidate:
-    return Candidate(item.history or 0, item.step or 0, item.tier)
+def _candidate(item: InventoryItem) -> CheckpointLocation:
+    return CheckpointLocation(item.history or 0, item.step or 0, item.tier)
 
 
-def _outcome(inventory: Inventory, chosen: Item | None) -> str:
+def _outcome(inventory: Inventory, chosen: InventoryItem | None) -> str:
     if chosen is not None:
         return RESUME
     # What was never whole, or belongs to another directory, does not keep a job from starting afresh.

@@ -15,7 +15,7 @@ from typing import Self
 
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.memory import presence
-from fastckpt._core.memory.directory_claim import Claim
+from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.headroom import RESERVE, Headroom, headroom
 from fastckpt._core.memory.locks import close_lock, is_named, open_lock, try_exclusive
 from fastckpt._core.memory.ownership import OWNER, Owner, make_private, own, refuse
@@ -55,7 +55,7 @@ class Arena:
         self.slots = slots_of(path)
         self.adopted = bool(self.slots)
         self._owner = owner
-        self.claim = Claim.read(path)
+        self.claim = DirectoryClaim.read(path)
         self._lock = lock
 
     @classmethod
@@ -130,9 +130,9 @@ class Arena:
         if mark and ours:
             self.saw(mark)
         elif mark:
-            self._set(Claim(seen=mark, inode=inode))
+            self._set(DirectoryClaim(seen=mark, inode=inode))
         elif not (ours and self.claim.due):  # what was seen in it once is never written there again
-            self._set(Claim(wanted=secrets.token_hex(16), inode=inode))
+            self._set(DirectoryClaim(wanted=secrets.token_hex(16), inode=inode))
         return ours
 
     def saw(self, mark: str) -> None:
@@ -140,7 +140,7 @@ class Arena:
         if mark != self.claim.seen:
             self._set(replace(self.claim, seen=mark))
 
-    def _set(self, claim: Claim) -> None:
+    def _set(self, claim: DirectoryClaim) -> None:
         if self.is_there():  # else `restore` will write it
             claim.write(self.path)
         self.claim = claim

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import erase, slots_of
-from fastckpt._core.memory.directory_claim import Claim
+from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.memory.locks import (
     close_lock,
     is_named,
@@ -34,7 +34,7 @@ logger = logging.getLogger("fastckpt")
 _ARENA = re.compile(r"fastckpt-(\d{1,10})-[0-9a-f]{16}(\.removed-[0-9a-f]{8})?")
 
 
-class State(enum.StrEnum):
+class ArenaState(enum.StrEnum):
     """Whether somebody owns what lies there.
 
     LEFT_BEHIND is nobody's: a launch with its checkpoint directory adopts it. OLD_BOOT is of an earlier boot: worth
@@ -48,7 +48,7 @@ class State(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArenaEntry:
     """An arena; or the telemetry block of one that is gone.
 
     Attributes:
@@ -64,11 +64,11 @@ class Entry:
     """
 
     path: Path
-    state: State
+    state: ArenaState
     uid: int
     size: int = 0
     directory: str = ""
-    claim: Claim = field(default_factory=Claim)
+    claim: DirectoryClaim = field(default_factory=DirectoryClaim)
     owner: Process | None = None
     writers: tuple[Process, ...] = ()
     slots: dict[str, SaveId | None] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Entry:
         return max((save for save in self.slots.values() if save is not None), default=None)
 
 
-def census(shm_dir: Path) -> list[Entry]:
+def census(shm_dir: Path) -> list[ArenaEntry]:
     """All arenas under ``shm_dir``, and this user's telemetry blocks whose arena is gone; changes nothing.
 
     Raises:
@@ -94,7 +94,7 @@ def census(shm_dir: Path) -> list[Entry]:
     return [entry for entry in (*arenas, *_stray_blocks(shm_dir)) if entry is not None]
 
 
-def clean(entry: Entry, *, force: bool = False) -> None:
+def clean(entry: ArenaEntry, *, force: bool = False) -> None:
     """Remove what is nobody's.
 
     Args:
@@ -105,7 +105,7 @@ def clean(entry: Entry, *, force: bool = False) -> None:
         ArenaInUse: It is somebody's, or changed since the census.
         FastckptError: It holds a checkpoint, and ``force`` was not given.
     """
-    if entry.state in (State.IN_USE, State.FOREIGN):
+    if entry.state in (ArenaState.IN_USE, ArenaState.FOREIGN):
         raise ArenaInUse(f"{entry.path} is {entry.state}; it is not removed")
     if entry.newest is not None and not force:
         raise FastckptError(
@@ -131,8 +131,8 @@ def sweep(shm_dir: Path) -> None:
     """Remove this user's arenas of earlier boots, and those in the middle of whose removal a process died."""
     with suppress(OSError):
         for entry in census(shm_dir):
-            worthless = entry.state is State.OLD_BOOT or (
-                entry.state is State.LEFT_BEHIND and entry.is_arena and entry.path.suffix
+            worthless = entry.state is ArenaState.OLD_BOOT or (
+                entry.state is ArenaState.LEFT_BEHIND and entry.is_arena and entry.path.suffix
             )
             if worthless:
                 with suppress(FastckptError, OSError):
@@ -149,23 +149,23 @@ def _lock(lock: int, path: Path, locks: ExitStack) -> int:
     return lock
 
 
-def _arena(path: Path, *, locked: bool = False) -> Entry | None:
+def _arena(path: Path, *, locked: bool = False) -> ArenaEntry | None:
     """What lies at ``path``, of which the caller may have all locks; None if it is gone."""
     try:
         status = path.lstat()
     except OSError:
         return None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        return Entry(path, State.FOREIGN, status.st_uid)
+        return ArenaEntry(path, ArenaState.FOREIGN, status.st_uid)
     record = read_record(path / OWNER)
     owner = Process.from_record(record)
-    return Entry(
+    return ArenaEntry(
         path,
-        State.IN_USE if not locked and _is_in_use(path) else _unowned(owner),
+        ArenaState.IN_USE if not locked and _is_in_use(path) else _unowned(owner),
         status.st_uid,
         _memory(path),
         str(record.get("directory", "")),
-        Claim.read(path),
+        DirectoryClaim.read(path),
         owner,
         tuple(process for _, process in signed(path) if process.is_alive()),
         {slot.name: _held(slot) for slot in slots_of(path)},
@@ -188,8 +188,8 @@ def _is_locked(path: Path, take: Callable[[int], bool]) -> bool:
         close_lock(lock)
 
 
-def _unowned(owner: Process | None) -> State:
-    return State.OLD_BOOT if owner is not None and owner.boot != boot_id() else State.LEFT_BEHIND
+def _unowned(owner: Process | None) -> ArenaState:
+    return ArenaState.OLD_BOOT if owner is not None and owner.boot != boot_id() else ArenaState.LEFT_BEHIND
 
 
 def _held(slot: Path) -> SaveId | None:
@@ -210,7 +210,7 @@ def _blocks_of(file: Path) -> int:
         return 0
 
 
-def _stray_blocks(shm_dir: Path) -> Iterator[Entry]:
+def _stray_blocks(shm_dir: Path) -> Iterator[ArenaEntry]:
     """Telemetry blocks of this user whose arena under ``shm_dir`` is gone."""
     prefix = telemetry_name(shm_dir / f"fastckpt-{os.getuid()}-").strip("/")
     for name in names_in(BLOCKS):
@@ -220,5 +220,5 @@ def _stray_blocks(shm_dir: Path) -> Iterator[Entry]:
             continue
         with suppress(FileNotFoundError):  # its job has just ended
             uid = path.lstat().st_uid
-            state = State.IN_USE if _is_locked(path, try_exclusive) else State.LEFT_BEHIND
-            yield Entry(path, state if uid == os.getuid() else State.FOREIGN, uid, _memory(path))
+            state = ArenaState.IN_USE if _is_locked(path, try_exclusive) else ArenaState.LEFT_BEHIND
+            yield ArenaEntry(path, state if uid == os.getuid() else ArenaState.FOREIGN, uid, _memory(path))

@@ -10,7 +10,7 @@ _LARGEST = 1 << 64
 
 
 @dataclass(frozen=True)
-class Claim:
+class DirectoryClaim:
     """By what the directory of this memory is known: by its mark, or by the one that it is to get.
 
     A directory that is full or read-only when it is first used cannot be marked. Until it is, the claim in the arena
@@ -42,7 +42,7 @@ class Claim:
         return self.unnamed and not mark
 
     @classmethod
-    def read(cls, arena: Path) -> "Claim":
+    def read(cls, arena: Path) -> "DirectoryClaim":
         """What an arena says; an empty claim if it says nothing."""
         record = read_record(arena / CLAIM)
         wanted, inode = record.get("mark"), record.get("inode")

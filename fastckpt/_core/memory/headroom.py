@@ -19,7 +19,7 @@ LEAST, ENOUGH = 20, 2
 ON_DISK = "keep checkpoints in files on a disk with --fast-no-memory (without fastckpt-run: FASTCKPT_MEMORY=off)"
 
 
-class Limit(enum.Enum):
+class MemoryLimit(enum.Enum):
     """What sets the limit."""
 
     TMPFS = enum.auto()
@@ -35,7 +35,7 @@ class Headroom:
     free: int
     total: int
     limit: str
-    kind: Limit
+    kind: MemoryLimit
 
     def __str__(self) -> str:
         return f"{self.limit} has {binary(self.free)} free of {binary(self.total)}"
@@ -43,17 +43,17 @@ class Headroom:
     @property
     def medium(self) -> str:
         """What it is a limit on."""
-        return "the disk" if self.kind is Limit.DISK else "shared memory"
+        return "the disk" if self.kind is MemoryLimit.DISK else "shared memory"
 
     def remedies(self, lacking: int) -> str:
         """What a user can do so that ``lacking`` bytes more can be taken."""
         raised = {
-            Limit.TMPFS: f"Enlarge it ({_as_large_as(self.total + lacking, self.limit)})",
-            Limit.DISK: "Free some of it",
-            Limit.HOST: "End what takes it",
-            Limit.CGROUP: "Raise it (docker: --memory; Kubernetes: resources.limits.memory)",
+            MemoryLimit.TMPFS: f"Enlarge it ({_as_large_as(self.total + lacking, self.limit)})",
+            MemoryLimit.DISK: "Free some of it",
+            MemoryLimit.HOST: "End what takes it",
+            MemoryLimit.CGROUP: "Raise it (docker: --memory; Kubernetes: resources.limits.memory)",
         }[self.kind]
-        if self.kind is Limit.DISK:
+        if self.kind is MemoryLimit.DISK:
             return f"{raised}, or name a directory on a larger disk with --fast-shm-dir"
         return f"{raised}, name another tmpfs with --fast-shm-dir, or {ON_DISK}"
 
@@ -82,10 +82,10 @@ def headroom(directory: Path, share: int = LEAST) -> Headroom:
     status = os.statvfs(directory)
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     if not lies_in_memory(directory):
-        return _less_reserve(Headroom(free, total, f"the disk under {directory}", Limit.DISK), LEAST)
+        return _less_reserve(Headroom(free, total, f"the disk under {directory}", MemoryLimit.DISK), LEAST)
     memory = psutil.virtual_memory()
-    host = Headroom(memory.available, memory.total, "the host's memory", Limit.HOST)
-    tmpfs = Headroom(free, total, str(directory), Limit.TMPFS)
+    host = Headroom(memory.available, memory.total, "the host's memory", MemoryLimit.HOST)
+    tmpfs = Headroom(free, total, str(directory), MemoryLimit.TMPFS)
     return min((_less_reserve(found, share) for found in (tmpfs, host, *_cgroups())), key=lambda h: h.free)
 
 
@@ -124,7 +124,10 @@ def _ancestors(root: Path, path: str, limit_name: str, usage_name: str) -> Itera
         if limit != "max":
             cached = _reclaimable(directory / "memory.stat")
             yield Headroom(
-                int(limit) - int(usage) + cached, int(limit), f"the memory limit of cgroup {directory}", Limit.CGROUP
+                int(limit) - int(usage) + cached,
+                int(limit),
+                f"the memory limit of cgroup {directory}",
+                MemoryLimit.CGROUP,
             )
 
 

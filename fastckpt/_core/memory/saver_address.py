@@ -27,7 +27,7 @@ POST_TIMEOUT = 5.0
 _PAUSE = 0.01
 
 
-class Posting:
+class SaverAddress:
     """A saver's address in a file of this user, which it has locked as long as it lives.
 
     Whatever another user can guess, they can also take first: an abstract address, the name of a directory. So the

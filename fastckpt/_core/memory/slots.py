@@ -23,7 +23,7 @@ _DIGEST = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
-class Begin:
+class SlotBegin:
     """A save was begun in the slot: its id, and the local ranks that must write their part."""
 
     id: SaveId
@@ -31,7 +31,7 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Done:
+class SlotDone:
     """A writer has filled its images.
 
     Attributes:
@@ -53,8 +53,8 @@ class Records:
         digested: What the images were found to hold, and of which save they were then.
     """
 
-    begin: Begin | None
-    done: dict[int, Done]
+    begin: SlotBegin | None
+    done: dict[int, SlotDone]
     digested: tuple[SaveId, dict[str, str]] | None = None
 
     @property
@@ -93,7 +93,7 @@ class Records:
         return merged
 
 
-def begin(slot: Path, record: Begin) -> set[str]:
+def begin(slot: Path, record: SlotBegin) -> set[str]:
     """Make the slot one of this save: what it held stops to count before its images change.
 
     Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
@@ -126,7 +126,7 @@ def _forget(slot: Path) -> None:
     remove_any(slot / _BEGIN)
 
 
-def commit(slot: Path, writer: int, record: Done) -> None:
+def commit(slot: Path, writer: int, record: SlotDone) -> None:
     """Declare that all images of a writer are filled; the last writer's record commits the slot."""
     content = {"id": list(record.id), "files": record.files, "details": record.details}
     write_record(slot / f"{_DONE}{writer}", content)
@@ -143,12 +143,12 @@ def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
     write_record(slot / _DIGESTS, {"id": list(id), "digests": digests})
 
 
-def read_done(slot: Path, writer: int) -> Done | None:
+def read_done(slot: Path, writer: int) -> SlotDone | None:
     """Read one writer's record, as `read` does; None if there is none."""
     return _done(read_record(slot / f"{_DONE}{writer}"))
 
 
-def read(slot: Path, known: Mapping[int, Done] = MappingProxyType({})) -> Records:
+def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Records:
     """Read the records of a slot; what cannot be read, or was not written by us, counts as not there.
 
     Done records that are ``known`` are only seen to be there still.
@@ -215,18 +215,18 @@ def damage(slot: Path, files: dict[str, int]) -> str:
     return ""
 
 
-def _begin(record: dict[str, Any]) -> Begin | None:
+def _begin(record: dict[str, Any]) -> SlotBegin | None:
     match record:
         case {"id": id, "writers": [*writers]} if (save := _save(id)) and all(map(_is_count, writers)):
-            return Begin(save, frozenset(writers))
+            return SlotBegin(save, frozenset(writers))
     return None
 
 
-def _done(record: dict[str, Any]) -> Done | None:
+def _done(record: dict[str, Any]) -> SlotDone | None:
     match record:
         case {"id": id, "files": dict(files), "details": dict(details)} if save := _save(id):
             if all(is_image(name) and _is_count(size) for name, size in files.items()) and _are_details(details):
-                return Done(save, files, details)
+                return SlotDone(save, files, details)
     return None
 
 

@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 @dataclass(frozen=True)
-class Named:
+class CheckpointNames:
     """How a checkpoint is called.
 
     Attributes:
@@ -47,7 +47,7 @@ class Named:
                 )
 
 
-BY_STEP = Named()
+BY_STEP = CheckpointNames()
 
 
 def called(details: Mapping[str, Any], step: int) -> str:

@@ -17,24 +17,33 @@ from fastckpt._core.format.manifest import LATEST, OF_EACH_NODE
 from fastckpt._core.format.manifest import NAME as MANIFEST
 from fastckpt._core.format.raw import Raw
 from fastckpt._core.format.safetensors import Tensors
-from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, Named, called
+from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, CheckpointNames, called
 from fastckpt._core.native.view import hold, make_view, remove_view
-from fastckpt._core.policy.resume import Candidate
-from fastckpt._core.resume.candidates import Files, Needs, Offer, Offers
-from fastckpt._core.resume.resume import Resume, Resumed
+from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.resume.candidates import Candidate, CandidateFinder, Files, RequiredFiles
+from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.wait_for_durable import join_on_storage
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter, Writer
+from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.file_plans import check_names
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import BadCheckpoint
 
-__all__ = ["Folder", "FolderCheckpointer", "Named", "Needs", "Raw", "SaveResult", "StorageType", "Tensors"]
+__all__ = [
+    "CheckpointNames",
+    "FolderCheckpointer",
+    "NativeFolder",
+    "Raw",
+    "RequiredFiles",
+    "SaveResult",
+    "StorageType",
+    "Tensors",
+]
 
 logger = logging.getLogger("fastckpt")
 
 
-class Folder:
+class NativeFolder:
     """A checkpoint that all ranks have chosen and verified, as a directory to load from; open until it is closed.
 
     Copy what is to be kept: once closed, the files may hold something else.
@@ -46,7 +55,7 @@ class Folder:
         details: What was kept with it.
     """
 
-    def __init__(self, writer: Writer, offers: Offers, resumed: Resumed, asked: str, name: str) -> None:
+    def __init__(self, writer: Session, offers: CandidateFinder, resumed: ResumeResult, asked: str, name: str) -> None:
         self.step = resumed.id.step if resumed.id else -1
         self.tier, self.details = resumed.tier, resumed.details
         self._writer, self._offers, self._resumed = writer, offers, resumed
@@ -104,7 +113,7 @@ class FolderCheckpointer(WithWriter):
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str],
-        needs: Needs,
+        needs: RequiredFiles,
         deletion_strategy: CheckpointDeletionStrategy | None = None,
         *,
         weights_only: bool = False,
@@ -112,7 +121,7 @@ class FolderCheckpointer(WithWriter):
         overlap: Optimizer | Iterable[Optimizer] | None = None,
         **options: Unpack[WriterOptions],
     ) -> None:
-        self._writer = Writer(
+        self._writer = Session(
             checkpoint_dir,
             deletion_strategy,
             weights_only=weights_only,
@@ -121,7 +130,7 @@ class FolderCheckpointer(WithWriter):
             **options,
         )
         self._needs = needs
-        self._folder: Folder | None = None
+        self._folder: NativeFolder | None = None
         self._checked: frozenset[str] = frozenset()
 
     @property
@@ -137,7 +146,7 @@ class FolderCheckpointer(WithWriter):
         storage_type: StorageType | None = None,
         *,
         common: Collection[str] = (),
-        named: Named = BY_STEP,
+        named: CheckpointNames = BY_STEP,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
         """Save this rank's files of a step. Once it returns, what they hold may be changed.
@@ -189,7 +198,7 @@ class FolderCheckpointer(WithWriter):
         return make_view(self._writer.link, "scratch", {})
 
     @public
-    def find(self, resume_path: str | os.PathLike[str] = "", *, foreign: bool = False) -> Folder | None:
+    def find(self, resume_path: str | os.PathLike[str] = "", *, foreign: bool = False) -> NativeFolder | None:
         """Choose and verify the newest checkpoint that all ranks can load; None if nothing was ever saved.
 
         All ranks call it. A new history begins: what is saved from now on is newer than all before.
@@ -211,7 +220,7 @@ class FolderCheckpointer(WithWriter):
         ranks, asked = agreement(writer.place.world_size), arguments.path("resume_path", resume_path)
         asked = asked.rstrip("/") or asked
         since = writer.open_history(ranks, asked)
-        offers = Offers(writer.link, writer.directory, self._needs, digests=writer.verify != "never")
+        offers = CandidateFinder(writer.link, writer.directory, self._needs, digests=writer.verify != "never")
         resume = Resume(writer.link, offers, self._answers_for, writer.threads, writer.pairing)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
@@ -234,7 +243,7 @@ class FolderCheckpointer(WithWriter):
             writer.go_on_from(found)
             writer.link.tell_loaded(None, "", 0.0)
             return None
-        self._folder = Folder(writer, offers, found, asked, name)
+        self._folder = NativeFolder(writer, offers, found, asked, name)
         return self._folder
 
     def let_go(self) -> None:
@@ -259,5 +268,5 @@ class FolderCheckpointer(WithWriter):
         return own + sorted(files.keys() - {*own})[ranks.index(rank) :: len(ranks)]
 
 
-def _names(candidate: Candidate, offer: Offer) -> frozenset[str]:
+def _names(candidate: CheckpointLocation, offer: Candidate) -> frozenset[str]:
     return offer.names | {called(offer.details, candidate.step)}

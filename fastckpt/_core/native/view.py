@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.raw import Raw
 from fastckpt._core.memory import slots
@@ -12,7 +12,7 @@ from fastckpt._core.resume.candidates import Files
 from fastckpt.errors import BadCheckpoint
 
 
-def hold(link: Link, paths: Iterable[Path], save: SaveId | None) -> None:
+def hold(link: SaverClient, paths: Iterable[Path], save: SaveId | None) -> None:
     """Keep the slots in which these files are as they are, until the link releases them.
 
     Raises BadCheckpoint if one of them does not hold that save any more.
@@ -25,7 +25,7 @@ def hold(link: Link, paths: Iterable[Path], save: SaveId | None) -> None:
         raise BadCheckpoint(f"{save} in memory has made way for a newer one; load again")
 
 
-def make_view(link: Link, name: str, files: Files) -> Path:
+def make_view(link: SaverClient, name: str, files: Files) -> Path:
     """A directory of this rank alone with links to the files; in memory, beside the slots, and of that name."""
     place = _place(link)
     remove_view(link)
@@ -39,7 +39,7 @@ def make_view(link: Link, name: str, files: Files) -> Path:
     return place / name
 
 
-def remove_view(link: Link) -> None:
+def remove_view(link: SaverClient) -> None:
     """Remove what `make_view` made last, be it for a worker that died."""
     shutil.rmtree(_place(link), ignore_errors=True)
 
@@ -54,5 +54,5 @@ def written(folder: Path, but: Collection[str] = ()) -> dict[str, Raw]:
     }
 
 
-def _place(link: Link) -> Path:
+def _place(link: SaverClient) -> Path:
     return link.arena / f"view-{link.place.local_rank}"

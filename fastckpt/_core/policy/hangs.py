@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Observation:
     """A rank as it is seen at a time.
 
     Attributes:
@@ -118,7 +118,7 @@ def limits(
     return Limits(busy, busy, idle if sees_all else inf, STARTS * start)
 
 
-def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
+def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int]:
     """The ranks that are silent for so long that the job cannot be well.
 
     One that is between two steps may wait for another that is not: as long as that one keeps to its own limit, both do.
@@ -135,12 +135,12 @@ def hung(sights: Sequence[Sight], limits: Limits, idle: float) -> list[int]:
     return [sight.rank for sight in sights if _is_late(sight, limits)]
 
 
-def occupied(sights: Sequence[Sight], limits: Limits) -> bool:
+def occupied(sights: Sequence[Observation], limits: Limits) -> bool:
     """Whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
     return any(not (sight.takes_steps or _is_late(sight, limits)) for sight in sights)
 
 
-def _is_late(sight: Sight, limits: Limits) -> bool:
+def _is_late(sight: Observation, limits: Limits) -> bool:
     if sight.takes_steps:
         return sight.own > limits.step
     if sight.phase:

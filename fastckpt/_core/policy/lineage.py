@@ -7,7 +7,7 @@ mistake: what that one saves must never be the reason to delete it.
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from fastckpt._core.policy.retention import Entry, Id, Policy
+from fastckpt._core.policy.retention import Id, Policy, RetentionEntry
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Histories, as the first and the last of each run of neighbours: there are as many as restarts, mostly in one run."""
@@ -34,13 +34,13 @@ def past(details: Mapping[str, Any], parent: Id | None) -> Ranges:
     return ((parent[0], parent[0]),) if parent else ()
 
 
-def lines(entries: Iterable[Entry]) -> list[list[Entry]]:
+def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
     """The checkpoints of the newest history and of all that it came through; then of the others likewise."""
     entries = list(entries)
     pasts: dict[int, Ranges] = {}
     for entry in entries:
         pasts[entry.id[0]] = merged(pasts.get(entry.id[0], ()), entry.past)
-    left, found = set(pasts), list[list[Entry]]()
+    left, found = set(pasts), list[list[RetentionEntry]]()
     while left:
         line = _line(max(left), pasts) & left
         found.append([entry for entry in entries if entry.id[0] in line])
@@ -48,12 +48,12 @@ def lines(entries: Iterable[Entry]) -> list[list[Entry]]:
     return found
 
 
-def kept(policy: Policy, entries: Iterable[Entry]) -> frozenset[Id]:
+def kept(policy: Policy, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
     """What a policy keeps of each line, as if there were no other."""
     return frozenset(id for line in lines(entries) for id in policy(line))
 
 
-def heads(entries: Iterable[Entry]) -> list[Id]:
+def heads(entries: Iterable[RetentionEntry]) -> list[Id]:
     """The newest checkpoint of each line, newest first."""
     return [max(entry.id for entry in line) for line in lines(entries)]
 

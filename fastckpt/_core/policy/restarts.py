@@ -11,7 +11,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _BUDGET = re.compile(r"([1-9]\d*)/(\d+(?:\.\d+)?|)(s|min|h)")
 
 
-class Position(NamedTuple):
+class TrainingPosition(NamedTuple):
     """How far training is. Positions order by what was saved, then by what was done since.
 
     Attributes:
@@ -27,7 +27,7 @@ class Stretch(NamedTuple):
     """The part of the way that an attempt went: the step that it resumed from (-1: none), and where it ended."""
 
     resumed: int
-    reached: Position
+    reached: TrainingPosition
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
     """
     stalled: list[Attempt] = []
     resumed: dict[str, int] = {}
-    furthest: dict[str, Position] = {}
+    furthest: dict[str, TrainingPosition] = {}
     for attempt in attempts:
         progress = False
         for directory, stretch in attempt.stretches.items():
             before = resumed.get(directory, stretch.resumed)
             if stretch.resumed > before:
                 stalled.clear()
-            start = Position(stretch.resumed)
+            start = TrainingPosition(stretch.resumed)
             best = start if stretch.resumed < before else max(start, furthest.get(directory, start))
             progress |= stretch.reached > best
             resumed[directory], furthest[directory] = stretch.resumed, max(stretch.reached, best)

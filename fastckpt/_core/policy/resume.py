@@ -7,7 +7,7 @@ TIERS = ("memory", "mixed", "storage", "remote")
 """Nearest first. What is mixed lies in memory in part, and for the rest on storage."""
 
 
-class Candidate(NamedTuple):
+class CheckpointLocation(NamedTuple):
     """A checkpoint in one place.
 
     Attributes:
@@ -40,7 +40,9 @@ class Candidate(NamedTuple):
         return self.history, self.step, self.attempt, "" if self.attempt else self.tier
 
 
-def choose(reports: Sequence[Collection[Candidate]], excluded: Collection[Candidate]) -> tuple[Candidate, ...] | None:
+def choose(
+    reports: Sequence[Collection[CheckpointLocation]], excluded: Collection[CheckpointLocation]
+) -> tuple[CheckpointLocation, ...] | None:
     """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
 
     Args:
@@ -56,5 +58,5 @@ def choose(reports: Sequence[Collection[Candidate]], excluded: Collection[Candid
     return max(plans, key=lambda plan: (plan[0].id, sum(map(_nearness, plan)), plan[0].attempt), default=None)
 
 
-def _nearness(candidate: Candidate) -> int:
+def _nearness(candidate: CheckpointLocation) -> int:
     return -TIERS.index(candidate.tier)

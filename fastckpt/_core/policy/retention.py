@@ -22,7 +22,7 @@ DEEPEST = 8
 """How deep unions may be nested in JSON."""
 
 
-class Entry(NamedTuple):
+class RetentionEntry(NamedTuple):
     """What a policy knows of a checkpoint.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 class KeepAll:
     """Keeps every checkpoint."""
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         return frozenset(entry.id for entry in entries)
 
@@ -56,7 +56,7 @@ class KeepLast:
     def __post_init__(self) -> None:
         _demand_count("the number of checkpoints to keep", self.n)
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         return frozenset(sorted({entry.id for entry in entries})[-self.n :])
 
@@ -70,7 +70,7 @@ class KeepEvery:
     def __post_init__(self) -> None:
         _demand_count("the interval of steps to keep", self.k)
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         ids = {entry.id for entry in entries}
         return frozenset(id for id in ids if id[1] % self.k == 0) | _newest(ids)
@@ -93,7 +93,7 @@ class KeepEveryMinutes:
                 f"the period to keep a checkpoint of is {self.minutes!r}; give minutes, {SHORTEST} or more"
             )
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         kept: list[Id] = []
         last = math.nan
@@ -124,14 +124,14 @@ class KeepBest:
         if self.mode not in ("min", "max"):
             raise ConfigError(f"the mode is {self.mode!r}; give 'min' if a small {self.metric} is good, else 'max'")
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         entries = list(entries)
         sign = 1 if self.mode == "max" else -1
         measured = {(sign * entry.metrics[self.metric], entry.id) for entry in entries if self._measured(entry)}
         return frozenset(id for _, id in sorted(measured)[-self.n :]) | _newest(entry.id for entry in entries)
 
-    def _measured(self, entry: Entry) -> bool:
+    def _measured(self, entry: RetentionEntry) -> bool:
         return _is_finite(entry.metrics.get(self.metric))
 
 
@@ -145,7 +145,7 @@ class KeepMeasured:
         if not (isinstance(self.metric, str) and self.metric):
             raise ConfigError(f"the metric to keep what has it is {self.metric!r}; give its name")
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         entries = list(entries)
         measured = (entry.id for entry in entries if _is_finite(entry.metrics.get(self.metric)))
@@ -167,7 +167,7 @@ class KeepNamed:
         if not (isinstance(self.metric, str) and self.metric):
             raise ConfigError(f"the metric that names a step to keep is {self.metric!r}; give its name")
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         ordered = sorted(entries, key=lambda entry: entry.id)
         if not ordered:
@@ -189,7 +189,7 @@ class KeepAny:
         if not self.policies:
             raise ConfigError("a union of no policies would keep nothing; give at least one")
 
-    def __call__(self, entries: Iterable[Entry]) -> frozenset[Id]:
+    def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
         entries = list(entries)
         return frozenset(id for policy in self.policies for id in policy(entries))

@@ -7,7 +7,7 @@ from fastckpt._core.report.events import Event, text, whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class Why:
+class FailureCause:
     """What the agent found when all workers were stopped.
 
     Attributes:

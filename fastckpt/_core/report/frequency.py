@@ -7,7 +7,7 @@ from fastckpt._core.report.events import Event, is_time, text, whole
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedIntervals:
     """One decision.
 
     Attributes:
@@ -37,11 +37,11 @@ class Decided:
         return self.changed or self.memory is None
 
 
-def decided(events: Iterable[Event], offset: int) -> Iterator[Decided]:
+def decided(events: Iterable[Event], offset: int) -> Iterator[DecidedIntervals]:
     """What an agent recorded; ``offset`` makes an instant of its clock one since the epoch."""
     for event in events:
         if event["event"] == "frequency":
-            yield Decided(
+            yield DecidedIntervals(
                 round(event["monotonic"] * 1e9) + offset, text(event, "directory"), whole(event, "step", -1),
                 _steps(event, "memory"), _steps(event, "storage"), _part(event, "overhead"), _part(event, "bound"),
                 event.get("changed") is True, text(event, "why"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from fastckpt._core.report.launches import Launch, Round, Sample
+from fastckpt._core.report.launches import Launch, LaunchRound, Sample
 
 USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
 DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
@@ -140,24 +140,24 @@ class _Tape:
             self.now = instant
 
 
-def _halt(one: Round, following: int) -> int:
+def _halt(one: LaunchRound, following: int) -> int:
     """When its training was over: its first failure, or its end."""
     ends = (one.failure.at if one.failure else None, one.stopped, one.finished)
     return min((at for at in ends if at is not None), default=following)
 
 
-def _last(instants: Mapping[int, int], one: Round) -> int | None:
+def _last(instants: Mapping[int, int], one: LaunchRound) -> int | None:
     """When the last worker came to something; None if not all did."""
     return max(instants.values()) if instants and len(instants) >= len(one.pids) else None
 
 
-def trains_from(one: Round) -> int | None:
+def trains_from(one: LaunchRound) -> int | None:
     """When the last worker had its state, or, in a script that loads none, its checkpointer; None: not all had it."""
     loaded = _last({rank: load.at for rank, load in one.loads.items()}, one)
     return loaded if one.loads or not any(sample.steps for sample in one.samples) else _last(one.joined, one)
 
 
-def _arrive(tape: _Tape, one: Round, halt: int, *, uses_us: bool) -> bool:
+def _arrive(tape: _Tape, one: LaunchRound, halt: int, *, uses_us: bool) -> bool:
     """The time until all workers train; whether they come to it before ``halt``."""
     ready = trains_from(one)
     loading = max((load.at - load.seconds for load in one.loads.values()), default=ready)
@@ -177,16 +177,16 @@ def _arrive(tape: _Tape, one: Round, halt: int, *, uses_us: bool) -> bool:
     return True
 
 
-def _base(one: Round) -> int:
+def _base(one: LaunchRound) -> int:
     """The step from which its workers went on; 0 if they began afresh."""
     return max((load.step for load in one.loads.values() if load.step > 0), default=0)
 
 
-def _repeats(one: Round, steps: Steps) -> int:
+def _repeats(one: LaunchRound, steps: Steps) -> int:
     return 0 if trains_from(one) is None else max(0, steps.furthest - steps.at(_base(one)))
 
 
-def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
+def _train(tape: _Tape, one: LaunchRound, halt: int, steps: Steps) -> None:
     """Spread the time between samples over the steps that were done; what follows the last step is not ours."""
     ready, named = tape.now, _base(one)
     position, stalled = steps.at(named), 0
@@ -208,7 +208,7 @@ def _train(tape: _Tape, one: Round, halt: int, steps: Steps) -> None:
         position, stalled = reached, sample.stalled
 
 
-def _tail(one: Round) -> str:
+def _tail(one: LaunchRound) -> str:
     """What the time from the last step on was lost by."""
     if one.finished is not None and one.failure is None:
         return END

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fastckpt._core.report.events import Event, nanoseconds, objects, text, whole
-from fastckpt._core.report.failure_causes import Why
+from fastckpt._core.report.failure_causes import FailureCause
 
 _SECOND = 1_000_000_000
 
@@ -20,7 +20,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Failure(Why):
+class Failure(FailureCause):
     """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
     at: int
@@ -54,7 +54,7 @@ class Sample:
 
 
 @dataclass
-class Round:
+class LaunchRound:
     """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None: it did not come to it.
 
     Attributes:
@@ -112,7 +112,7 @@ class Launch:
     run_id: str = ""
     script: str = ""
     outcome: str = ""
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[LaunchRound] = field(default_factory=list)
     events: Sequence[Event] = ()
 
 
@@ -139,7 +139,7 @@ def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) 
     """
     first, last = events[0], events[-1]
     launch = Launch(_at(first), _at(last), round(first["time"] * 1e9), pid=first["pid"], events=events)
-    launch.rounds.append(Round(launch.begin))
+    launch.rounds.append(LaunchRound(launch.begin))
     there = {text(event, "directory") for event in events if event["event"] in _OF_DIRECTORY}
     directory = max(there, key=lambda name: (weights[name], name), default="")
     for event in events:
@@ -163,11 +163,11 @@ def _job_ended(launch: Launch, event: Event) -> None:
     launch.outcome = text(event, "outcome")
 
 
-def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> Round:
+def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
     """The round that is to start its workers: a new one if what ended the last one is not in the log."""
     last = launch.rounds[-1]
     if last.is_over or has_begun:
-        launch.rounds.append(Round(last.stopped or at))
+        launch.rounds.append(LaunchRound(last.stopped or at))
     return launch.rounds[-1]
 
 
@@ -224,7 +224,7 @@ def _progress(launch: Launch, event: Event) -> None:
     one.samples.append(sample)
 
 
-def _is_of(rank: Event, one: Round) -> bool:
+def _is_of(rank: Event, one: LaunchRound) -> bool:
     """Whether a worker of this round said it: until it says something, what the one before it said stands there."""
     return one.started is not None and (nanoseconds(rank, "beat") or 0) >= one.begin
 
@@ -248,7 +248,7 @@ def _worker_failed(launch: Launch, event: Event) -> None:
     """Why: that is looked for when all are stopped, and not when the first death is seen."""
     one = launch.rounds[-1]
     if one.failure is not None and one.failure.rank == whole(event, "rank", -1) and not one.is_over:
-        one.failure = replace(one.failure, **vars(Why.of(event)))
+        one.failure = replace(one.failure, **vars(FailureCause.of(event)))
 
 
 def _workers_stopped(launch: Launch, event: Event) -> None:

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
-from fastckpt._core.report.failure_causes import Why
-from fastckpt._core.report.frequency import Decided, decided
+from fastckpt._core.report.failure_causes import FailureCause
+from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Span, Spent, Steps, trains_from
-from fastckpt._core.report.launches import Failure, Launch, Round, Sample, launch_of, weights
+from fastckpt._core.report.launches import Failure, Launch, LaunchRound, Sample, launch_of, weights
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Recovery(Why):
+class Recovery(FailureCause):
     """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
 
     Attributes:
@@ -120,7 +120,7 @@ class Report:
     steps: Steps
     failures: list[Recovery]
     counts: Counts
-    decisions: list[Decided]
+    decisions: list[DecidedIntervals]
     superseded: list[Supersession]
     unreadable: int = 0
     events_lost: int = 0
@@ -227,11 +227,13 @@ def _recoveries(chain: list[Placed]) -> Iterator[Recovery]:
             yield _recovery(placed, one, failure, after if goes_on else None)
 
 
-def _recovery(placed: Placed, one: Round, failure: Failure, after: tuple[Placed, int, Round] | None) -> Recovery:
+def _recovery(
+    placed: Placed, one: LaunchRound, failure: Failure, after: tuple[Placed, int, LaunchRound] | None
+) -> Recovery:
     at = failure.at + placed.offset
     stopped = None if one.stopped is None else one.stopped - failure.at
     known = (placed.launch.node, at, failure.kind, failure.rank, failure.exitcode, failure.silent, stopped)
-    why = {part.name: getattr(failure, part.name) for part in fields(Why)}
+    why = {part.name: getattr(failure, part.name) for part in fields(FailureCause)}
     why["host"] = failure.host or placed.launch.host
     if after is None:
         return Recovery(*known, **why)

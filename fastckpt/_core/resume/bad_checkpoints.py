@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fastckpt._core.client.connection import Link
-from fastckpt._core.policy.resume import Candidate
-from fastckpt._core.resume.candidates import Offer
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.resume.candidates import Candidate
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 
@@ -17,20 +17,20 @@ Faults = dict[str, str]
 """Names of files, and what is wrong with them."""
 
 
-class Verdicts:
+class BadCheckpoints:
     """What the ranks of a resume have found bad.
 
     Only what was seen in the bytes of files has consequences. That a file does not load may be the fault of the
     script, or of a library that changed: it is passed over, and left as it is.
     """
 
-    def __init__(self, link: Link, threads: int) -> None:
+    def __init__(self, link: SaverClient, threads: int) -> None:
         self._link = link
         self._threads = threads
-        self._memory: list[Candidate] = []
-        self._storage: list[tuple[Offer, Faults]] = []
+        self._memory: list[CheckpointLocation] = []
+        self._storage: list[tuple[Candidate, Faults]] = []
 
-    def add(self, candidate: Candidate, offer: Offer | None, found: Faults) -> None:
+    def add(self, candidate: CheckpointLocation, offer: Candidate | None, found: Faults) -> None:
         """Some rank has found these files of a checkpoint bad; none, if they only did not load.
 
         The offer is this rank's, if it has one.
@@ -61,7 +61,7 @@ class Verdicts:
             except FastckptError as error:
                 logger.warning("the saver could not be told what is bad: %s", error)
 
-    def _set_aside_if_confirmed(self, offer: Offer, found: Faults) -> None:
+    def _set_aside_if_confirmed(self, offer: Candidate, found: Faults) -> None:
         """What another rank alone cannot read stays: its mount may be wrong. So does what cannot be reached now."""
         checked = check(offer, list(found), self._threads)
         confirmed = {name: why for name, why in checked.items() if not why.startswith(PersistError.__name__)}
@@ -71,14 +71,14 @@ class Verdicts:
             _set_aside(*offer.durable, "; ".join(confirmed.values()))
 
 
-def check(offer: Offer, names: list[str], threads: int) -> Faults:
+def check(offer: Candidate, names: list[str], threads: int) -> Faults:
     """Check files of an offer, several at once; those that are bad, and why."""
     with ThreadPoolExecutor(max(1, min(threads, len(names))), "fastckpt-verify") as pool:
         found = zip(names, pool.map(lambda name: _fault(offer, name), names), strict=True)
         return {name: why for name, why in found if why}
 
 
-def _fault(offer: Offer, name: str) -> str:
+def _fault(offer: Candidate, name: str) -> str:
     try:
         offer.check(name)
     except (BadCheckpoint, PersistError, OSError) as error:

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastckpt._core.client.connection import Link
-from fastckpt._core.config import Place
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest, file_named
 from fastckpt._core.memory import slots
-from fastckpt._core.policy.resume import Candidate
+from fastckpt._core.policy.resume import CheckpointLocation
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
 from fastckpt._core.storage.local.commit import ours
 from fastckpt._core.storage.local.stored import Stored, digest, read_manifest
 from fastckpt._core.storage.share import Unfinished
-from fastckpt._core.storage.store import Kept, Store, is_url, normalised, open_store
+from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, normalised, open_store
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -32,15 +32,15 @@ OTHER_KIND = "is of another kind of checkpointer"
 _STEP = re.compile("/checkpoint-[0-9]+(/|$)")
 
 
-class Durable(NamedTuple):
+class DurableCheckpoint(NamedTuple):
     """A checkpoint in a store."""
 
     storage: Store
-    stored: Kept
+    stored: StoredCheckpoint
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """A checkpoint that this rank could load.
 
     Attributes:
@@ -54,12 +54,12 @@ class Offer:
     files: Files
     details: dict[str, Any]
     check: Callable[[str], None]
-    durable: Durable | None = None
+    durable: DurableCheckpoint | None = None
     names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Needs:
+class RequiredFiles:
     """What a rank needs of a checkpoint.
 
     Attributes:
@@ -73,11 +73,11 @@ class Needs:
     own: str
     shards: tuple[str, ...] = ()
 
-    def are_met(self, files: Files, place: Place, world_size: int) -> bool:
+    def are_met(self, files: Files, place: RankInfo, world_size: int) -> bool:
         """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
         return self.main in files and (self.own in files or place.rank >= world_size)
 
-    def are_met_by_a_node(self, files: Files, place: Place, details: Mapping[str, Any]) -> bool:
+    def are_met_by_a_node(self, files: Files, place: RankInfo, details: Mapping[str, Any]) -> bool:
         """Whether it does in the memory of a node, of those that saved it."""
         world_size = details.get("world_size", 1)
         alone = not self.shards or details.get("nodes", 1) == 1
@@ -85,7 +85,7 @@ class Needs:
         return self.are_met(files, place, world_size) and (alone or shards)
 
 
-class Offers:
+class CandidateFinder:
     """Finds what one rank could load of a checkpoint directory.
 
     Args:
@@ -101,7 +101,7 @@ class Offers:
         unfinished: What several nodes were writing, newer than all that counts on storage; after `settle`.
     """
 
-    def __init__(self, link: Link, location: str, needs: Needs, *, digests: bool) -> None:
+    def __init__(self, link: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
         self.damaged: list[tuple[Store, Path | str, str]] = []
         self.quarantined: list[tuple[Path | str, str]] = []
         self.other: list[Path | str] = []
@@ -122,7 +122,7 @@ class Offers:
         """Whether it takes a network and a client to see all that is durable."""
         return any(is_url(location) for location in self._levels.values())
 
-    def find(self) -> dict[Candidate, Offer]:
+    def find(self) -> dict[CheckpointLocation, Candidate]:
         """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
         for found_before in (self.damaged, self.quarantined, self.other, self.partial, self._gathering):
             found_before.clear()
@@ -160,16 +160,16 @@ class Offers:
                 logger.warning("%s was on storage in parts, all of them; it is published now", manifest.id)
         return published
 
-    def near(self) -> tuple[dict[Candidate, Offer], tuple[int, ...]]:
+    def near(self) -> tuple[dict[CheckpointLocation, Candidate], tuple[int, ...]]:
         """Those of them in memory, and history and step of the newest durable checkpoint, if there is one."""
         here = {candidate: offer for candidate, offer in self._in_memory().items() if self._is_whole(offer)}
         return here, self._link.durable
 
-    def held(self) -> dict[Candidate, bool]:
+    def held(self) -> dict[CheckpointLocation, bool]:
         """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
         return {candidate: self._is_whole(offer) for candidate, offer in self._in_memory().items()}
 
-    def at(self, path: str) -> tuple[SaveId | None, Offer]:
+    def at(self, path: str) -> tuple[SaveId | None, Candidate]:
         """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
@@ -180,9 +180,9 @@ class Offers:
             if self._needs.main in offer.files and os.path.realpath(offer.files[self._needs.main]) == str(main):
                 return save, offer
         if record := self._record_of(main):
-            return record.id, self._offer(Durable(open_store(record.place.parent), record))
+            return record.id, self._offer(DurableCheckpoint(open_store(record.place.parent), record))
         others = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
-        return None, Offer({**others, self._needs.main: main}, {}, lambda name: None)
+        return None, Candidate({**others, self._needs.main: main}, {}, lambda name: None)
 
     def _record_of(self, main: Path) -> Stored | None:
         """What a manifest tells of a file that no checkpoint of this directory has: it must not be loaded unchecked.
@@ -203,7 +203,7 @@ class Offers:
                 records.append(Stored(manifest, Path(where), main))
         return max(records, key=lambda record: record.id, default=None)
 
-    def _at_url(self, url: str) -> tuple[SaveId, Offer]:
+    def _at_url(self, url: str) -> tuple[SaveId, Candidate]:
         """The newest checkpoint that lies at a URL, below it, or whose model was copied there."""
         outside = _STEP.search(url) and not url.startswith(f"{self.directory}/")
         root = url[: _STEP.search(url).start()] if outside else self.directory  # type: ignore[union-attr]
@@ -212,12 +212,12 @@ class Offers:
                 return save, self._offer(found)
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
 
-    def is_elsewhere(self, offer: Offer) -> bool:
+    def is_elsewhere(self, offer: Candidate) -> bool:
         """Whether what `at` found is of another checkpoint directory."""
         place = str(offer.durable.stored.place) if offer.durable else ""
         return not any(place.startswith(f"{location}/") for location in self._levels.values())
 
-    def drop(self, candidate: Candidate) -> None:
+    def drop(self, candidate: CheckpointLocation) -> None:
         """Remove what was downloaded of a checkpoint that some rank cannot use: the next one needs the room."""
         tier = "storage" if candidate.tier == "mixed" else candidate.tier
         if self._link.place.local_rank == 0 and is_url(self._levels.get(tier, "")):
@@ -229,7 +229,7 @@ class Offers:
             remove_staging(self._staging)
         self._stores.close()
 
-    def _in_memory(self) -> dict[Candidate, Offer]:
+    def _in_memory(self) -> dict[CheckpointLocation, Candidate]:
         """What is committed on this node, be it enough for this rank or not."""
         offers, place = {}, self._link.place
         for slot in self._link.pin():
@@ -245,25 +245,25 @@ class Offers:
                 self.other.append(slot)
             compare = self._digests and slot not in self._link.verified
             check = partial(_check_image, slot, records.files, records.digests if compare else {})
-            candidate = Candidate(*records.committed, "memory", place.group_rank, attempt)
-            offers[candidate] = Offer(files, records.details, check)
+            candidate = CheckpointLocation(*records.committed, "memory", place.group_rank, attempt)
+            offers[candidate] = Candidate(files, records.details, check)
         return offers
 
-    def _is_whole(self, offer: Offer) -> bool:
+    def _is_whole(self, offer: Candidate) -> bool:
         return self._needs.are_met_by_a_node(offer.files, self._link.place, offer.details)
 
-    def _on_storage(self) -> dict[Candidate, Offer]:
+    def _on_storage(self) -> dict[CheckpointLocation, Candidate]:
         offers = {}
         for tier, location in self._levels.items():
             for save, found in self._durable_if_reachable(tier, location).items():
                 offer = self._offer(found)
                 if self._needs.are_met(offer.files, self._link.place, found.stored.manifest.world_size):
-                    offers[Candidate(*save, tier, 0, _attempt(offer.details))] = offer
+                    offers[CheckpointLocation(*save, tier, 0, _attempt(offer.details))] = offer
                 elif self._needs.main not in offer.files:
                     self.other.append(found.stored.path)
         return offers
 
-    def _durable_if_reachable(self, tier: str, location: str) -> dict[SaveId, Durable]:
+    def _durable_if_reachable(self, tier: str, location: str) -> dict[SaveId, DurableCheckpoint]:
         """What is whole; a second level that does not answer is something that exists, and holds up nobody."""
         try:
             return self._durable(location)
@@ -274,7 +274,7 @@ class Offers:
             self.quarantined.append((location, str(error)))
             return {}
 
-    def _durable(self, location: str) -> dict[SaveId, Durable]:
+    def _durable(self, location: str) -> dict[SaveId, DurableCheckpoint]:
         """What is whole there, by what was saved."""
         storage = self._open(open_store(location))
         scan = storage.scan()
@@ -285,32 +285,32 @@ class Offers:
         newest = max((stored.id for stored in scan.whole), default=None)
         if any(newest is None or id > newest for id in scan.gathered):
             self._gathering.append(storage)
-        return {stored.id: Durable(storage, stored) for stored in scan.distinct}
+        return {stored.id: DurableCheckpoint(storage, stored) for stored in scan.distinct}
 
     def _open(self, storage: Store) -> Store:
         self._stores.callback(storage.close)
         return storage
 
-    def _offer(self, found: Durable) -> Offer:
+    def _offer(self, found: DurableCheckpoint) -> Candidate:
         storage, stored = found
         into = self._staging / _folder(stored.id)
         files = {entry.name: storage.file(stored, entry.name, into) for entry in stored.manifest.files}
         names = frozenset(self._names[stored.id])
-        return Offer(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found, names)
+        return Candidate(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found, names)
 
-    def _check_stored(self, found: Durable, into: Path, name: str) -> None:
+    def _check_stored(self, found: DurableCheckpoint, into: Path, name: str) -> None:
         if is_url(str(found.storage.path)):
             make_staging(self._staging)
         found.storage.fetch(found.stored, [name], into, digests=self._digests)
 
 
-def _joined(here: Offer, stored: Offer) -> Offer:
+def _joined(here: Candidate, stored: Candidate) -> Candidate:
     """One save, with each file from memory that is there, and the others from storage."""
 
     def check(name: str) -> None:
         (here if name in here.files else stored).check(name)
 
-    return Offer(stored.files | here.files, here.details, check)
+    return Candidate(stored.files | here.files, here.details, check)
 
 
 def _attempt(details: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from weakref import WeakSet
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path, slots_of
-from fastckpt._core.policy.resume import Candidate
-from fastckpt._core.resume.candidates import Offer
+from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.resume.candidates import Candidate
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import FastckptError
 
@@ -46,7 +46,7 @@ class Pairing:
         self._loaded, self._shm_dir, self._group_rank = loaded, shm_dir, group_rank
         self._known: dict[str, frozenset[SaveId]] = {}
 
-    def accepts(self, candidate: Candidate, offer: Offer) -> bool:
+    def accepts(self, candidate: CheckpointLocation, offer: Candidate) -> bool:
         """Whether all that were saved in step with a checkpoint have that step, too."""
         step = candidate.step
         lacking = [each for each, h in beside(offer.details).items() if not self._has(each, SaveId(h, step))]

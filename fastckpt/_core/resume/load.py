@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from fastckpt._core.transfer.host_copy import Copy, Filler
+from fastckpt._core.transfer.host_copy import Copy, HostCopy
 from fastckpt.errors import BadCheckpoint
 
 
@@ -45,7 +45,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
         if (target.data_ptr(), target.nbytes()) != (address, size):
             # For one that is too small torch makes a new one, of what size it may be, and frees what we had
             raise BadCheckpoint(f"{path} is damaged: a tensor of {target.nbytes()} bytes has a storage of {size}")
-    filler = Filler(threads, fresh=True)
+    filler = HostCopy(threads, fresh=True)
     try:
         filler.fill([copy for copy in copies if copy[2]])
     finally:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from fastckpt._core.memory.census import State, census
+from fastckpt._core.memory.census import ArenaState, census
 
 
 def held_elsewhere(arena: Path, directory: str) -> list[str]:
@@ -20,6 +20,6 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
                 f"{entry.newest} in {entry.path} (in memory of this host, which was another node's)"
                 for entry in entries.values()
                 if entry.newest and entry.claim.is_of(ours.claim.seen, ours.claim.inode)
-                and (entry.state is State.LEFT_BEHIND or entry.owner == ours.owner)
+                and (entry.state is ArenaState.LEFT_BEHIND or entry.owner == ours.owner)
             ]  # fmt: skip
     return []

@@ -2,7 +2,7 @@
 
 import logging
 
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
@@ -11,7 +11,7 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 
-def warn_of_unloaded(link: Link, save: SaveId) -> None:
+def warn_of_unloaded(link: SaverClient, save: SaveId) -> None:
     """Name the newest checkpoint that the job has not loaded before its first save, if there is one."""
     try:
         newest = _newest_before(link, save.history)
@@ -28,7 +28,7 @@ def warn_of_unloaded(link: Link, save: SaveId) -> None:
         )  # fmt: skip
 
 
-def _newest_before(link: Link, history: int) -> SaveId | None:
+def _newest_before(link: SaverClient, history: int) -> SaveId | None:
     """The newest checkpoint of an older history, in memory or durable. Nothing is pinned: other ranks may save now."""
     durable = link.status().newest
     found = [SaveId(*durable)] if durable else []

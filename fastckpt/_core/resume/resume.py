@@ -11,15 +11,15 @@ from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.data.generators import generators_kept
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.policy.resume import Candidate
-from fastckpt._core.resume.bad_checkpoints import Faults, Verdicts, check
-from fastckpt._core.resume.candidates import Files, Offer, Offers
+from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.resume.bad_checkpoints import BadCheckpoints, Faults, check
+from fastckpt._core.resume.candidates import Candidate, CandidateFinder, Files
 from fastckpt._core.resume.companions import Pairing
 from fastckpt._core.resume.survey import Wanted, everywhere, near
-from fastckpt._core.resume.unreadable_checkpoints import Unread, is_unreadable
+from fastckpt._core.resume.unreadable_checkpoints import UnreadableCheckpoints, is_unreadable
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
@@ -49,7 +49,7 @@ REPORTED = 20
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumeResult:
     """What a rank resumed.
 
     Attributes:
@@ -90,7 +90,9 @@ class Resume:
         pairing: What other checkpointers of the job can go on from.
     """
 
-    def __init__(self, link: Link, offers: Offers, answers_for: Share, threads: int, pairing: Pairing) -> None:
+    def __init__(
+        self, link: SaverClient, offers: CandidateFinder, answers_for: Share, threads: int, pairing: Pairing
+    ) -> None:
         self._link = link
         self._offers = offers
         self._answers_for = answers_for
@@ -106,7 +108,7 @@ class Resume:
         agreement: Agreement,
         wanted: Wanted = lambda *_: True,
         details: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Resumed:
+    ) -> ResumeResult:
         """Load the newest checkpoint, of those that are wanted, that all ranks can load; ``details`` as in `run_path`.
 
         Raises:
@@ -126,10 +128,10 @@ class Resume:
                 f"why.txt), or, to start afresh, remove them or choose another checkpoint directory; if it is not "
                 f"shared by all nodes, share it."
             )
-        return resumed or Resumed(None, "", None, {})
+        return resumed or ResumeResult(None, "", None, {})
 
     @generators_kept()
-    def run_path(self, path: str, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> Resumed:
+    def run_path(self, path: str, load: Load, agreement: Agreement, details: Mapping[str, Any]) -> ResumeResult:
         """Load the checkpoint at ``path``: its directory or URL, or the file of its model.
 
         Args:
@@ -150,14 +152,14 @@ class Resume:
             self._link.release()
         if attempt.objections:
             raise self._bad(path, attempt.of(range(len(nodes))))
-        resumed = Resumed(save, "storage", attempt.state, offer.details, self._offers.is_elsewhere(offer))
+        resumed = ResumeResult(save, "storage", attempt.state, offer.details, self._offers.is_elsewhere(offer))
         self._report(resumed)
         return resumed
 
-    def _newest_paired(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
+    def _newest_paired(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
         """`_newest` of those that other checkpointers of the job have, too; of all, if there is none."""
 
-        def paired(candidate: Candidate, offer: Offer) -> bool:
+        def paired(candidate: CheckpointLocation, offer: Candidate) -> bool:
             return wanted(candidate, offer) and self._pairing.accepts(candidate, offer)
 
         resumed, tried = self._newest(load, agreement, paired)
@@ -167,10 +169,10 @@ class Resume:
             self._pairing.report(resumed.id, self._offers.directory)
         return resumed, tried
 
-    def _newest(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[Resumed | None, list[str]]:
+    def _newest(self, load: Load, agreement: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
         """The newest wanted checkpoint that all ranks can load; else None, and all that there is."""
-        verdicts, excluded, there = Verdicts(self._link, self._threads), set[Candidate](), list[str]()
-        unread, resumed = Unread(agreement, self._link.place.rank), None
+        verdicts, excluded, there = BadCheckpoints(self._link, self._threads), set[CheckpointLocation](), list[str]()
+        unread, resumed = UnreadableCheckpoints(agreement, self._link.place.rank), None
         for look in [near, everywhere] if self._offers.has_far else [everywhere]:
             seen = look(self._offers, self._link, agreement, wanted)
             there += seen.others
@@ -179,7 +181,7 @@ class Resume:
                 offer = seen.offers[mine]
                 attempt = self._attempt(offer, self._sharing(choices, seen.nodes), load, agreement)
                 if not attempt.objections:
-                    resumed = Resumed(SaveId(*mine.id), mine.tier, attempt.state, offer.details)
+                    resumed = ResumeResult(SaveId(*mine.id), mine.tier, attempt.state, offer.details)
                     if self._link.place.group_world_size > 1:
                         self._abandoned = _newer_in_memory(mine, seen.has[self._link.place.rank])
                     break
@@ -204,7 +206,7 @@ class Resume:
         same = [each for each, choice in enumerate(choices) if choice == choices[rank]]
         return [each for each in same if nodes[each] == nodes[rank] or not self._offers.has_far]
 
-    def _at(self, path: str, agreement: Agreement) -> tuple[SaveId | None, Offer, list[int]]:
+    def _at(self, path: str, agreement: Agreement) -> tuple[SaveId | None, Candidate, list[int]]:
         found, error = None, ""
         try:
             found = self._offers.at(path)
@@ -220,7 +222,7 @@ class Resume:
         there = f"fastckpt ls {self._offers.directory} shows what there is"
         return BadCheckpoint(f"{path} cannot be loaded: {'; '.join(why)}. {there}")
 
-    def _attempt(self, offer: Offer, sharing: list[int], load: Load, agreement: Agreement) -> _Attempt:
+    def _attempt(self, offer: Candidate, sharing: list[int], load: Load, agreement: Agreement) -> _Attempt:
         """Verify, vote, load, vote. No rank unpickles what another has found damaged: that can end the process."""
         names = self._answers_for(offer.files, self._link.place.rank, sharing)
         with metrics.phase("resume.verify"):
@@ -234,7 +236,7 @@ class Resume:
         said = agreement.gather(objection)
         return _Attempt(state, {rank: [why] for rank, why in enumerate(said) if why})
 
-    def _tell_of_unfinished(self, resumed: Resumed | None) -> None:
+    def _tell_of_unfinished(self, resumed: ResumeResult | None) -> None:
         """Say what nodes were writing that is newer than what all go on from; the first rank knows of it."""
         save = resumed.id if resumed else None
         for each in self._offers.unfinished:
@@ -244,7 +246,7 @@ class Resume:
                 logger.warning("%s on storage is not resumed: %s; %s. %s", each.id, each.why, instead, hint)
                 self._met.append(f"{each.id} on storage: {each.why}")
 
-    def _report(self, resumed: Resumed | None) -> None:
+    def _report(self, resumed: ResumeResult | None) -> None:
         """Let the saver know, for the end of the job; one rank of each node does."""
         if self._link.place.local_rank == 0:
             try:
@@ -252,7 +254,7 @@ class Resume:
             except FastckptError as error:
                 logger.warning("the saver could not be told of the resume: %s", error)
 
-    def _reject(self, bad: Candidate, objections: str) -> str:
+    def _reject(self, bad: CheckpointLocation, objections: str) -> str:
         """Say what speaks against a checkpoint."""
         text = f"{_named(bad)} ({objections})"
         metrics.counts["bad_checkpoints"] += 1
@@ -264,28 +266,28 @@ class Resume:
         return text
 
 
-def _newer_in_memory(chosen: Candidate, has: Collection[Candidate]) -> list[list[int]]:
+def _newer_in_memory(chosen: CheckpointLocation, has: Collection[CheckpointLocation]) -> list[list[int]]:
     """What was wanted, and is in memory here, but not with all ranks."""
     return [list(each.id) for each in sorted(has) if each.tier == "memory" and each.id > chosen.id]
 
 
-def _named(candidate: Candidate) -> str:
+def _named(candidate: CheckpointLocation) -> str:
     return f"step {candidate.step} of history {candidate.history} in {candidate.where}"
 
 
-def _objections(bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> str:
+def _objections(bad: CheckpointLocation, choices: Sequence[CheckpointLocation], attempt: _Attempt) -> str:
     found = attempt.of([rank for rank, choice in enumerate(choices) if choice == bad])
     return "; ".join(dict.fromkeys(found))
 
 
-def _faults(bad: Candidate, choices: Sequence[Candidate], attempt: _Attempt) -> Faults:
+def _faults(bad: CheckpointLocation, choices: Sequence[CheckpointLocation], attempt: _Attempt) -> Faults:
     """The files of a checkpoint that ranks found bad, in the place where they looked; damage before what is unread."""
     votes = [vote for rank, vote in attempt.bad.items() if choices[rank] == bad]
     found = [(name, why) for vote in votes for name, why in vote.items()]
     return dict(sorted(found, key=lambda fault: not is_unreadable([fault[1]])))
 
 
-def _has_details(details: Mapping[str, Any], _: Candidate, offer: Offer) -> bool:
+def _has_details(details: Mapping[str, Any], _: CheckpointLocation, offer: Candidate) -> bool:
     return all(offer.details.get(key) == details[key] for key in details)
 
 

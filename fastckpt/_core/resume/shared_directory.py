@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import ConfigError, FastckptError
 
@@ -17,7 +17,7 @@ Seen = tuple[int, str, str]
 """Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, tells nothing."""
 
 
-def mark_seen(location: str, place: Place) -> Seen | None:
+def mark_seen(location: str, place: RankInfo) -> Seen | None:
     """What the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
     if place.group_world_size == 1 or place.local_rank != 0:
         return None
@@ -31,7 +31,7 @@ def mark_seen(location: str, place: Place) -> Seen | None:
     return place.group_rank, socket.gethostname(), mark
 
 
-def check_shared(ranks: Agreement, location: str, place: Place, said: Sequence[Seen | None]) -> None:
+def check_shared(ranks: Agreement, location: str, place: RankInfo, said: Sequence[Seen | None]) -> None:
     """Raise ConfigError, in all ranks, if nodes see unlike marks; ``said`` is what each rank has seen.
 
     They look twice: of several that mark a store at once, the last has marked it.

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.client.connection import Link
-from fastckpt._core.policy.resume import Candidate, choose
-from fastckpt._core.resume.candidates import OTHER_KIND, Offer, Offers
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.policy.resume import CheckpointLocation, choose
+from fastckpt._core.resume.candidates import OTHER_KIND, Candidate, CandidateFinder
 from fastckpt._core.resume.memory_of_other_ranks import held_elsewhere
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
 
-Wanted = Callable[[Candidate, Offer], bool]
+Wanted = Callable[[CheckpointLocation, Candidate], bool]
 """Whether a checkpoint may be the one to resume."""
 
 
@@ -28,15 +28,15 @@ class Survey:
         others: What else exists, in words.
     """
 
-    offers: dict[Candidate, Offer]
-    has: list[set[Candidate]]
+    offers: dict[CheckpointLocation, Candidate]
+    has: list[set[CheckpointLocation]]
     nodes: list[int]
     others: list[str]
 
 
-def near(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted) -> Survey:
+def near(offers: CandidateFinder, link: SaverClient, agreement: Agreement, wanted: Wanted) -> Survey:
     """What memory holds, and is as new as all that is durable: storage is not needed."""
-    found, durable = dict[Candidate, Offer](), tuple[int, ...]()
+    found, durable = dict[CheckpointLocation, Candidate](), tuple[int, ...]()
     try:
         found, durable = offers.near()
     except (FastckptError, OSError) as failure:
@@ -44,16 +44,18 @@ def near(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted) -> Su
     said = {"has": _of(found, wanted), "node": link.place.group_rank, "durable": durable}
     reports = agreement.gather(said)
     least = max(tuple(report["durable"]) for report in reports)
-    has = [{c for entry in report["has"] if (c := Candidate(*entry)).id >= least} for report in reports]
+    has = [{c for entry in report["has"] if (c := CheckpointLocation(*entry)).id >= least} for report in reports]
     return Survey(found, has, [report["node"] for report in reports], [])
 
 
-def everywhere(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted, *, settle: bool = True) -> Survey:
+def everywhere(
+    offers: CandidateFinder, link: SaverClient, agreement: Agreement, wanted: Wanted, *, settle: bool = True
+) -> Survey:
     """What there is, in memory and on storage; what nodes have written there whole is first published, if need be.
 
     Raises NoLoadableCheckpoint if some rank cannot look for it, unless memory holds what is as new.
     """
-    found, error = dict[Candidate, Offer](), ""
+    found, error = dict[CheckpointLocation, Candidate](), ""
     try:
         found = offers.find()
     except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
@@ -76,19 +78,19 @@ def everywhere(offers: Offers, link: Link, agreement: Agreement, wanted: Wanted,
             raise NoLoadableCheckpoint(text)
         logger.warning("%s. What memory holds is newer, or as new.", text)
         return replace(in_memory, others=[text])
-    has = [{Candidate(*entry) for entry in report["has"]} for report in reports]
+    has = [{CheckpointLocation(*entry) for entry in report["has"]} for report in reports]
     others = _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
     return Survey(found, has, [report["node"] for report in reports], others)
 
 
-def _of(offers: Mapping[Candidate, Offer], wanted: Wanted) -> list[Candidate]:
+def _of(offers: Mapping[CheckpointLocation, Candidate], wanted: Wanted) -> list[CheckpointLocation]:
     return [candidate for candidate, offer in offers.items() if wanted(candidate, offer)]
 
 
-def _not_for_all(has: list[set[Candidate]]) -> list[str]:
-    everywhere = set[Candidate].intersection(*has)
+def _not_for_all(has: list[set[CheckpointLocation]]) -> list[str]:
+    everywhere = set[CheckpointLocation].intersection(*has)
     found = []
-    for candidate in sorted(set[Candidate].union(*has) - everywhere):
+    for candidate in sorted(set[CheckpointLocation].union(*has) - everywhere):
         lacking = [rank for rank, report in enumerate(has) if candidate not in report]
         found.append(f"step {candidate.step} in {candidate.where} (not there for ranks {lacking})")
     return found

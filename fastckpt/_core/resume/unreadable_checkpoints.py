@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.policy.resume import Candidate, choose
+from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt.errors import NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -21,15 +21,15 @@ def is_unreadable(faults: Collection[str]) -> bool:
     return bool(faults) and all(why.startswith(PersistError.__name__) for why in faults)
 
 
-class Unread:
+class UnreadableCheckpoints:
     """What the ranks of a resume could not read, though it is there; all of them say and ask the same of it."""
 
     def __init__(self, agreement: Agreement, rank: int) -> None:
         self._agreement, self._rank = agreement, rank
-        self._why: dict[Candidate, str] = {}
+        self._why: dict[CheckpointLocation, str] = {}
         self._end: float | None = None
 
-    def add(self, candidate: Candidate, why: str) -> None:
+    def add(self, candidate: CheckpointLocation, why: str) -> None:
         """This one could not be read."""
         self._why[candidate] = why
         if self._end is None:
@@ -37,7 +37,9 @@ class Unread:
             if self._rank == 0:
                 logger.warning("%s. It is tried again for up to %.0f s", why, LIMIT)
 
-    def choose(self, has: Sequence[Collection[Candidate]], excluded: set[Candidate]) -> tuple[Candidate, ...] | None:
+    def choose(
+        self, has: Sequence[Collection[CheckpointLocation]], excluded: set[CheckpointLocation]
+    ) -> tuple[CheckpointLocation, ...] | None:
         """As `policy.resume.choose`; before an older one is chosen, what could not be read is included again.
 
         Raises NoLoadableCheckpoint once that was done for long enough.
@@ -48,7 +50,7 @@ class Unread:
             self._why.clear()
         return choices
 
-    def _is_newer_than(self, choices: Sequence[Candidate] | None) -> bool:
+    def _is_newer_than(self, choices: Sequence[CheckpointLocation] | None) -> bool:
         newest = max((candidate.id for candidate in self._why), default=None)
         return newest is not None and (choices is None or choices[0].id < newest)
 

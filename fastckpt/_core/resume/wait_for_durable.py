@@ -5,10 +5,10 @@ import time
 from contextlib import suppress
 
 from fastckpt._core.client.collective import Agreement
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.resume.candidates import Offers
+from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
@@ -20,7 +20,7 @@ LONGEST_PAUSE = 0.5
 """Seconds between two looks."""
 
 
-def join_on_storage(offers: Offers, link: Link, agreement: Agreement) -> None:
+def join_on_storage(offers: CandidateFinder, link: SaverClient, agreement: Agreement) -> None:
     """Return when storage has the newest save of which each node has its part, unless memory is enough for all ranks.
 
     A node flushes the newest that it has by itself, which may be newer than what the others have, or not done yet.
@@ -43,7 +43,7 @@ def join_on_storage(offers: Offers, link: Link, agreement: Agreement) -> None:
         pause = min(1.5 * pause, LONGEST_PAUSE)
 
 
-def _missing(save: SaveId, link: Link, end: float) -> str:
+def _missing(save: SaveId, link: SaverClient, end: float) -> str:
     """Empty once the save is durable, as far as this node knows."""
     try:
         status = link.status()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastckpt._core.config import Settings
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.memory.census import Entry, State, census
+from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.memory.headroom import lies_in_memory
 from fastckpt.errors import ConfigError
 
@@ -50,7 +50,7 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
         f"--fast-memory --fast-shm-dir {other} to resume it, or remove it)"
         for other in places
         for entry in _census(Path(other))
-        if entry.path.name == arena.name and entry.directory == directory and entry.state is State.LEFT_BEHIND
+        if entry.path.name == arena.name and entry.directory == directory and entry.state is ArenaState.LEFT_BEHIND
         if ours
         and entry.claim.is_of(ours[0].claim.seen, ours[0].claim.inode)
         and entry.newest
@@ -61,7 +61,7 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
     return found
 
 
-def _census(directory: Path) -> list[Entry]:
+def _census(directory: Path) -> list[ArenaEntry]:
     with suppress(OSError):
         return census(directory)
     return []

@@ -17,16 +17,16 @@ from fastckpt._core.memory.presence import forget_the_dead
 from fastckpt._core.policy.slots import Skip, choose_slot
 from fastckpt._core.saver.admission import admit
 from fastckpt._core.saver.arena_location import left_elsewhere, place
-from fastckpt._core.saver.memory_digests import Digester
-from fastckpt._core.saver.persistence.directory_mark import Marking
-from fastckpt._core.saver.persistence.durable_tiers import Levels
+from fastckpt._core.saver.memory_digests import MemoryDigests
+from fastckpt._core.saver.persistence.directory_mark import DirectoryMark
+from fastckpt._core.saver.persistence.durable_tiers import DurableTiers
 from fastckpt._core.saver.persistence.pending_persist import urgency_of
 from fastckpt._core.saver.persistence.persister import PIN
 from fastckpt._core.saver.persistence.tenure import Job, Opening
 from fastckpt._core.saver.readers import Readers
-from fastckpt._core.saver.reservation import Room
+from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.slot import Slot
-from fastckpt._core.saver.worker_progress import Progress
+from fastckpt._core.saver.worker_progress import WorkerProgress
 from fastckpt._core.saver.writers import CLOSED, Loan, Writers
 from fastckpt._core.storage.download_dir import staging_path
 from fastckpt._core.storage.io.copier import Copier
@@ -40,23 +40,23 @@ DECISIONS = 64
 """How many decisions on saves are remembered, for writers that are behind."""
 
 
-class Keeper:
+class Coordinator:
     """One checkpoint directory on this node. All methods but the first run in the saver's event loop."""
 
     def __init__(self, hello: Hello, settings: Settings, copier: Copier, launch: str, ending: Event) -> None:
         """Make or adopt the arena, for which it may have to wait until ``ending`` is set; raises as `admit`."""
         self._settings, self._directory = settings, hello.directory
         job = Job(launch, hello.directory, settings.take_over, settings.exclusive)
-        self.levels = Levels(hello, self.newest, copier, job)
+        self.levels = DurableTiers(hello, self.newest, copier, job)
         self.persister = self.levels.persister
         path = arena_path(str(place(settings)), hello.directory, hello.group_rank)
         self.arena = admit(path, job, self.persister.tenure, ending)
         self.slots: list[Slot] = []
-        self.progress = Progress(path, hello.local_world_size)
+        self.progress = WorkerProgress(path, hello.local_world_size)
         self.readers = Readers(self.slots, staging_path(path), self.persister, flush=settings.flush)
-        self._marking = Marking(self.arena, self.persister.storage, hello.directory, hello.group_rank)
-        self._room = Room(self.arena, self.slots, self.newest)
-        self.digester = Digester(self.newest)
+        self._marking = DirectoryMark(self.arena, self.persister.storage, hello.directory, hello.group_rank)
+        self._room = Reservations(self.arena, self.slots, self.newest)
+        self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
         self._skipping = False
@@ -150,7 +150,7 @@ class Keeper:
                 except OSError:
                     self.writers.withdraw(rank)
                     raise
-                slots.commit(slot.path, rank, slots.Done(save, dict(loan.files), dict(loan.details)))
+                slots.commit(slot.path, rank, slots.SlotDone(save, dict(loan.files), dict(loan.details)))
                 slot.read_part(rank)
                 self._tell_of_loan(save, rank)
 

@@ -23,11 +23,11 @@ SETTLED = 1.0
 """Seconds that a checkpoint must have been the newest before it is digested: one that lasts less is not worth it."""
 
 
-class Stopped(Exception):
+class DigestStopped(Exception):
     """A save has begun, or the job ends."""
 
 
-class Digester:
+class MemoryDigests:
     """Writes digests beside slots. All methods run in the saver's event loop; the work is a thread's.
 
     Nobody waits for it, and it pins nothing: it stops when a save begins.
@@ -76,7 +76,7 @@ class Digester:
         error = work.exception()
         if error is None:
             _judge(slot, save, work.result(), since)
-        elif not isinstance(error, Stopped):
+        elif not isinstance(error, DigestStopped):
             logger.warning("%s in memory could not be digested: %s", save, error)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class _Pace:
 
     def wait_for(self, _: int) -> None:
         if self._stopped():
-            raise Stopped
+            raise DigestStopped
 
 
 def _digests(slot: Path, save: SaveId, names: Iterable[str], pace: _Pace) -> dict[str, str]:

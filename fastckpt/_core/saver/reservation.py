@@ -9,7 +9,7 @@ from dataclasses import replace
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.memory.arena import Arena, too_small
-from fastckpt._core.memory.headroom import ENOUGH, LEAST, Headroom, Limit, headroom
+from fastckpt._core.memory.headroom import ENOUGH, LEAST, Headroom, MemoryLimit, headroom
 from fastckpt._core.memory.slots import discard, image_size, images_in
 from fastckpt._core.saver.slot import Slot
 from fastckpt.errors import ArenaTooSmall
@@ -20,7 +20,7 @@ Sizes = dict[str, int]
 """Names of images, and their sizes in bytes."""
 
 
-class Room:
+class Reservations:
     """The memory of an arena's slots. All methods run in the saver's event loop; the work is a thread's."""
 
     def __init__(self, arena: Arena, slots: list[Slot], newest: Callable[[], Slot | None]) -> None:
@@ -78,7 +78,7 @@ class Room:
     def _warn_if_crowded(self, size: int) -> None:
         """Warn, once, if data loaders may find a tmpfs full: their workers die of that."""
         found = None if self._warned else self._lacking(size, ENOUGH)
-        if found is not None and found.kind is Limit.TMPFS:
+        if found is not None and found.kind is MemoryLimit.TMPFS:
             self._warned, taken = True, len(self._slots) * size
             what = f"checkpoints take {binary(taken)} of {binary(found.total)} in {found.limit}"
             remedies = found.remedies(taken - found.free)

@@ -20,8 +20,8 @@ from fastckpt._core.ipc.channel import bind, pack, peer, receive
 from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
-from fastckpt._core.saver.coordinator import Keeper
-from fastckpt._core.saver.stats import Tally
+from fastckpt._core.saver.coordinator import Coordinator
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.saver.worker_events import joined, told
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.modes import choose
@@ -59,8 +59,8 @@ class Saver:
         self.unfinished = False
         self._shut_out = ""
         self._ending = threading.Event()
-        self._entering: Keeper | None = None
-        self._keepers: dict[tuple[str, int], Keeper] = {}
+        self._entering: Coordinator | None = None
+        self._keepers: dict[tuple[str, int], Coordinator] = {}
         self._opening = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._refused: set[int] = set()
@@ -113,7 +113,7 @@ class Saver:
 
         return self._call(ask()).result(START_TIMEOUT)
 
-    def report(self) -> list[Tally]:
+    def report(self) -> list[SaverStats]:
         """What became of the checkpoints of each directory; at any time."""
         return [keeper.persister.tally for keeper in list(self._keepers.values())]
 
@@ -209,7 +209,7 @@ class Saver:
             logger.warning("refused process %d of user %d, and all others of that user", pid, uid)
         self._refused.add(uid)
 
-    async def _keeper(self, hello: m.Hello) -> Keeper:
+    async def _keeper(self, hello: m.Hello) -> Coordinator:
         """The keeper of the worker's checkpoint directory."""
         async with self._opening:
             key = (hello.directory, hello.group_rank)
@@ -220,7 +220,7 @@ class Saver:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
-                make = partial(Keeper, hello, self._settings, self._copier, self.address, self._ending)
+                make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending)
                 try:
                     keeper = self._entering = await loop.run_in_executor(None, make)
                     await self._open(keeper)
@@ -232,7 +232,7 @@ class Saver:
                 self._keepers[key] = keeper
             return self._keepers[key]
 
-    async def _open(self, keeper: Keeper) -> None:
+    async def _open(self, keeper: Coordinator) -> None:
         async with contextlib.AsyncExitStack() as on_failure:
             on_failure.push_async_callback(keeper.abandon)
             await keeper.open()
@@ -242,10 +242,10 @@ class Saver:
 class _Connection:
     """Serves one writer, from its hello until it hangs up or dies."""
 
-    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Keeper]]) -> None:
+    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]]) -> None:
         self._pid = pid
         self._find = find
-        self._keeper: Keeper | None = None
+        self._keeper: Coordinator | None = None
         self._rank = -1
         self._heard = time.monotonic()
 
@@ -307,7 +307,7 @@ class _Connection:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         return await self._act(self._keeper, message)
 
-    async def _act(self, keeper: Keeper, message: m.Message) -> m.Message:
+    async def _act(self, keeper: Coordinator, message: m.Message) -> m.Message:
         match message:
             case m.BeginSave():
                 return await keeper.begin(self._rank, message)
@@ -325,7 +325,7 @@ class _Connection:
         self._note(keeper, message)
         return m.Done()
 
-    def _note(self, keeper: Keeper, message: m.Message) -> None:
+    def _note(self, keeper: Coordinator, message: m.Message) -> None:
         match message:
             case m.Committed():
                 keeper.committed(self._rank, message)
@@ -360,7 +360,7 @@ def _last_beat(lines: list[Telemetry]) -> int:
     return max([line.beat for line in lines], default=-1)
 
 
-def _welcome(keeper: Keeper, history: int) -> m.Welcome:
+def _welcome(keeper: Coordinator, history: int) -> m.Welcome:
     return m.Welcome(str(keeper.arena.path), history, keeper.progress.name)
 
 

@@ -41,10 +41,10 @@ class Slot:
     pins: dict[str, str] = field(default_factory=dict)
     verified: bool = False
     lost: str = ""
-    _parts: dict[int, slots.Done] = field(default_factory=dict)
+    _parts: dict[int, slots.SlotDone] = field(default_factory=dict)
     _recovered: float = 0.0
 
-    def read(self, known: Mapping[int, slots.Done] = MappingProxyType({})) -> None:
+    def read(self, known: Mapping[int, slots.SlotDone] = MappingProxyType({})) -> None:
         """Take the state from the records, of which those that are ``known`` have just been read."""
         records = slots.read(self.path, known)
         self.committed = records.committed is not None
@@ -109,7 +109,7 @@ class Slot:
 
     def begin(self, save: SaveId, writers: frozenset[int]) -> set[str]:
         """Start a new save in this slot; returns images that nobody needs any more."""
-        left = slots.begin(self.path, slots.Begin(save, writers))
+        left = slots.begin(self.path, slots.SlotBegin(save, writers))
         self.id, self.writers, self.done, self.committed = save, writers, set(), False
         self.verified, self.lost = False, ""
         self.wanted.clear()

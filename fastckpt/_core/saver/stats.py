@@ -38,7 +38,7 @@ class Copies:
 
 
 @dataclass
-class Tally:
+class SaverStats:
     """Counts of one node.
 
     Attributes:

@@ -10,7 +10,7 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 
-class Progress:
+class WorkerProgress:
     """The owner's side of the block that belongs to an arena. Without memory for it, nothing is said.
 
     Attributes:

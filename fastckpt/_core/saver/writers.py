@@ -45,7 +45,7 @@ class Departure:
         return self.loan is not None and save.history == self.history and (self.last is None or save >= self.last)
 
 
-class Pace:
+class CopyPace:
     """Counts the saves of each rank in a history, to see that ranks that save a step are at the same place.
 
     One is refused as long as none was at the same place for two ranks: later, a rank that has left out a save, say
@@ -102,7 +102,7 @@ class Writers:
         self._count = count
         self._ranks: dict[int, int] = {}
         self._latest: dict[int, SaveId] = {}
-        self._pace = Pace()
+        self._pace = CopyPace()
         self._present: dict[int, int] = {}
         self._gone: dict[int, Departure] = {}
         self._former: dict[int, Departure] = {}
@@ -235,7 +235,7 @@ class Writers:
     def restart(self) -> None:
         """All of them are dead; others come."""
         self._latest.clear()
-        self._pace = Pace()
+        self._pace = CopyPace()
         self._present.clear()
         self._gone.clear()
         self._former.clear()

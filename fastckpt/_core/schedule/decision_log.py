@@ -3,7 +3,7 @@
 import time
 from math import isfinite
 
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.ipc.messages import Decided
 from fastckpt._core.policy.frequency.tuning import Decision
 
@@ -11,7 +11,7 @@ PAUSE, RARELY = 1.0, 0.01
 """Seconds, and part of its age, that a job says nothing of intervals that stay as they are: a log stays small."""
 
 
-class Decisions:
+class DecisionLog:
     """Tells them; never waits for an answer, and raises nothing if nobody is there to be told.
 
     Args:
@@ -19,7 +19,7 @@ class Decisions:
         bound: The part of training time that checkpoints may cost; None if the intervals do not depend on it.
     """
 
-    def __init__(self, link: Link, bound: float | None) -> None:
+    def __init__(self, link: SaverClient, bound: float | None) -> None:
         self._link = link if link.place.rank == 0 else None
         self._bound = bound
         self._last: Decision | None = None

@@ -7,7 +7,7 @@ from typing import Any
 from fastckpt._core.policy.frequency.failures import mean_time_between
 
 
-class Lifetime:
+class FailureHistory:
     """Of this process, and of those before it that are told of by the checkpoint from which it goes on.
 
     Restarts that follow each other without a save in between count, too: the launcher counts them.

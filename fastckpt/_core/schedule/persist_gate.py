@@ -5,7 +5,7 @@ from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 
-class Single:
+class PersistGate:
     """Says which persists may begin, so that a job that loses its memory goes back by one of them at most.
 
     After "at most one checkpoint" of CheckFreq (Mohan et al., FAST'21), where the snapshot waits, and

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from fastckpt._core.client.job_store import job_store_if_met
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Status
 from fastckpt.errors import FastckptError
@@ -21,7 +21,7 @@ PATIENCE = 60.0
 _WORD = "next"
 
 
-class Turns:
+class PersistTurns:
     """Says which of the saves whose storage type was left out are persisted, alike on all nodes.
 
     When nothing is on its way to storage, the first rank says in the store of the process group from which step on the
@@ -35,7 +35,7 @@ class Turns:
         status: Asks this node's saver how far persistence is.
     """
 
-    def __init__(self, directory: str, place: Place, status: Callable[[], Status]) -> None:
+    def __init__(self, directory: str, place: RankInfo, status: Callable[[], Status]) -> None:
         self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
         self._place, self._status = place, status
         self._ahead, self._patience, self._since = 0, PATIENCE, 0.0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fastckpt._core.policy.frequency.profile_cache import Circumstances
+from fastckpt._core.policy.frequency.profile_cache import ProfileKey
 from fastckpt._core.storage.store import is_url
 from fastckpt._core.version import VERSION
 
@@ -17,7 +17,7 @@ def circumstances(
     size: int,
     world_size: int,
     overlaps: bool = True,
-) -> Circumstances:
+) -> ProfileKey:
     """Those of a training that saves to a directory.
 
     Args:
@@ -30,7 +30,7 @@ def circumstances(
     """
     device = device_of(model)
     names = ", ".join(type(each).__name__ for each in optimizers)
-    return Circumstances(
+    return ProfileKey(
         size,
         world_size,
         directory.partition("://")[0] if is_url(directory) else "directory",

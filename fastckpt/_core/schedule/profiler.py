@@ -10,8 +10,13 @@ from fastckpt._core.client.collective import Agreement, Answers
 from fastckpt._core.policy.frequency import profiling
 from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile, choose
 from fastckpt._core.policy.frequency.overhead import FEW, Iteration
-from fastckpt._core.policy.frequency.profiling import COPIES, Progress
-from fastckpt._core.policy.frequency.provisional_intervals import MEMORY, Pace, provisional, steps_within
+from fastckpt._core.policy.frequency.profiling import COPIES, ProfilingProgress
+from fastckpt._core.policy.frequency.provisional_intervals import (
+    MEMORY,
+    ProvisionalIntervals,
+    provisional,
+    steps_within,
+)
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
@@ -59,7 +64,7 @@ class Profiler:
         *,
         turns: range,
         overlaps: bool,
-        before: Progress | None = None,
+        before: ProfilingProgress | None = None,
     ) -> None:
         self._ranks, self._watch, self._terms, self._sizes = ranks, watch, terms, sizes
         self._most, self._overlaps = len(turns), overlaps
@@ -117,7 +122,7 @@ class Profiler:
             self._check = turn + 1
         self._plan_persist(turn, idle=all(each["idle"] for each in said))
 
-    def _distance(self, turn: int, pace: Pace) -> int:
+    def _distance(self, turn: int, pace: ProvisionalIntervals) -> int:
         """Turns until ranks send each other what they have measured next.
 
         Farther and farther apart, for what all send to all costs more the more there are; but as long as iterations are
@@ -142,11 +147,11 @@ class Profiler:
             known = self.progress is not None and self.progress.persists > 0
             self._persists_from = self._persisted + self._intervals.storage if known else turn
 
-    def _pace(self, turn: float) -> Pace:
+    def _pace(self, turn: float) -> ProvisionalIntervals:
         if self.progress is None:
-            return Pace(turn)
+            return ProvisionalIntervals(turn)
         stall = choose(self.progress.profile, self._terms.overhead).stall + self.progress.profile.copy_slowdown
-        return Pace(turn, stall, self.progress.profile.storage, self.progress.compared)
+        return ProvisionalIntervals(turn, stall, self.progress.profile.storage, self.progress.compared)
 
     def _add(self, iteration: Iteration, update: float) -> None:
         self._seen.append(iteration.seconds)
@@ -164,7 +169,7 @@ class Profiler:
             "idle": self._watch.idle,
         }
 
-    def _measured(self) -> Progress | None:
+    def _measured(self) -> ProfilingProgress | None:
         """What this run has measured; a persist of which that is not known takes no time.
 
         Where no iteration is without a save or a persist, others stand for it.
@@ -173,7 +178,7 @@ class Profiler:
         plain = self._plain if len(self._plain) >= FEW else self._copied or self._plain or self._slowed or self._both
         if not (plain and watch.copies):
             return None
-        samples = profiling.Samples(
+        samples = profiling.ProfileSamples(
             iterations=tuple(plain),
             updates=tuple(self._updates),
             host_copies=tuple(watch.copies),
@@ -184,8 +189,8 @@ class Profiler:
             copied=tuple(self._copied),
         )
         profile = profiling.profiled(samples, *self._sizes())
-        return Progress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
+        return ProfilingProgress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
 
 
-def _progress(said: dict[str, Any] | None) -> Progress | None:
-    return Progress(**{**said, "profile": Profile(**said["profile"])}) if said else None
+def _progress(said: dict[str, Any] | None) -> ProfilingProgress | None:
+    return ProfilingProgress(**{**said, "profile": Profile(**said["profile"])}) if said else None

@@ -10,16 +10,16 @@ from fastckpt._core.policy.frequency import overhead
 from fastckpt._core.policy.frequency.intervals import Intervals, Profile, choose
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
 from fastckpt._core.policy.frequency.profile_cache import Remembered
-from fastckpt._core.policy.frequency.profiling import Progress
-from fastckpt._core.policy.frequency.tuning import Decision, State, Terms, started, tuned
-from fastckpt._core.schedule.persist_gate import Single
+from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.tuning import Decision, Terms, TuningState, started, tuned
+from fastckpt._core.schedule.persist_gate import PersistGate
 from fastckpt._core.schedule.profiler import NOTICE, Due, Profiler
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 GIVEN = "the user gave these intervals"
 
 
-class Tempo(Protocol):
+class Schedule(Protocol):
     """Says when a checkpoint is due; equal on all ranks that are given equal steps.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tempo(Protocol):
         ...
 
 
-class Steady:
+class FixedSchedule:
     """Checkpoints every so many steps, counted from step 0; training goes on from ``step``.
 
     One that is due at a step that is left out is made at the next.
@@ -64,7 +64,7 @@ class Steady:
         """Nothing was measured."""
 
 
-class Adaptive:
+class AdaptiveSchedule:
     """Checkpoints as often as the overhead allows.
 
     It counts turns: steps that a training leaves out, or counts in others than ones, do not matter.
@@ -96,8 +96,8 @@ class Adaptive:
         self._ranks, self._watch, self._turns, self._step = ranks, watch, turns, turns
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
-        self._single = Single(ranks.beside("persists"), watch, NOTICE)
-        self._state: State | None = None
+        self._single = PersistGate(ranks.beside("persists"), watch, NOTICE)
+        self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
         self._answers: tuple[int, Answers] | None = None
 
@@ -127,12 +127,12 @@ class Adaptive:
         self._watch.close()
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> ProfilingProgress | None:
         """How far the profile is, alike on all ranks."""
         return self._profiler.progress
 
     @property
-    def _now(self) -> State:
+    def _now(self) -> TuningState:
         assert self._state is not None
         return self._state
 

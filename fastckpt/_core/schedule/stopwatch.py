@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fastckpt._core import metrics
-from fastckpt._core.client.heartbeat import Beats, marked
+from fastckpt._core.client.heartbeat import Heartbeat, marked
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Status
 from fastckpt._core.policy.frequency.overhead import Iteration
-from fastckpt._core.schedule.update_times import Updates
+from fastckpt._core.schedule.update_times import UpdateTimes
 
 MOST = 16
 """Snapshots of which it is remembered how long they took."""
@@ -37,7 +37,7 @@ class Stopwatch:
         asides: Seconds that it took to set a snapshot aside on its device, of those of which that was done.
     """
 
-    def __init__(self, beats: Beats, glance: Callable[[], Status | None]) -> None:
+    def __init__(self, beats: Heartbeat, glance: Callable[[], Status | None]) -> None:
         self.durations: list[float] = []
         self.overruns = 0
         self.copies: deque[float] = deque(maxlen=MOST)
@@ -49,7 +49,7 @@ class Stopwatch:
         self._begun = self._stalled = self._marked = 0.0
         self._copy: _Copy | None = None
         self._had_snapshot = self._had_persist = False
-        self._updates = Updates()
+        self._updates = UpdateTimes()
 
     def turn(self) -> tuple[Iteration, float] | None:
         """A step is done, and a checkpoint may begin: the iteration since the last turn, and seconds of its update.

@@ -16,7 +16,7 @@ UNREAD = 64
 Span = tuple[torch.Event, torch.Event]
 
 
-class Updates:
+class UpdateTimes:
     """Times the steps of all optimizers of this process, until `close`. What a device does is not waited for."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from torch.autograd.graph import _engine_run_backward
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.snapshot.mutation_check import Digests, Still
-from fastckpt._core.snapshot.outcome import Outcome
-from fastckpt._core.transfer.device_copy import Transfer
+from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
+from fastckpt._core.snapshot.outcome import SaveOutcome
+from fastckpt._core.transfer.device_copy import DeviceCopy
 from fastckpt._core.transfer.host_copy import Backlog, Copy
 from fastckpt.errors import OverlapError
 
@@ -24,7 +24,7 @@ GLANCE = 0.001
 
 
 @dataclass(frozen=True)
-class Later:
+class DeferredCopies:
     """Copies that can wait until a save has returned.
 
     Attributes:
@@ -41,7 +41,7 @@ class Later:
         return bool(self.host or self.device or self.moving)
 
 
-class Rest:
+class BackgroundCopy:
     """What is left of a snapshot once its save has returned.
 
     Attributes:
@@ -50,7 +50,9 @@ class Rest:
             as long as that is not known of any.
     """
 
-    def __init__(self, save: SaveId, still: Still, later: Later, transfers: Sequence[Transfer], *, check: bool) -> None:
+    def __init__(
+        self, save: SaveId, still: MutationCheck, later: DeferredCopies, transfers: Sequence[DeviceCopy], *, check: bool
+    ) -> None:
         self.save = save
         self.backlog = Backlog(later.host, still.compare)
         self.waited = threading.Event()
@@ -78,7 +80,7 @@ class Rest:
         self.waited.set()
         return verdict
 
-    def do(self, finish: Callable[[], Outcome]) -> Outcome:
+    def do(self, finish: Callable[[], SaveOutcome]) -> SaveOutcome:
         """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if that was not to be seen."""
         step = self.save.step
         try:
@@ -86,12 +88,12 @@ class Rest:
                 self._copy()
         except (RuntimeError, MemoryError) as error:
             logger.warning("step %d was not saved: it could not be copied: %s", step, error)
-            return Outcome(f"it could not be copied: {error}", str(error))
+            return SaveOutcome(f"it could not be copied: {error}", str(error))
         with metrics.phase("overlap.compare", step=step):
             self._wait_between_operations()
             self.torn = self._judge() or self._still.miscopied()
             if self.torn:
-                return Outcome(f"{self.torn} was written to while it was copied", "")
+                return SaveOutcome(f"{self.torn} was written to while it was copied", "")
             if self._digests is not None:
                 self._compare(self._digests)
         outcome = finish()

@@ -28,7 +28,7 @@ def check_names(names: Collection[str]) -> None:
             )
 
 
-class Plans:
+class FilePlans:
     """What a writer knows of its files, by their names.
 
     Attributes:

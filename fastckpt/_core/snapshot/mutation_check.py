@@ -9,15 +9,15 @@ import xxhash
 from torch.optim import Optimizer
 
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.snapshot.sampled_bytes import DeviceSamples, Samples
-from fastckpt._core.transfer.device_copy import Piece
+from fastckpt._core.snapshot.sampled_bytes import SampledBytes, SampledDeviceBytes
+from fastckpt._core.transfer.device_copy import CopyPiece
 from fastckpt._core.transfer.host_copy import Copy, Span
 
 WORTH = 16 << 10
 """Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
 
 
-class Still:
+class MutationCheck:
     """The storages of a state that only steps of the given optimizers change, as they are now.
 
     A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or lies in its
@@ -54,8 +54,8 @@ class Still:
         self._places: list[tuple[torch.Tensor, int, str]] = []
         self._versions: list[tuple[torch.Tensor, int, str]] = []
         self._tensors: dict[int, list[torch.Tensor]] = {}
-        self._samples = Samples((), self._tensors_of)
-        self._device_samples: list[DeviceSamples] = []
+        self._samples = SampledBytes((), self._tensors_of)
+        self._device_samples: list[SampledDeviceBytes] = []
         for storage, whole, tensor, path in found:
             if whole._cdata not in moving:
                 self._tensors.setdefault(storage._cdata, []).append(tensor)
@@ -87,17 +87,17 @@ class Still:
 
     def sample(self, copies: Sequence[Copy]) -> None:
         """Keep some of the bytes to copy from the processor's memory, as they are now."""
-        self._samples = Samples(copies, self._tensors_of)
+        self._samples = SampledBytes(copies, self._tensors_of)
 
-    def sample_device(self, copies: Sequence[Copy]) -> Sequence[Piece]:
+    def sample_device(self, copies: Sequence[Copy]) -> Sequence[CopyPiece]:
         """Have the current stream of their device keep some of the bytes to copy; what is to be sent to the host."""
         if not any(size for _, _, size in copies):
             return ()
-        self._device_samples.append(samples := DeviceSamples(copies, self._tensors_of))
+        self._device_samples.append(samples := SampledDeviceBytes(copies, self._tensors_of))
         return [samples.piece]
 
     def compare(self, piece: Span, copied: bool) -> None:
-        """As `Samples.compare`."""
+        """As `SampledBytes.compare`."""
         self._samples.compare(piece, copied)
 
     def changed(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a snapshot.
 
     Attributes:

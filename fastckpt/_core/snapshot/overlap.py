@@ -19,12 +19,12 @@ from fastckpt._core.arguments import shown
 from fastckpt._core.client.wrapped_optimizers import unwrapped
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.snapshot.background_copy import Later, Rest
-from fastckpt._core.snapshot.mutation_check import Still
-from fastckpt._core.snapshot.outcome import Outcome
-from fastckpt._core.snapshot.share_memory_guard import Barrier
+from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies
+from fastckpt._core.snapshot.mutation_check import MutationCheck
+from fastckpt._core.snapshot.outcome import SaveOutcome
+from fastckpt._core.snapshot.share_memory_guard import ShareMemoryGuard
 from fastckpt._core.transfer.device_copy import records_graph
-from fastckpt._core.transfer.device_streams import Lanes, by_place
+from fastckpt._core.transfer.device_streams import DeviceStreams, by_place
 from fastckpt._core.transfer.host_copy import Copy
 from fastckpt.errors import ConfigError, OverlapError
 
@@ -48,7 +48,7 @@ class Overlap:
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
-        lanes: Lanes,
+        lanes: DeviceStreams,
         stall: Callable[[str], AbstractContextManager[None]],
         *,
         check: bool,
@@ -61,10 +61,10 @@ class Overlap:
         self._is_proven = check
         self._pid = os.getpid()
         self._waits = threading.RLock()
-        self._pending: tuple[Rest, Future[Outcome]] | None = None
-        self._watched: tuple[SaveId, Still] | None = None
-        self._barrier = Barrier((), self.wait)
-        self._endings: list[tuple[SaveId, Outcome]] = []
+        self._pending: tuple[BackgroundCopy, Future[SaveOutcome]] | None = None
+        self._watched: tuple[SaveId, MutationCheck] | None = None
+        self._barrier = ShareMemoryGuard((), self.wait)
+        self._endings: list[tuple[SaveId, SaveOutcome]] = []
         self._pool = ThreadPoolExecutor(1, "fastckpt-overlap")
         self._hook: RemovableHandle | None = None
         self.defer(optimizers)
@@ -73,7 +73,7 @@ class Overlap:
         """From the next snapshot on, copy what these change behind training; they take the place of those before.
 
         Args:
-            beside: Gives tensors that change only behind the beginning of such a step, as `Still` takes them.
+            beside: Gives tensors that change only behind the beginning of such a step, as `MutationCheck` takes them.
         """
         self._optimizers, self._beside = optimizers, beside
         if optimizers and self._hook is None:
@@ -82,31 +82,35 @@ class Overlap:
             # saver of this process ends.
             threading._register_atexit(_wait_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
 
-    def part(self, plans: Collection[Plan], copies: Sequence[Copy]) -> tuple[Still | None, Sequence[Copy], Later]:
+    def part(
+        self, plans: Collection[Plan], copies: Sequence[Copy]
+    ) -> tuple[MutationCheck | None, Sequence[Copy], DeferredCopies]:
         """What stands still, if that is of interest; the copies to do at once; and those that can wait."""
         if not self._optimizers:
-            return None, copies, Later()
-        still = Still(plans, self._optimizers, self._beside())
+            return None, copies, DeferredCopies()
+        still = MutationCheck(plans, self._optimizers, self._beside())
         now, later = still.part(copies)
         on_host = not any(plan.device for plan in plans)
         host, device = (later, []) if on_host else by_place(later)
         if not self._check:
             still.sample(host)
         if not self._is_proven:
-            return still, copies, Later()
+            return still, copies, DeferredCopies()
         now, moving = (now, []) if on_host else by_place(now)
-        return still, now, Later(host, device, moving)
+        return still, now, DeferredCopies(host, device, moving)
 
-    def watch(self, save: SaveId, still: Still) -> None:
+    def watch(self, save: SaveId, still: MutationCheck) -> None:
         """See by the next step whether what stands still did so."""
         self._watched = save, still
 
-    def begin(self, save: SaveId, still: Still, later: Later, finish: Callable[[], Outcome]) -> None:
+    def begin(
+        self, save: SaveId, still: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
+    ) -> None:
         """Do the copies behind training's back; then ``finish``, if nothing was written to them meanwhile."""
         sample = (lambda _: ()) if self._check else still.sample_device
         transfers = self._lanes.begin(later.device, later.moving, sample)
-        rest = Rest(save, still, later, transfers, check=self._check)
-        self._barrier = Barrier(still.in_memory(), self.wait)
+        rest = BackgroundCopy(save, still, later, transfers, check=self._check)
+        self._barrier = ShareMemoryGuard(still.in_memory(), self.wait)
         self._pending = rest, self._pool.submit(rest.do, finish)
         self.watch(save, still)
 
@@ -127,7 +131,7 @@ class Overlap:
             lost = any(ended == watched[0] and outcome.skipped for ended, outcome in self._endings)
             self._give_up(watched[0], path, lost=lost)
 
-    def endings(self) -> list[tuple[SaveId, Outcome]]:
+    def endings(self) -> list[tuple[SaveId, SaveOutcome]]:
         """What became of snapshots that were finished since the last call, oldest first."""
         endings, self._endings = self._endings, []
         return endings
@@ -154,7 +158,7 @@ class Overlap:
             self._pending = None
             self._barrier.lift()
             error = outcome.exception()
-            self._endings.append((rest.save, Outcome(str(error), "") if error else outcome.result()))
+            self._endings.append((rest.save, SaveOutcome(str(error), "") if error else outcome.result()))
             if error:
                 raise error
             if rest.torn:

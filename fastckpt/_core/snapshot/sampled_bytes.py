@@ -8,7 +8,7 @@ from operator import itemgetter
 
 import torch
 
-from fastckpt._core.transfer.device_copy import Piece, bytes_of, host_buffer
+from fastckpt._core.transfer.device_copy import CopyPiece, bytes_of, host_buffer
 from fastckpt._core.transfer.host_copy import Copy, Span, differ
 
 LINE = 64
@@ -22,7 +22,7 @@ TensorsOf = Callable[[torch.UntypedStorage], Sequence[torch.Tensor]]
 """The tensors in a storage that are saved."""
 
 
-class Samples:
+class SampledBytes:
     """64 bytes of each MiB of storages in the processor's memory, as they are now, before these are copied.
 
     Each save draws its own places, so that none is left out for good. Of each tensor there is at least one. A write
@@ -75,7 +75,7 @@ class Samples:
         return next(torn, None)
 
 
-class DeviceSamples:
+class SampledDeviceBytes:
     """The same of storages in the memory of one device; the current stream takes them when it comes to it.
 
     The host does not wait for that: the samples travel with what is copied.
@@ -94,10 +94,10 @@ class DeviceSamples:
             parts += _lines(bytes_of(storage, size), places, lengths)
         taken = torch.cat(parts)
         self._arrived = host_buffer(taken.nbytes)
-        self.piece = Piece(self._arrived.data_ptr(), taken)
+        self.piece = CopyPiece(self._arrived.data_ptr(), taken)
 
     def differing_copy(self) -> torch.UntypedStorage | None:
-        """As of `Samples`, once the samples have arrived, too."""
+        """As of `SampledBytes`, once the samples have arrived, too."""
         start = self._arrived.data_ptr()
         for target, length, storage in self._compared:
             if ctypes.string_at(target, length) != ctypes.string_at(start, length):

@@ -6,7 +6,7 @@ import torch
 from torch.storage import _share_memory_lock, _share_memory_map
 
 
-class Barrier:
+class ShareMemoryGuard:
     """What ``share_memory_`` and a queue of torch.multiprocessing wait for before they move one of these storages.
 
     Both free the memory where a storage was. torch lets a thread that is to share a storage wait for one that is at

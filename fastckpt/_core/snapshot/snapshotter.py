@@ -14,20 +14,20 @@ from typing import Any
 import torch
 
 from fastckpt._core import metrics
-from fastckpt._core.client.connection import Link
+from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.departures import Departures
-from fastckpt._core.client.save_results import TO_MEMORY, Wish
+from fastckpt._core.client.save_results import TO_MEMORY, SaveRequest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.ipc.messages import Granted, Skipped
 from fastckpt._core.memory import loans, slots
-from fastckpt._core.snapshot.file_plans import Plans
-from fastckpt._core.snapshot.outcome import Outcome
+from fastckpt._core.snapshot.file_plans import FilePlans
+from fastckpt._core.snapshot.outcome import SaveOutcome
 from fastckpt._core.snapshot.overlap import Overlap
-from fastckpt._core.transfer.device_streams import Lanes
-from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.device_streams import DeviceStreams
+from fastckpt._core.transfer.host_copy import HostCopy
 from fastckpt._core.transfer.image import Image
-from fastckpt._core.transfer.image_cache import MappedImages
+from fastckpt._core.transfer.image_cache import ImageCache
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 
 logger = logging.getLogger("fastckpt")
@@ -46,9 +46,9 @@ class Snapshotter:
 
     def __init__(
         self,
-        link: Link,
+        link: SaverClient,
         threads: int,
-        lanes: Lanes,
+        lanes: DeviceStreams,
         overlap: Overlap,
         departures: Departures,
         *,
@@ -58,12 +58,12 @@ class Snapshotter:
         self._departures = departures
         self._lanes = lanes
         self._overlap = overlap
-        self._plans = Plans(weights_only=weights_only)
-        self._images = MappedImages()
-        self._last: tuple[Path, slots.Done] | None = None
+        self._plans = FilePlans(weights_only=weights_only)
+        self._images = ImageCache()
+        self._last: tuple[Path, slots.SlotDone] | None = None
         self._begun: tuple[SaveId, dict[str, Image]] | None = None
         self._outgrown = False
-        self._filler = Filler(threads)
+        self._filler = HostCopy(threads)
         self._threads: list[threading.Thread] = []
         self._closing = threading.Event()
 
@@ -82,10 +82,10 @@ class Snapshotter:
         save: SaveId,
         states: Mapping[str, Any],
         *,
-        wish: Wish = TO_MEMORY,
+        wish: SaveRequest = TO_MEMORY,
         details: dict[str, Any] | None = None,
         commit: bool = True,
-    ) -> Outcome:
+    ) -> SaveOutcome:
         """Copy the states into a slot. Once this returns, they may be changed, but for what waits for the overlap.
 
         A state is a file of torch.save, unless it is `Tensors`, a file of safetensors, or `Raw`, one of bytes, or a
@@ -104,22 +104,24 @@ class Snapshotter:
                 plans, sizes, answer = self._plan_and_begin(save, states)
         except TROUBLE as error:
             logger.warning("step %d was not saved: %s", step, error)
-            return Outcome(str(error), str(error))
+            return SaveOutcome(str(error), str(error))
         except ArenaTooSmall as error:
             if self._last is None:
                 raise
             if not self._outgrown:
                 logger.warning("saves are skipped from step %d on: %s", step, error)
             self._outgrown = True
-            return Outcome(str(error), "")
+            return SaveOutcome(str(error), "")
         if isinstance(answer, Skipped):
-            return Outcome(answer.reason, answer.trouble)
+            return SaveOutcome(answer.reason, answer.trouble)
         self._plans.sizes |= sizes
         self._plans.forget_but(states)
-        outcome = self._fill(Path(answer.slot), plans, slots.Done(save, {}, details or {}), wish if commit else None)
+        outcome = self._fill(
+            Path(answer.slot), plans, slots.SlotDone(save, {}, details or {}), wish if commit else None
+        )
         return replace(outcome, trouble=outcome.trouble or answer.trouble)
 
-    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.Done, wish: Wish | None) -> Outcome:
+    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.SlotDone, wish: SaveRequest | None) -> SaveOutcome:
         """Copy; then commit, unless ``wish`` is None."""
         try:
             self._link.stay()
@@ -129,23 +131,25 @@ class Snapshotter:
                 still, now, later = self._overlap.part(plans.values(), copies)
                 self._filler.fill(self._lanes.copy(now) if self._images.device else now)
         except (OSError, ArenaInUse) as error:
-            return Outcome(f"{slot} cannot be written to: {error}", "")
+            return SaveOutcome(f"{slot} cannot be written to: {error}", "")
         if self._begun is not None and self._begun[0] == done.id:
             images = self._begun[1] | images
         if wish is None:
             self._begun = done.id, images
-            return Outcome("", "")
+            return SaveOutcome("", "")
         done = replace(done, files={name: image.size for name, image in images.items()})
         finish = partial(self._finish, slot, done, list(images.values()), wish)
         if still is not None and later:
             self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
-            return Outcome("", "", pending=True)
+            return SaveOutcome("", "", pending=True)
         outcome = finish("snapshot")
         if still is not None and not outcome.skipped:
             self._overlap.watch(done.id, still)
         return outcome
 
-    def _finish(self, slot: Path, done: slots.Done, images: Sequence[Image], wish: Wish, stage: str) -> Outcome:
+    def _finish(
+        self, slot: Path, done: slots.SlotDone, images: Sequence[Image], wish: SaveRequest, stage: str
+    ) -> SaveOutcome:
         """Commit and tell, when all is copied; ``stage`` begins the names of the phases."""
         try:
             with metrics.phase(f"{stage}.commit", step=done.id.step):
@@ -153,11 +157,11 @@ class Snapshotter:
                     raise FileNotFoundError(f"{lost[0]} was removed")
                 self._commit(slot, done)
         except OSError as error:
-            return Outcome(f"{slot} cannot be written to: {error}", "")
+            return SaveOutcome(f"{slot} cannot be written to: {error}", "")
         metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
-        return Outcome("", self.notify(done.id, wish, stage=stage))
+        return SaveOutcome("", self.notify(done.id, wish, stage=stage))
 
-    def _commit(self, slot: Path, done: slots.Done) -> None:
+    def _commit(self, slot: Path, done: slots.SlotDone) -> None:
         slots.commit(slot, self._link.place.local_rank, done)
         self._last, self._outgrown = (slot, done), False
 
@@ -226,7 +230,7 @@ class Snapshotter:
             self._link.begin(save, sizes)
             return self._link.slot()
 
-    def notify(self, save: SaveId, wish: Wish, *, path: str = "", stage: str = "snapshot") -> str:
+    def notify(self, save: SaveId, wish: SaveRequest, *, path: str = "", stage: str = "snapshot") -> str:
         """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
 
         Returns why it could not be told; empty if it was.

@@ -12,7 +12,7 @@ class BadSource(BadCheckpoint):
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """A file to copy to storage.
 
     Attributes:
@@ -26,7 +26,7 @@ class Source:
     digest: str = ""
 
     @classmethod
-    def of(cls, image: "Path | Source") -> Self:
+    def of(cls, image: "Path | ImageSource") -> Self:
         """A file of which nothing is known, if it is just a path."""
         return cls(image) if isinstance(image, Path) else cls(image.path, image.size, image.digest)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import xxhash
 
 from fastckpt._core.storage.local.stored import digest, open_at_once
-from fastckpt._core.storage.remote.client_errors import Explained
+from fastckpt._core.storage.remote.client_errors import ExplainedErrors
 from fastckpt.errors import BadCheckpoint
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def digest_of(where: Path | str, size: int) -> str:
     if isinstance(where, Path):
         return digest(where)
     found = xxhash.xxh3_128()
-    with closing(_objects(where)) as objects, Explained("read a file", where):
+    with closing(_objects(where)) as objects, ExplainedErrors("read a file", where):
         for part in objects.parts("", size):
             found.update(part)
     return found.hexdigest()
@@ -55,7 +55,7 @@ def read_text(location: Path | str, name: str) -> str | None:
     Raises OSError, or PersistError if a store does not answer.
     """
     if isinstance(location, str):
-        with closing(_objects(location)) as objects, Explained(f"read {name}", location):
+        with closing(_objects(location)) as objects, ExplainedErrors(f"read {name}", location):
             found = objects.read(name, LONGEST_TEXT)
             return None if found is None else found.decode(errors="replace")
     try:
@@ -101,7 +101,7 @@ class _Remote(io.RawIOBase):
         offset = self._position - self._start
         if not 0 <= offset <= len(self._ahead) - count:
             end = min(self._size, self._position + max(count, AHEAD))
-            with Explained("read a file", self._url):
+            with ExplainedErrors("read a file", self._url):
                 self._ahead = self._objects.read_range("", self._position, end) if count else b""
             self._start, offset = self._position, 0
         data = self._ahead[offset : offset + count]

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON, Manifest
 from fastckpt._core.storage.history import Histories
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from fastckpt._core.storage.local.identity import Identity
+from fastckpt._core.storage.local.identity import DirectoryIdentity
 from fastckpt._core.storage.share import Share, Unfinished
 from fastckpt.errors import ConfigError
 
@@ -20,7 +20,7 @@ _SCHEME = re.compile("([a-z0-9][a-z0-9+.-]*)://(.*)", re.IGNORECASE | re.DOTALL)
 _LOCAL = ("file", "local")
 
 
-class Kept(Protocol):
+class StoredCheckpoint(Protocol):
     """A whole checkpoint in a store."""
 
     @property
@@ -40,20 +40,20 @@ class Kept(Protocol):
         """What a user would call it: a path or a URL."""
 
 
-class Found(Protocol):
+class ScanResult(Protocol):
     """What a store holds, in one reading."""
 
     @property
     def places(self) -> Sequence[Any]:
-        """Every checkpoint (`Kept`) with all files of its manifest, newest id first; an id may be there twice."""
+        """Every `StoredCheckpoint` with all files of its manifest, newest id first; an id may occur twice."""
 
     @property
     def whole(self) -> Sequence[Any]:
-        """Each checkpoint (`Kept`) once that as many ranks as saved it could resume, newest id first: what counts."""
+        """Each `StoredCheckpoint` once that as many ranks as saved it could resume, newest id first: what counts."""
 
     @property
     def distinct(self) -> Sequence[Any]:
-        """Each checkpoint (`Kept`) in ``places`` once, newest id first."""
+        """Each checkpoint (`StoredCheckpoint`) in ``places`` once, newest id first."""
 
     @property
     def damaged(self) -> Sequence[tuple[Any, str]]:
@@ -103,7 +103,7 @@ class Store(Protocol):
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         *,
         target: str = "",
         parent: SaveId | None = None,
@@ -115,7 +115,7 @@ class Store(Protocol):
     def contribute(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         share: Share,
         *,
         parent: SaveId | None = None,
@@ -133,11 +133,11 @@ class Store(Protocol):
         Returns what is one checkpoint now, and what lacks parts. The first rank of a job calls it.
         """
 
-    def scan(self) -> Found:
+    def scan(self) -> ScanResult:
         """All checkpoints, and what is damaged, in one reading."""
 
     def checkpoints(self) -> Sequence[Any]:
-        """All whole checkpoints (`Kept`), newest id first."""
+        """All whole checkpoints (`StoredCheckpoint`), newest id first."""
 
     def known(self) -> Sequence[Any]:
         """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
@@ -163,7 +163,7 @@ class Store(Protocol):
     def sweep(self) -> Sequence[Path | str]:
         """Remove or restore what crashed writers left; what was removed or restored."""
 
-    def identity(self) -> Identity:
+    def identity(self) -> DirectoryIdentity:
         """By what this place is known; its mark is gone when the place is."""
 
     def mark(self, claim: str) -> str:

@@ -25,7 +25,7 @@ ALIGNMENT = 256
 """Bytes that each copy within a device begins at a multiple of."""
 
 
-class Piece(NamedTuple):
+class CopyPiece(NamedTuple):
     """An address of this process, and the bytes of a device that go there, as a tensor of them."""
 
     target: int
@@ -46,7 +46,7 @@ class Lane:
         with torch.accelerator.device_index(self.device.index), self.stream as stream:
             yield stream
 
-    def send(self, pieces: Sequence[Piece]) -> None:
+    def send(self, pieces: Sequence[CopyPiece]) -> None:
         """Have pieces copied by the stream, which is current; those to memory that is not pinned by way of buffers."""
         staged = []
         for piece in pieces:
@@ -58,7 +58,7 @@ class Lane:
         if staged:
             self._stage(staged)
 
-    def _stage(self, pieces: Sequence[Piece]) -> None:
+    def _stage(self, pieces: Sequence[CopyPiece]) -> None:
         self._buffers = self._buffers or [host_buffer(STAGING) for _ in range(BUFFERS)]
         free, filling = list(self._buffers), deque[_Batch]()
         for batch in batches(pieces, STAGING):
@@ -72,7 +72,7 @@ class Lane:
 class _Batch:
     """Pieces on their way through a buffer."""
 
-    def __init__(self, pieces: Sequence[Piece], buffer: torch.Tensor, stream: torch.Stream) -> None:
+    def __init__(self, pieces: Sequence[CopyPiece], buffer: torch.Tensor, stream: torch.Stream) -> None:
         self._buffer = buffer
         self._targets: list[tuple[int, int, int]] = []
         offset = 0
@@ -91,7 +91,7 @@ class _Batch:
         return self._buffer
 
 
-class Transfer:
+class DeviceCopy:
     """Copies from one device that one thread runs, while another trains and is held only where it has to be.
 
     Args:
@@ -112,7 +112,7 @@ class Transfer:
         lane: Lane,
         still: Sequence[Copy],
         moving: Sequence[Copy] = (),
-        samples: Sequence[Piece] = (),
+        samples: Sequence[CopyPiece] = (),
         *,
         aside: bool = False,
     ) -> None:
@@ -122,7 +122,7 @@ class Transfer:
         self._moving = [*_set_aside(_pieces(moving)), *samples]
         self._ready = torch.accelerator.current_stream(lane.device).record_event()
         self._read: torch.Event | None = None
-        self._sent: Sequence[Piece] = self._still
+        self._sent: Sequence[CopyPiece] = self._still
         self._times: tuple[torch.Event, torch.Event, torch.Event] | None = None
         self._settled = threading.Event()
         self._hold: tuple[float, torch.Event, torch.Event] | None = None
@@ -181,7 +181,7 @@ class Transfer:
         seconds, begun, ended = self._hold
         return seconds + _seconds(begun, ended)
 
-    def _set_aside_still(self, stream: torch.Stream, step: int) -> Sequence[Piece]:
+    def _set_aside_still(self, stream: torch.Stream, step: int) -> Sequence[CopyPiece]:
         try:
             with metrics.phase("overlap.aside", step=step):
                 pieces = _set_aside(self._still)
@@ -198,14 +198,14 @@ class Transfer:
             self._settled.set()
 
 
-def batches(pieces: Sequence[Piece], room: int) -> Iterator[list[Piece]]:
+def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]:
     """The same bytes in lists that fit into ``room`` bytes, in order; what is larger is cut."""
-    batch, left = list[Piece](), room
+    batch, left = list[CopyPiece](), room
     for target, source in pieces:
         offset = 0
         while offset < source.nbytes:
             size = min(left, source.nbytes - offset)
-            batch.append(Piece(target + offset, source[offset : offset + size]))
+            batch.append(CopyPiece(target + offset, source[offset : offset + size]))
             offset, left = offset + size, left - size
             if not left:
                 yield batch
@@ -240,9 +240,9 @@ def copy_at_once(copies: Sequence[Copy]) -> None:
         _bytes_at(target, source.nbytes).copy_(source)
 
 
-def _pieces(copies: Sequence[Copy]) -> list[Piece]:
+def _pieces(copies: Sequence[Copy]) -> list[CopyPiece]:
     """What is to be copied of storages on one device; of an empty one nothing is."""
-    return [Piece(target, bytes_of(storage, size)) for target, storage, size in copies if size]
+    return [CopyPiece(target, bytes_of(storage, size)) for target, storage, size in copies if size]
 
 
 def bytes_of(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
@@ -250,7 +250,7 @@ def bytes_of(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
 
 
-def _set_aside(pieces: Sequence[Piece]) -> list[Piece]:
+def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
     """The same, copied by the current stream to another place of the device's memory."""
     if not pieces:
         return []
@@ -260,7 +260,7 @@ def _set_aside(pieces: Sequence[Piece]) -> list[Piece]:
     memory = torch.empty(end, dtype=torch.uint8, device=pieces[0].source.device)
     places = [memory[end - each.source.nbytes : end] for each, end in zip(pieces, ends, strict=True)]
     torch._foreach_copy_(places, [source for _, source in pieces])
-    return [Piece(each.target, place) for each, place in zip(pieces, places, strict=True)]
+    return [CopyPiece(each.target, place) for each, place in zip(pieces, places, strict=True)]
 
 
 def _bytes_at(address: int, size: int) -> torch.Tensor:

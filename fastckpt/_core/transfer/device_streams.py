@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from fastckpt._core.policy.device_staging import pays
-from fastckpt._core.transfer.device_copy import Lane, Piece, Transfer, copy_at_once, lane
+from fastckpt._core.transfer.device_copy import CopyPiece, DeviceCopy, Lane, copy_at_once, lane
 from fastckpt._core.transfer.device_memory import room, squeezes
 from fastckpt._core.transfer.host_copy import Copy
 
@@ -18,7 +18,7 @@ LATELY = 8
 """Snapshots of each kind whose stalls count."""
 
 
-Sample = Callable[[Sequence[Copy]], Sequence[Piece]]
+Sample = Callable[[Sequence[Copy]], Sequence[CopyPiece]]
 """Takes samples of what is to be copied from one device; raises torch.OutOfMemoryError."""
 
 
@@ -34,7 +34,7 @@ class _Way:
         self.lane = lane
         self.trained: set[torch.Stream] = set()
         self.stalls: dict[bool, deque[float]] = {aside: deque(maxlen=LATELY) for aside in (False, True)}
-        self.last: tuple[Transfer, bool, int] | None = None
+        self.last: tuple[DeviceCopy, bool, int] | None = None
         self.is_short = False
         self.squeezes = 0
 
@@ -69,7 +69,7 @@ class _Way:
         return self.last[2] if self.last and self.last[1] else 0
 
 
-class Lanes:
+class DeviceStreams:
     """The ways out of all devices of this process."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Lanes:
             if way is None:
                 copy_at_once(part)
                 continue
-            with closing(Transfer(way.lane, part)) as transfer:
+            with closing(DeviceCopy(way.lane, part)) as transfer:
                 transfer.begin()
                 transfer.finish()
         return host
@@ -94,7 +94,7 @@ class Lanes:
             if way is not None:
                 way.trained.add(torch.accelerator.current_stream(way.device))
 
-    def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[Transfer]:
+    def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
         """Copies to be run behind training, which may change ``moving`` now, and ``still`` once it was held.
 
         Samples of ``still`` are taken by the current stream, and sent after all others.
@@ -112,7 +112,7 @@ class Lanes:
                 transfers.append(self._begin(way, standing[device], changing[device], sample))
         return transfers
 
-    def _begin(self, way: _Way, still: list[Copy], moving: list[Copy], sample: Sample) -> Transfer:
+    def _begin(self, way: _Way, still: list[Copy], moving: list[Copy], sample: Sample) -> DeviceCopy:
         way.learn()
         try:
             samples = sample(still)
@@ -126,10 +126,10 @@ class Lanes:
         aside = way.sets_aside(size + least)
         way.squeezes = squeezes(way.device) if aside else 0
         try:
-            transfer = Transfer(way.lane, still, moving, samples, aside=aside)
+            transfer = DeviceCopy(way.lane, still, moving, samples, aside=aside)
         except torch.OutOfMemoryError:
             self.copy(moving)
-            transfer, aside = Transfer(way.lane, still, (), samples), False
+            transfer, aside = DeviceCopy(way.lane, still, (), samples), False
         if way.trained - {torch.accelerator.current_stream(way.device)}:
             transfer.wait_until_aside()
         way.trained.clear()

@@ -50,7 +50,7 @@ def idle_cores(workers: int) -> int:
     return max(1, min(16, len(os.sched_getaffinity(0)) // max(1, workers)))
 
 
-class Filler:
+class HostCopy:
     """Copies with a fixed number of threads, the caller's among them.
 
     With ``fresh``, the targets are memory that was never touched: their pages are then faulted in many at a time, which

@@ -9,7 +9,7 @@ import torch
 from fastckpt._core.transfer.image import Image
 
 
-class MappedImages:
+class ImageCache:
     """Images by their paths.
 
     Attributes:

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
 from fastckpt._core.data.known_libraries import begin_epoch
-from fastckpt._core.data.split import Rest, Split
+from fastckpt._core.data.split import Remainder, Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
-from fastckpt.data.source import Answer
+from fastckpt.data.source import SourceAnswer
 from fastckpt.data.splitmix import mix
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.stream import ended_before
 from fastckpt.data.streams.trial import MIDDLE, Trial, Tried, look, look_again
 
 
-class Start(NamedTuple):
+class ShardStart(NamedTuple):
     """Where a shard goes on.
 
     Attributes:
@@ -46,16 +46,16 @@ class ShardRequest(NamedTuple):
     sequence: int
     seed: int
     epoch: int
-    start: Start | None
+    start: ShardStart | None
     counts: bool = False
 
 
-class Step(NamedTuple):
+class ShardStep(NamedTuple):
     """How far a batch brings.
 
     Attributes:
         shard: Of which loader worker.
-        after: Where the shard goes on; an `Answer` if there is no batch.
+        after: Where the shard goes on; an `SourceAnswer` if there is no batch.
         unlike: Whether the sample that was used last, before the pass, is another one now.
     """
 
@@ -109,33 +109,33 @@ class ShardReader:
             with generators_kept():
                 return self._try(request), None
         if request.start is None:
-            return Step(self.worker, Answer.NOTHING), None
+            return ShardStep(self.worker, SourceAnswer.NOTHING), None
         if request.sequence != self._sequence:
             self._begin(request, request.start)
         first = self._count
         samples: list[Any] = []
         while len(samples) < self._split.batch and (sample := self._next(request)) is not END:
             samples.append(sample)
-        if not samples or (len(samples) < self._split.batch and self._split.rest is Rest.DROP):
-            return Step(self.worker, Answer.END, self._unlike), None
+        if not samples or (len(samples) < self._split.batch and self._split.rest is Remainder.DROP):
+            return ShardStep(self.worker, SourceAnswer.END, self._unlike), None
         state = None if request.counts or self._lossy else self._state()
         last = checksum(samples[-1]) if state is None and self._compares else None
         if self._seeded:
             seed_generators(mix(COLLATE, *self._key(request), first))
-        after = Step(self.worker, Start(self._count, state, self._over, last), self._unlike)
+        after = ShardStep(self.worker, ShardStart(self._count, state, self._over, last), self._unlike)
         return after, self._collate(samples if self._batched else samples[0])
 
     def _try(self, trial: Trial) -> Tried:
         """Open the shard twice, and where its own state leads after some samples."""
         states: dict[int, Any] = {}
 
-        def opened(start: Start) -> Callable[[int], Any]:
+        def opened(start: ShardStart) -> Callable[[int], Any]:
             self._over = False  # a trial leaves the data set in its middle, or at an end that is not the epoch's
             self._begin(ShardRequest(-1, *trial, None), start)
             return partial(self._draw, trial)
 
         def opened_for_states() -> Callable[[int], Any]:
-            draw = opened(Start())
+            draw = opened(ShardStart())
 
             def drawn(number: int) -> Any:
                 if number in wanted:
@@ -144,19 +144,19 @@ class ShardReader:
 
             return drawn
 
-        seen = look(lambda: opened(Start()))
+        seen = look(lambda: opened(ShardStart()))
         middle = min(MIDDLE, len(seen.samples) // 2)
         wanted = (middle, middle + 1)
         again = look_again(opened_for_states)
         for number, state in states.items():
             if state is not None:
                 rest = seen._replace(samples=seen.samples[number:])
-                there = look(partial(opened, Start(state=state)), number)
+                there = look(partial(opened, ShardStart(state=state)), number)
                 self._lossy |= rest.differs(there) is not None
         self._over = False
         return Tried(seen, again, self._lossy)
 
-    def _begin(self, request: ShardRequest, start: Start) -> None:
+    def _begin(self, request: ShardRequest, start: ShardStart) -> None:
         self._sequence, self._count, self._unlike = request.sequence, 0, False
         self._leave_pass()
         self._over = start.over

@@ -8,15 +8,15 @@ from typing import Any
 from fastckpt._core.data.known_libraries import leaves_out
 from fastckpt._core.data.position import VERSION, read, whole
 from fastckpt._core.data.split import Split
-from fastckpt.data.source import Answer
-from fastckpt.data.streams.shard_reader import ShardReader, ShardRequest, Start, Step
+from fastckpt.data.source import SourceAnswer
+from fastckpt.data.streams.shard_reader import ShardReader, ShardRequest, ShardStart, ShardStep
 from fastckpt.data.streams.trial import Judge, Trial, Tried
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
 
 
-class Shards:
+class ShardedStream:
     """The positions of this rank's shards, and whose turn it is.
 
     Args:
@@ -38,7 +38,7 @@ class Shards:
         self._split = split
         self.seed = whole("seed", seed, -(2**63))
         self._shards = shards
-        self._begins: list[Start] = []
+        self._begins: list[ShardStart] = []
         self._awaited: tuple[int, int] | None = None
         self._turn = 0
         self._ended: set[int] = set()
@@ -58,24 +58,24 @@ class Shards:
         yield from self._judge.ask(self.seed, self.epoch, self._shards)
         for number in count():
             shard = number % self._shards
-            start = begins[shard] if number < turn + self._shards else Start()
+            start = begins[shard] if number < turn + self._shards else ShardStart()
             yield ShardRequest(sequence, self.seed, self.epoch, start if number >= turn else None, self._counts)
 
-    def reached(self, mark: Step | Tried) -> Answer | None:
+    def reached(self, mark: ShardStep | Tried) -> SourceAnswer | None:
         """Move a shard to where a batch brings it; the epoch is over when all shards have ended."""
         if isinstance(mark, Tried):
             self._judge.judge(mark)
             if mark.lossy:
                 self._is_lossy("what it holds ready")
-            return Answer.NOTHING
+            return SourceAnswer.NOTHING
         shard, after, unlike = mark
         if unlike:
             self._judge.warn(f"the last sample of shard {shard}")
-        if after is Answer.NOTHING:
-            return Answer.NOTHING
-        if after is Answer.END:
+        if after is SourceAnswer.NOTHING:
+            return SourceAnswer.NOTHING
+        if after is SourceAnswer.END:
             self._ended.add(shard)
-            return Answer.END if len(self._ended) == self._shards else Answer.NOTHING
+            return SourceAnswer.END if len(self._ended) == self._shards else SourceAnswer.NOTHING
         self._begins[shard] = after
         self._turn = (shard + 1) % self._shards
         return None
@@ -87,12 +87,12 @@ class Shards:
     def end_epoch(self) -> None:
         """Go on to the beginning of the next one."""
         self.epoch += 1
-        self._begins, self._turn = [Start()] * self._shards, 0
+        self._begins, self._turn = [ShardStart()] * self._shards, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
         self.epoch = whole("epoch", epoch)
-        self._begins, self._turn = [Start()] * self._shards, 0
+        self._begins, self._turn = [ShardStart()] * self._shards, 0
         self.jumps += 1
 
     def batches(self) -> int:
@@ -146,5 +146,5 @@ class Shards:
         if self._counts:
             saved = [None] * len(counts)  # earlier versions took a state that leads elsewhere
         last = own.get("checksums", [None] * len(counts))
-        self._begins = [Start(*each) for each in zip(counts, saved, over, last, strict=True)]
+        self._begins = [ShardStart(*each) for each in zip(counts, saved, over, last, strict=True)]
         self._turn, self._awaited = whole("turn", numbers["turn"], 0, self._shards), None

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
 from fastckpt._core.data.known_libraries import begin_epoch
-from fastckpt._core.data.position import Position, Positioned, read
+from fastckpt._core.data.position import DataPosition, Positioned, read
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
-from fastckpt.data.source import Answer
+from fastckpt.data.source import SourceAnswer
 from fastckpt.data.splitmix import mix
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Judge, Trial, Tried, look, look_again
@@ -127,12 +127,12 @@ class StreamReader:
         if not stream.skip_to(cursor):
             if stream.at < begun:
                 raise ended_before(begun, stream.at)
-            return Step(Answer.END, unlike=unlike), None
+            return Step(SourceAnswer.END, unlike=unlike), None
         samples, last = self._own(stream, cursor)
         length = stream.at  # it has ended there, or gave all that the step takes
         places = self._split.positions(cursor, length)
         if not places:
-            return Step(Answer.END, unlike=unlike), None
+            return Step(SourceAnswer.END, unlike=unlike), None
         samples = samples[: len(places)] + self._padding(places, length, seed, epoch)
         if self._seeded:
             seed_generators(mix(COLLATE, seed, epoch, places[0], 0))
@@ -198,7 +198,7 @@ class Streamed(Positioned):
         workers: As many as there are; 1 without.
     """
 
-    def __init__(self, reader: StreamReader, split: Split, position: Position, judge: Judge, workers: int) -> None:
+    def __init__(self, reader: StreamReader, split: Split, position: DataPosition, judge: Judge, workers: int) -> None:
         super().__init__(position)
         self.reader = reader
         self._split, self._judge, self._workers = split, judge, workers
@@ -212,15 +212,15 @@ class Streamed(Positioned):
         for cursor in count(begun, self._split.world * self._split.batch):
             yield StepRequest(seed, epoch, begun, cursor, last)
 
-    def reached(self, mark: Step | Tried) -> Answer | None:
+    def reached(self, mark: Step | Tried) -> SourceAnswer | None:
         """Move the cursor there."""
         if isinstance(mark, Tried):
             self._judge.judge(mark)
-            return Answer.NOTHING
+            return SourceAnswer.NOTHING
         if mark.unlike:
             self._judge.warn(f"sample {self._last[1] - 1} of epoch {self._last[0]}")
-        if mark.after is Answer.END:
-            return Answer.END
+        if mark.after is SourceAnswer.END:
+            return SourceAnswer.END
         self._position.cursor = mark.after
         self._last = (self.epoch, mark.after, mark.last)
         return None

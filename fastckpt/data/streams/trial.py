@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.data.known_libraries import lacks_seed, remedy
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import END
@@ -188,7 +188,7 @@ class Judge:
     @property
     def _key(self) -> str:
         """Of this loader, in this start of the job: torchrun keeps its store while it restarts workers."""
-        restarts = Place.from_environment().restart_count
+        restarts = RankInfo.from_environment().restart_count
         return f"{restarts}/{self._name}/{self._split.world}/{self._split.batch}/{self._number}"
 
     def _refuse(self, seen: Seen, again: Seen, where: str) -> None:

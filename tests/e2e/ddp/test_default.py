@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastckpt._core.saver.stats import Tally
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from tests.e2e.ddp.conftest import Ranks, state, until
@@ -26,7 +26,7 @@ def slow(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> DdpCheckpointer:
     return one
 
 
-def tally(ranks: Ranks) -> Tally:
+def tally(ranks: Ranks) -> SaverStats:
     assert ranks.saver is not None
     (found,) = ranks.saver.report()
     return found

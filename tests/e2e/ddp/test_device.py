@@ -14,10 +14,10 @@ import torch
 
 from fastckpt import Checkpointer, StorageType
 from fastckpt._core import metrics
-from fastckpt._core.schedule.schedule import Adaptive
+from fastckpt._core.schedule.schedule import AdaptiveSchedule
 from fastckpt._core.transfer import device_copy as device_module
 from fastckpt._core.transfer import device_streams
-from fastckpt._core.transfer.device_copy import Lane, Transfer
+from fastckpt._core.transfer.device_copy import DeviceCopy, Lane
 from tests.e2e.ddp.conftest import Ranks
 from tests.e2e.ddp.overlapping import in_memory
 from tests.unit._core.format.baking import assert_same, reference
@@ -93,7 +93,7 @@ class TestTransfer:
             copies.append((offset, each.untyped_storage(), each.nbytes))
             offset += each.nbytes
         busy(device)
-        with closing(Transfer(Lane(device), copies[:5], copies[5:], aside=aside)) as transfer:
+        with closing(DeviceCopy(Lane(device), copies[:5], copies[5:], aside=aside)) as transfer:
             for each in changing:
                 each.add_(1)
             thread = threading.Thread(target=lambda: (transfer.begin(), transfer.finish()))
@@ -374,9 +374,9 @@ class TestSaves:
             learn(model, optimizer)
             one.save_checkpoint(step, whole(model, optimizer)(), storage_type=StorageType.MEMORY)
         learn(model, optimizer)
-        begin, before = Transfer.begin, [each.data.clone() for each in model.parameters()]
+        begin, before = DeviceCopy.begin, [each.data.clone() for each in model.parameters()]
 
-        def swapped(self: Transfer, step: int = -1) -> None:
+        def swapped(self: DeviceCopy, step: int = -1) -> None:
             with self._lane.current() as stream:
                 stream.wait_event(self._ready)
                 for each in model.parameters():
@@ -387,7 +387,7 @@ class TestSaves:
                     each.data.copy_(kept)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Transfer, "begin", swapped)
+            patch.setattr(DeviceCopy, "begin", swapped)
             assert one.save_checkpoint(2, whole(model, optimizer)(), storage_type=StorageType.MEMORY).pending
             learn(model, optimizer)
             one._writer.overlap.wait()
@@ -425,7 +425,7 @@ def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.devic
     with Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
         step = checkpointer.resume()
         tempo = checkpointer._tempo
-        assert isinstance(tempo, Adaptive)
+        assert isinstance(tempo, AdaptiveSchedule)
         while tempo.known is None:
             step += 1
             learn(model, optimizer)

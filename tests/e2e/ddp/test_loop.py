@@ -16,7 +16,7 @@ from fastckpt import Checkpointer
 from fastckpt._core.snapshot import mutation_check
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.state import Parts
+from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader
 from fastckpt.ddp import KeepLatestStepStrategy
 from fastckpt.errors import ConfigError, FastckptError
@@ -215,13 +215,13 @@ def test_gradients_of_other_ranks_are_dropped_and_told(monkeypatch: pytest.Monke
 def test_what_ranks_say_of_their_data(directory: Path):
     gradients = Gradients(nn.Linear(2, 2), (), None, saved=False)
     said = [
-        Parts({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
+        TrainingState({}, ResumableDataLoader(range(20), batch, seed=seed, num_replicas=2, rank=rank), gradients).shared
         for rank, batch, seed in ((0, 2, 0), (1, 2, 0), (1, 4, 0), (1, 2, 1))
     ]
     assert said[0] == said[1]
     assert said[0] != said[2]
     assert said[0] != said[3]
-    assert Parts({}, None, gradients).shared == {}
+    assert TrainingState({}, None, gradients).shared == {}
 
 
 def test_an_error_in_the_loop_saves_nothing_more(directory: Path):

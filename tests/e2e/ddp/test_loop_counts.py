@@ -12,8 +12,8 @@ from torch import nn
 
 from fastckpt import Checkpointer
 from fastckpt._core.policy.frequency import profiling, provisional_intervals
-from fastckpt._core.policy.frequency.profile_cache import Circumstances
-from fastckpt._core.schedule.failure_history import Lifetime
+from fastckpt._core.policy.frequency.profile_cache import ProfileKey
+from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, FastckptError, StepError
 from tests.e2e.ddp.test_loop import Training, on_storage
@@ -194,22 +194,22 @@ def test_a_second_resume_begins_anew(directory: Path):
 
 
 def test_restarts_count_once_each():
-    first = Lifetime("launch", 0)
+    first = FailureHistory("launch", 0)
     assert first.failures == 0
     assert first.mean_time_between_failures is None
-    third = Lifetime("launch", 2, first.state())
+    third = FailureHistory("launch", 2, first.state())
     assert third.failures == 2, "two in a row, without a save in between"
-    assert Lifetime("launch", 2, third.state()).failures == 2, "resumed twice"
-    assert Lifetime("launch", 3, third.state()).failures == 3
-    assert Lifetime("another launch", 0, third.state()).failures == 2
-    assert Lifetime("another launch", 1, third.state()).failures == 3
+    assert FailureHistory("launch", 2, third.state()).failures == 2, "resumed twice"
+    assert FailureHistory("launch", 3, third.state()).failures == 3
+    assert FailureHistory("another launch", 0, third.state()).failures == 2
+    assert FailureHistory("another launch", 1, third.state()).failures == 3
     assert third.mean_time_between_failures is not None
 
 
 def test_a_profile_is_of_one_kind_of_optimizer(directory: Path):
     training = Training(directory)
     sgd = Training(directory.parent / "other", optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1))
-    circumstances: list[Circumstances] = []
+    circumstances: list[ProfileKey] = []
     for each in (training, sgd):
         with each.checkpointer as checkpointer:
             checkpointer.resume()

@@ -14,7 +14,7 @@ import torch
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.resume.candidates import Needs, Offers
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.wait_for_durable import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
@@ -178,7 +178,7 @@ def test_no_slot_is_kept_for_the_other_node(nodes: Nodes):
 
 def test_its_slot_is_begun_anew_while_the_other_node_is_waited_for(nodes: Nodes):
     nodes.save_alone(1, 1)
-    slots.begin(nodes.slot(1, 1), slots.Begin(SaveId(1, 2), frozenset({0})))  # as before its images change
+    slots.begin(nodes.slot(1, 1), slots.SlotBegin(SaveId(1, 2), frozenset({0})))  # as before its images change
     nodes.save(1, 0)
     assert nodes.wait(0, 1) == [1, 1]
 
@@ -405,8 +405,8 @@ def test_what_all_nodes_hold_is_joined_on_storage_if_memory_is_not_enough(runnin
 
     def join(member: DdpCheckpointer, rank: int) -> None:
         link = member._writer.link
-        needs = Needs("model.pt", f"rank_{rank}.pt", () if is_enough else ("what no node has",))
-        join_on_storage(Offers(link, str(running.directory), needs, digests=True), link, running._rounds)
+        needs = RequiredFiles("model.pt", f"rank_{rank}.pt", () if is_enough else ("what no node has",))
+        join_on_storage(CandidateFinder(link, str(running.directory), needs, digests=True), link, running._rounds)
         link.release()
 
     running.together(join)

@@ -281,7 +281,7 @@ class TestLayouts:
         state = {"net": model.state_dict(), "flat": flat.state_dict(), "o": optimizer.state_dict(), **frozen}
         state["row"] = model[3].weight[0]
         plan = Planner().plan(state)
-        found = mutation_check.Still([plan], [optimizer])
+        found = mutation_check.MutationCheck([plan], [optimizer])
         deferred = {
             path for (_, index), path in zip(plan.tensors, plan.paths, strict=True) if is_in(found, plan, index)
         }
@@ -290,7 +290,7 @@ class TestLayouts:
         assert deferred == {*weights, *momenta}
 
 
-def is_in(found: mutation_check.Still, plan: Plan, index: int) -> bool:
+def is_in(found: mutation_check.MutationCheck, plan: Plan, index: int) -> bool:
     return bool(found.part([(0, plan.storages[index], 1)])[1])
 
 

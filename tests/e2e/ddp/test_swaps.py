@@ -14,7 +14,7 @@ import torch
 
 from fastckpt import Checkpointer, StorageType
 from fastckpt._core.snapshot import mutation_check, sampled_bytes
-from fastckpt._core.snapshot.sampled_bytes import DeviceSamples, Samples
+from fastckpt._core.snapshot.sampled_bytes import SampledBytes, SampledDeviceBytes
 from fastckpt.errors import ConfigError, OverlapError
 from tests.e2e.ddp.conftest import Ranks
 from tests.e2e.ddp.overlapping import DEADLINE, Held, in_memory, net, newest, proven
@@ -177,7 +177,7 @@ class TestSamples:
         copies, targets = copies_of(flat)
         for _ in range(20):
             flat.zero_()
-            taken = Samples(copies, lambda _: [tensor, flat[:0]])
+            taken = SampledBytes(copies, lambda _: [tensor, flat[:0]])
             copy(copies, targets)
             assert taken.differing_source() is None and taken.differing_copy() is None
             tensor.fill_(1)
@@ -188,7 +188,7 @@ class TestSamples:
         tensor = torch.zeros(3 << 20, dtype=torch.uint8)
         copies, targets = copies_of(tensor)
         start, mebibyte = tensor.data_ptr(), 1 << 20
-        taken = Samples(copies, lambda _: [tensor])
+        taken = SampledBytes(copies, lambda _: [tensor])
         tensor[mebibyte:] = 1
         taken.compare((targets[0].data_ptr(), start, mebibyte), False)
         tensor.zero_()
@@ -202,7 +202,7 @@ class TestSamples:
         tensor = torch.zeros(3 << 20, dtype=torch.uint8)
         copies, targets = copies_of(tensor)
         copy(copies, targets)
-        taken = Samples(copies, lambda _: [tensor])
+        taken = SampledBytes(copies, lambda _: [tensor])
         piece = targets[0].data_ptr(), tensor.data_ptr(), tensor.nbytes
         taken.compare(piece, True)
         assert taken.differing_source() is None
@@ -218,7 +218,7 @@ class TestSamples:
         copies, targets = copies_of(*tensors)
         by_storage = {each.untyped_storage().data_ptr(): [each] for each in tensors}
         for _ in range(5):
-            taken = DeviceSamples(copies, lambda storage: by_storage[storage.data_ptr()])
+            taken = SampledDeviceBytes(copies, lambda storage: by_storage[storage.data_ptr()])
             copy(copies, targets)
             ctypes.memmove(taken.piece.target, taken.piece.source.data_ptr(), taken.piece.source.nbytes)
             assert taken.differing_copy() is None

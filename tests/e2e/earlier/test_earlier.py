@@ -16,7 +16,7 @@ import torch
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.memory import slots
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Needs
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, RequiredFiles
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import obsolete
 from fastckpt._core.saver.slot import Slot
@@ -91,7 +91,7 @@ def test_a_sharded_model_loads_them(directory: Path):
 
 def test_files_of_a_framework_are_found(directory: Path):
     unpacked("folder", directory)
-    with FolderCheckpointer(directory, Needs("config.json", "state_0.pt")) as checkpointer:
+    with FolderCheckpointer(directory, RequiredFiles("config.json", "state_0.pt")) as checkpointer:
         found = checkpointer.find()
         assert found is not None and (found.step, found.path.name) == (2, "global_step2")
         assert torch.equal(torch.load(found.path / "state_0.pt", weights_only=True)["w"], weights(2))
@@ -101,11 +101,11 @@ def test_files_of_a_framework_are_found(directory: Path):
 def test_memory_that_an_earlier_version_left_counts_if_all_ranks_are_in_it(tmp_path: Path, gone: bool):
     details: dict[str, Any] = {"world_size": 2, "num_threads": 1, "path": "", "parent": None}
     files = {0: ["model.pt", "rank_0.pt"]} | ({} if gone else {1: ["rank_1.pt"]})
-    slots.begin(tmp_path, slots.Begin(SaveId(1, 5), frozenset(files)))
+    slots.begin(tmp_path, slots.SlotBegin(SaveId(1, 5), frozenset(files)))
     for rank, names in files.items():
         for name in names:
             (tmp_path / name).write_bytes(b"x")
-        slots.commit(tmp_path, rank, slots.Done(SaveId(1, 5), dict.fromkeys(names, 1), details))
+        slots.commit(tmp_path, rank, slots.SlotDone(SaveId(1, 5), dict.fromkeys(names, 1), details))
     slot = Slot(tmp_path)
     slot.recover()
     assert slot.committed is not gone

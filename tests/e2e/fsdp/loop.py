@@ -20,7 +20,7 @@ from fastckpt import Checkpointer
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot import mutation_check
 from fastckpt.data import ResumableDataLoader
-from fastckpt.dcp.shard_plans import Shards, Unplanned
+from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.fsdp.train import build, full_state
@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def skip(shards: Shards, every: int) -> None:
+def skip(shards: ShardPlans, every: int) -> None:
     """Have saves to memory be skipped in this rank alone, as if its structure had changed."""
     files = shards.files
 

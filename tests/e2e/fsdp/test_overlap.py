@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastckpt._core.format.distcp import ShardPlanner
-from fastckpt._core.snapshot.mutation_check import Still
+from fastckpt._core.snapshot.mutation_check import MutationCheck
 from fastckpt.fsdp import FsdpShardCheckpointer, StorageType
 from tests.e2e.dcp.states import same, zeros
 from tests.e2e.ddp.overlapping import Held, newest
@@ -146,5 +146,5 @@ def test_padded_shards_of_fsdp2_are_such_parts():
     shards = [each.to_local() for each in leaves.values()]
     assert [shard.untyped_storage().nbytes() - shard.nbytes for shard in shards] == [1600, 0, 0]
     plan = ShardPlanner().plan(shards, list(leaves)).plan
-    assert [Still([plan], [optimizer]).holds(storage) for storage in plan.storages] == [True, True, True]
-    assert [Still([plan], []).holds(storage) for storage in plan.storages] == [False, False, False]
+    assert [MutationCheck([plan], [optimizer]).holds(storage) for storage in plan.storages] == [True, True, True]
+    assert [MutationCheck([plan], []).holds(storage) for storage in plan.storages] == [False, False, False]

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt.dcp import shard_plans
-from fastckpt.dcp.shard_plans import Shards, Unplanned
-from fastckpt.dcp.store_mailbox import PIECE, Board
+from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
+from fastckpt.dcp.store_mailbox import PIECE, StoreMailbox
 from fastckpt.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -52,7 +52,7 @@ class Ranks:
         Every so many saves is one that all make together.
         """
         self.together = together
-        self.places = [Place(rank, rank, self.count, self.count) for rank in range(self.count)]
+        self.places = [RankInfo(rank, rank, self.count, self.count) for rank in range(self.count)]
         threads = [threading.Thread(target=self._rank, args=(place, steps, pause)) for place in self.places]
         for thread in threads:
             thread.start()
@@ -61,9 +61,9 @@ class Ranks:
         assert not self.errors
         return self
 
-    def _rank(self, place: Place, steps: int, pause: float) -> None:
+    def _rank(self, place: RankInfo, steps: int, pause: float) -> None:
         try:
-            mine = Shards(place, Board(self.store), lambda *_: contextlib.nullcontext())
+            mine = ShardPlans(place, StoreMailbox(self.store), lambda *_: contextlib.nullcontext())
             for step in range(steps):
                 self._save(mine, place.rank, step)
                 if pause:
@@ -75,7 +75,7 @@ class Ranks:
             self.between.abort()
             raise
 
-    def _save(self, mine: Shards, rank: int, step: int) -> None:
+    def _save(self, mine: ShardPlans, rank: int, step: int) -> None:
         try:
             files = mine.files(
                 SaveId(1, step), self.state_of(rank, step), together=step % self.together == self.together - 1
@@ -171,7 +171,8 @@ def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeyp
     monkeypatch.setattr(shard_plans, "DEADLINE", 0.1)
     store = dist.HashStore()
     first, second = (
-        Shards(Place(rank, rank, 2, 2), Board(store), lambda *_: contextlib.nullcontext()) for rank in (0, 1)
+        ShardPlans(RankInfo(rank, rank, 2, 2), StoreMailbox(store), lambda *_: contextlib.nullcontext())
+        for rank in (0, 1)
     )
     for step in (1, 2):
         with pytest.raises(Unplanned, match="did not come"):
@@ -187,8 +188,10 @@ def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("changes", [False, True])
 def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) -> None:
     """One more part would count as a checkpoint, without what the other had; a late rank ends the last one."""
-    board = Board(dist.HashStore())
-    first, second = (Shards(Place(rank, rank, 2, 2), board, lambda *_: contextlib.nullcontext()) for rank in (0, 1))
+    board = StoreMailbox(dist.HashStore())
+    first, second = (
+        ShardPlans(RankInfo(rank, rank, 2, 2), board, lambda *_: contextlib.nullcontext()) for rank in (0, 1)
+    )
     thread = threading.Thread(target=second.files, args=(SaveId(1, 1), state(1, 4, 0)))
     thread.start()
     first.files(SaveId(1, 1), state(1, 4, 0))
@@ -210,11 +213,11 @@ def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) ->
 
 def test_states_that_do_not_go_together(tmp_path: Path) -> None:
     store = dist.HashStore()
-    places = [Place(rank, rank, 2, 2) for rank in (0, 1)]
-    first, second = (Shards(place, Board(store), lambda *_: contextlib.nullcontext()) for place in places)
+    places = [RankInfo(rank, rank, 2, 2) for rank in (0, 1)]
+    first, second = (ShardPlans(place, StoreMailbox(store), lambda *_: contextlib.nullcontext()) for place in places)
     errors: list[BaseException] = []
 
-    def save(mine: Shards, value: Any) -> None:
+    def save(mine: ShardPlans, value: Any) -> None:
         try:
             mine.files(SaveId(1, 1), {"w": value})
         except ConfigError as error:
@@ -228,7 +231,7 @@ def test_states_that_do_not_go_together(tmp_path: Path) -> None:
 
 
 def test_a_message_may_be_larger_than_the_store_takes() -> None:
-    board = Board(dist.HashStore())
+    board = StoreMailbox(dist.HashStore())
     message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
     board.put("key", message)
     assert board.get("key", time.monotonic()) == message
@@ -239,7 +242,7 @@ def test_a_message_may_be_larger_than_the_store_takes() -> None:
 
 @pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
 def test_a_message_runs_no_code(code: object) -> None:
-    board = Board(dist.HashStore())
+    board = StoreMailbox(dist.HashStore())
     board.put("key", [1, code])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
         board.get("key", time.monotonic())
@@ -259,7 +262,7 @@ class Counting:
 
 def test_a_repeated_save_asks_the_store_once() -> None:
     store = Counting()
-    mine = Shards(Place(), Board(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
+    mine = ShardPlans(RankInfo(), StoreMailbox(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
     mine.files(SaveId(1, 0), state(0, 4, 9))
     store.asked.clear()
     for step in range(1, 6):
@@ -283,7 +286,7 @@ class Between(dist.HashStore):
 def test_what_a_rank_said_before_it_closed_is_heard() -> None:
     """Else the others skip the save that this one was refused, and wait for it in their next load."""
     store = Between()
-    here = Board(store)
+    here = StoreMailbox(store)
 
     def refuse_and_close() -> None:
         here.put("1/items/1", "the states of the ranks do not go together")

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.trainer_utils import HubStrategy
 
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Needs, StorageType
+from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, RequiredFiles, StorageType
 from fastckpt.ddp import KeepLatestStepStrategy
 from fastckpt.errors import ConfigError
 from fastckpt.huggingface import FastCheckpointTrainer, FlashCkptTrainer, get_last_checkpoint
@@ -134,7 +134,7 @@ def test_weights_are_laid_out_as_save_pretrained_does(tmp_path, size):
         files = weight_files(model, size)
         assert (len(files) > 1) == (size == "8KB")
         model.save_pretrained(tmp_path / name, max_shard_size=size)
-        with FolderCheckpointer(tmp_path / "ours" / name, Needs(min(files), min(files))) as one:
+        with FolderCheckpointer(tmp_path / "ours" / name, RequiredFiles(min(files), min(files))) as one:
             one.save_checkpoint(1, files, StorageType.DISK)
             one.wait_latest_checkpoint()
         ours = tmp_path / "ours" / name / "checkpoint-1"

@@ -20,7 +20,7 @@ from fastckpt._core.report.events import FOLDER, find, parsed, read
 from fastckpt._core.saver.server import Saver
 from fastckpt_run.events import log_file, recorder
 from fastckpt_run.events.log_file import EventLog
-from fastckpt_run.events.recorder import Chronicle, _name_of
+from fastckpt_run.events.recorder import EventRecorder, _name_of
 from fastckpt_run.workers import run_script_path
 from tests.e2e.launcher.conftest import until
 
@@ -225,7 +225,7 @@ def test_what_the_job_is_called_is_no_argument(arguments: list[str], name: str, 
 def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of restarts of many workers come to more than what is kept of any other event."""
     monkeypatch.setattr(recorder, "MOST", 3)
-    told = Chronicle(cast("Saver", None), keep=False)
+    told = EventRecorder(cast("Saver", None), keep=False)
     for name in ("worker_joined", "skipped"):
         for _ in range(5):
             told._hear(metrics.stamp(name))

@@ -20,7 +20,7 @@ from fastckpt.errors import ConfigError
 from fastckpt_run.hangs import process_activity
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
-from fastckpt_run.hangs.step_times import Pace, Waits
+from fastckpt_run.hangs.step_times import StepTimes, Waits
 
 TIMEOUT = 0.5
 LONGER = 0.2
@@ -239,7 +239,7 @@ def test_a_script_goes_on_when_the_process_that_it_started_to_train_has_ended(no
 
 
 def test_time_in_phases_is_no_steps_and_starts_are_remembered():
-    pace = Pace()
+    pace = StepTimes()
     pace.begin(100.0)
     at = int(1e9)
     for beat, steps, phase in ((190, 1, ""), (191, 2, ""), (192, 2, "save"), (492, 2, ""), (494, 3, "")):
@@ -266,7 +266,7 @@ def test_a_rank_has_waited_only_since_it_spoke():
 
 
 def test_pace_is_that_of_the_slowest_recent_step():
-    pace = Pace()
+    pace = StepTimes()
 
     def at(seconds: float, steps: int) -> None:
         pace.see({0: Telemetry(beat=int(seconds * 1e9), steps=steps, pid=1)})

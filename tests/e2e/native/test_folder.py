@@ -11,13 +11,20 @@ import torch
 from safetensors.torch import load_file
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from fastckpt._core.native.folder_checkpointer import (
+    CheckpointNames,
+    FolderCheckpointer,
+    Raw,
+    RequiredFiles,
+    StorageType,
+    Tensors,
+)
 from fastckpt._core.retention import KeepLatestStepStrategy
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
 
 DISK, MEMORY = StorageType.DISK, StorageType.MEMORY
-NEEDS = Needs("state.json", "optimizer/rank_0.pt")
+NEEDS = RequiredFiles("state.json", "optimizer/rank_0.pt")
 
 
 @pytest.fixture
@@ -77,7 +84,10 @@ def test_a_directory_has_the_name_of_the_framework(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in (3, 4, 5):
             one.save_checkpoint(
-                step, files(step), DISK if step < 5 else StorageType.MEMORY, named=Named(f"step{step}", "latest")
+                step,
+                files(step),
+                DISK if step < 5 else StorageType.MEMORY,
+                named=CheckpointNames(f"step{step}", "latest"),
             )
             one.wait_latest_checkpoint()
         assert (directory / "latest").read_text() == "step4"
@@ -90,13 +100,13 @@ def test_a_directory_has_the_name_of_the_framework(directory):
             one.find(directory / "step9")
         for name in ("../elsewhere", "a/b", ".hidden", "checkpoint-5"):
             with pytest.raises(ConfigError, match="cannot be called"):
-                one.save_checkpoint(6, files(6), named=Named(name), storage_type=MEMORY)
+                one.save_checkpoint(6, files(6), named=CheckpointNames(name), storage_type=MEMORY)
 
 
 def test_one_step_under_two_names(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for name in ("step3", "best", "checkpoint-3"):
-            assert one.save_checkpoint(3, files(3), DISK, named=Named(name))
+            assert one.save_checkpoint(3, files(3), DISK, named=CheckpointNames(name))
         one.wait_latest_checkpoint()
         assert {path.name for path in directory.iterdir()} >= {"step3", "best", "checkpoint-3"}
     for name in ("step3", "best", "checkpoint-3"):
@@ -135,7 +145,7 @@ def test_damage_is_found_wherever_it_is(directory, name):
 def test_checkpoints_of_another_kind_are_no_fresh_start(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), DISK)
-    other = FolderCheckpointer(directory, Needs("other.json", "other.json"))
+    other = FolderCheckpointer(directory, RequiredFiles("other.json", "other.json"))
     with other, pytest.raises(NoLoadableCheckpoint, match="is of another kind of checkpointer"):
         other.find()
 
@@ -234,7 +244,7 @@ def test_memory_that_is_removed_is_made_anew(directory):
 def test_what_users_did_with_directories_is_theirs(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         for step in (3, 4):
-            one.save_checkpoint(step, files(step), DISK, named=Named(f"step{step}"))
+            one.save_checkpoint(step, files(step), DISK, named=CheckpointNames(f"step{step}"))
             one.wait_latest_checkpoint()
     shutil.copytree(directory / "step4", directory / "copy")
     (directory / "link").symlink_to("step3")
@@ -245,7 +255,7 @@ def test_what_users_did_with_directories_is_theirs(directory):
             with one.find(directory / name if name else "") as found:
                 assert found.step == step
                 check(found.path, step)
-        one.save_checkpoint(5, files(5), DISK, named=Named("newest"))
+        one.save_checkpoint(5, files(5), DISK, named=CheckpointNames("newest"))
         assert one.wait_latest_checkpoint() == 5
     check(directory / "newest", 5)
     assert (directory / "link").is_symlink() and not (directory / "newest").is_symlink()

@@ -16,7 +16,14 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from fastckpt._core.native.folder_checkpointer import FolderCheckpointer, Named, Needs, Raw, StorageType, Tensors
+from fastckpt._core.native.folder_checkpointer import (
+    CheckpointNames,
+    FolderCheckpointer,
+    Raw,
+    RequiredFiles,
+    StorageType,
+    Tensors,
+)
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -44,7 +51,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(11 + rank)
     own = f"random/{rank}.pt"
-    checkpointer = FolderCheckpointer(args.checkpoint_dir, Needs(STATE, own, (OPTIMIZER,) if args.split else ()))
+    checkpointer = FolderCheckpointer(
+        args.checkpoint_dir, RequiredFiles(STATE, own, (OPTIMIZER,) if args.split else ())
+    )
     step, history = 0, []
     found = checkpointer.find()
     if found is not None:
@@ -83,7 +92,7 @@ def main() -> None:
                 files |= alone if rank == 0 else {}
             files |= common if checkpointer.writes_common else {}
             kind = StorageType.MEMORY if step % args.disk else StorageType.DISK
-            named = Named(f"global_step{step}", "latest") if args.tags else Named()
+            named = CheckpointNames(f"global_step{step}", "latest") if args.tags else CheckpointNames()
             result = checkpointer.save_checkpoint(step, files, kind, common=common, named=named)
             if args.wait and kind is StorageType.DISK:
                 checkpointer.wait_latest_checkpoint()

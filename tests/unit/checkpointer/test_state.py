@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.state import Parts, unwrapped
+from fastckpt.checkpointer.state import TrainingState, unwrapped
 from fastckpt.data import ResumableDataLoader
 from tests.unit._core.client.test_collective import in_ranks
 
@@ -23,10 +23,10 @@ def test_a_module_is_found_in_its_wrappers(tmp_path: Path) -> None:
 def test_a_further_loader_of_which_ranks_took_unlike_numbers_of_batches_goes_on_where_each_was() -> None:
     """As with DDP's join, where a rank without a batch has ended its loop before the others."""
 
-    def ranks() -> list[tuple[ResumableDataLoader, Parts]]:
+    def ranks() -> list[tuple[ResumableDataLoader, TrainingState]]:
         loaders = [ResumableDataLoader(list(range(20)), 2, num_replicas=2, rank=rank) for rank in (0, 1)]
         return [
-            (loader, Parts({"further": loader}, None, Gradients(nn.Linear(1, 1), [], None, saved=False)))
+            (loader, TrainingState({"further": loader}, None, Gradients(nn.Linear(1, 1), [], None, saved=False)))
             for loader in loaders
         ]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastckpt._core.data.split import Rest, Split
+from fastckpt._core.data.split import Remainder, Split
 from fastckpt.data.order import ORDER
 from fastckpt.data.splitmix import mix, permutation
 from tests.unit.data.jobs import Endless, Indexed, Job, in_order
@@ -71,8 +71,8 @@ def test_a_stream_that_all_share_is_used_once_whatever_changes(rest: str, length
     check(job, widths, length, rest, lambda _: list(range(length)))
 
 
-@pytest.mark.parametrize("rest", list(Rest))
-def test_ranks_share_each_step_by_the_rule(rest: Rest) -> None:
+@pytest.mark.parametrize("rest", list(Remainder))
+def test_ranks_share_each_step_by_the_rule(rest: Remainder) -> None:
     """The pure part: thousands of epochs during which world and batch change at each step."""
     draw = random.Random(rest.name)
     for _ in range(3000):
@@ -90,16 +90,16 @@ def test_ranks_share_each_step_by_the_rule(rest: Rest) -> None:
             seen += step
             cursor += taken.pop()
             sizes = {len(share) for share in shares}
-            assert len(sizes) == 1 or (rest is Rest.UNEVEN and max(sizes) - min(sizes) == 1)
+            assert len(sizes) == 1 or (rest is Remainder.UNEVEN and max(sizes) - min(sizes) == 1)
         left = length - cursor
         assert seen == list(range(len(seen)))
-        assert len(seen) == cursor if rest is not Rest.PAD else length <= len(seen) < length + 9
-        limit = {Rest.PAD: 1, Rest.UNEVEN: 1, Rest.EVEN: world, Rest.DROP: world * batch}[rest]
+        assert len(seen) == cursor if rest is not Remainder.PAD else length <= len(seen) < length + 9
+        limit = {Remainder.PAD: 1, Remainder.UNEVEN: 1, Remainder.EVEN: world, Remainder.DROP: world * batch}[rest]
         assert 0 <= left < limit
 
 
-@pytest.mark.parametrize("rest", list(Rest))
-def test_steps_are_those_of_an_epoch(rest: Rest) -> None:
+@pytest.mark.parametrize("rest", list(Remainder))
+def test_steps_are_those_of_an_epoch(rest: Remainder) -> None:
     for length in range(40):
         for world in range(1, 6):
             for batch in range(1, 5):

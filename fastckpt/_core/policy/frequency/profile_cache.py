@@ -12,7 +12,7 @@ from operator import index
 from typing import Any
 
 from fastckpt._core.policy.frequency.intervals import Choice, Intervals, Profile, choose
-from fastckpt._core.policy.frequency.profiling import Progress
+from fastckpt._core.policy.frequency.profiling import ProfilingProgress
 from fastckpt.errors import ConfigError
 
 FORMAT = 1
@@ -25,7 +25,7 @@ _MEASURED = tuple(each.name for each in fields(Profile) if each.name not in _SIZ
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class ProfileKey:
     """What a profile depends on.
 
     Attributes:
@@ -67,12 +67,12 @@ class Ignored:
     reason: str
 
 
-def key(circumstances: Circumstances) -> str:
+def key(circumstances: ProfileKey) -> str:
     """A name for these circumstances that a file can bear: 16 hexadecimal digits, others for others."""
     return _digest(_plain(circumstances))[:16]
 
 
-def to_json(remembered: Remembered, circumstances: Circumstances, overhead: float) -> str:
+def to_json(remembered: Remembered, circumstances: ProfileKey, overhead: float) -> str:
     """As JSON, for the same circumstances."""
     content = {
         "format": FORMAT,
@@ -85,7 +85,7 @@ def to_json(remembered: Remembered, circumstances: Circumstances, overhead: floa
     return json.dumps({**content, "digest": _digest(content)}, indent=1)
 
 
-def from_json(text: str, circumstances: Circumstances, overhead: float) -> Remembered | Ignored:
+def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remembered | Ignored:
     """What `to_json` gave, if it is whole and of these circumstances.
 
     For another overhead the profile stands, the choice is made anew, and the intervals are forgotten.
@@ -105,7 +105,7 @@ def from_json(text: str, circumstances: Circumstances, overhead: float) -> Remem
         return Ignored(f"it cannot be used: {error}")
 
 
-def to_numbers(progress: Progress | None, circumstances: Circumstances | None) -> dict[str, float]:
+def to_numbers(progress: ProfilingProgress | None, circumstances: ProfileKey | None) -> dict[str, float]:
     """A profile that goes on in the next run, as numbers alone: always equally many, of the same types."""
     if progress is None or circumstances is None:
         return dict.fromkeys(("circumstances", *_COUNTS), 0) | dict.fromkeys(_MEASURED, 0.0) | dict.fromkeys(_SIZES, 0)
@@ -115,7 +115,7 @@ def to_numbers(progress: Progress | None, circumstances: Circumstances | None) -
     return {"circumstances": _number(circumstances), **whole, **measured}
 
 
-def from_numbers(numbers: Any, circumstances: Circumstances) -> Progress | None:
+def from_numbers(numbers: Any, circumstances: ProfileKey) -> ProfilingProgress | None:
     """What `to_numbers` gave, if it is of these circumstances and tells anything; else None."""
     if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
         return None
@@ -125,12 +125,12 @@ def from_numbers(numbers: Any, circumstances: Circumstances) -> Progress | None:
         sizes = {name: index(numbers[name]) for name in _SIZES}
         if isnan(measured["device_copy"]):
             measured["device_copy"] = None
-        return Progress(Profile(**measured, **sizes), **counts)
+        return ProfilingProgress(Profile(**measured, **sizes), **counts)
     except (ConfigError, KeyError, TypeError, ValueError):
         return None
 
 
-def _number(circumstances: Circumstances) -> int:
+def _number(circumstances: ProfileKey) -> int:
     return int(key(circumstances)[:12], 16)
 
 
@@ -166,7 +166,7 @@ def _remembered(content: Mapping[str, Any], overhead: float) -> Remembered:
     return Remembered(profile, choice, Intervals(*map(index, intervals)) if intervals else None)
 
 
-def _plain(circumstances: Circumstances) -> dict[str, Any]:
+def _plain(circumstances: ProfileKey) -> dict[str, Any]:
     return {**vars(circumstances), "versions": dict(circumstances.versions)}
 
 

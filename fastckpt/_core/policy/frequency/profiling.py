@@ -59,7 +59,7 @@ def settled(seconds: Sequence[float]) -> Sequence[float]:
 
 
 @dataclass(frozen=True)
-class Samples:
+class ProfileSamples:
     """What a rank measured while it profiled: seconds, one per iteration or per copy, in order.
 
     Attributes:
@@ -83,7 +83,7 @@ class Samples:
     copied: Sequence[float] = ()
 
 
-def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
+def profiled(samples: ProfileSamples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
     """The profile by medians, which a pause of one iteration, or the first copy into fresh memory, does not move.
 
     Args:
@@ -112,14 +112,14 @@ def profiled(samples: Samples, size: int, peak: int = 0, capacity: int = 0) -> P
     )
 
 
-def _slowdown(samples: Samples) -> float:
+def _slowdown(samples: ProfileSamples) -> float:
     """By means, for a persist may slow down few iterations, and those much."""
     plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
     slowed = [Iteration(seconds, persisting=True) for seconds in samples.slowed]
     return max(0.0, measured(plain + slowed).slowdown.mean)
 
 
-def _copy_slowdown(samples: Samples) -> float:
+def _copy_slowdown(samples: ProfileSamples) -> float:
     """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
     plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
     seen = measured(plain + [Iteration(seconds, snapshot=True) for seconds in samples.copied])
@@ -152,7 +152,7 @@ def joined(ranks: Sequence[Profile]) -> Profile:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProfilingProgress:
     """What is known of a job that is being profiled, and on how much that rests.
 
     Attributes:
@@ -183,7 +183,7 @@ class Progress:
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
-def agreed(ranks: Sequence[Progress | None]) -> Progress | None:
+def agreed(ranks: Sequence[ProfilingProgress | None]) -> ProfilingProgress | None:
     """The progress of all ranks; None as long as some have measured nothing."""
     known = [each for each in ranks if each is not None]
     if len(known) < len(ranks):
@@ -191,10 +191,10 @@ def agreed(ranks: Sequence[Progress | None]) -> Progress | None:
     counts = (
         min(counts) for counts in zip(*((p.iterations, p.snapshots, p.persists, p.plain) for p in known), strict=True)
     )
-    return Progress(joined([each.profile for each in known]), *counts)
+    return ProfilingProgress(joined([each.profile for each in known]), *counts)
 
 
-def continued(before: Progress | None, since: Progress | None) -> Progress | None:
+def continued(before: ProfilingProgress | None, since: ProfilingProgress | None) -> ProfilingProgress | None:
     """What a run has measured, together with what the runs before it had: each counts for what it rests on."""
     if before is None or since is None:
         return before or since
@@ -217,7 +217,7 @@ def continued(before: Progress | None, since: Progress | None) -> Progress | Non
         device_copy=mean("device_copy", "snapshots") if on_device else since.profile.device_copy,
         storage=mean("storage", "persists"),
     )
-    return Progress(
+    return ProfilingProgress(
         profile,
         before.iterations + since.iterations,
         before.snapshots + since.snapshots,

@@ -16,7 +16,7 @@ RECOVERY = 2.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class ProvisionalIntervals:
     """What all ranks have measured so far.
 
     Attributes:
@@ -32,7 +32,7 @@ class Pace:
     compared: bool = False
 
 
-def provisional(pace: Pace | None, overhead: float, fixed: Fixed = FREE) -> Intervals:
+def provisional(pace: ProvisionalIntervals | None, overhead: float, fixed: Fixed = FREE) -> Intervals:
     """How often to save until the intervals are chosen, counted from the last save.
 
     As often as stalls stay within the overhead, but at least every `MEMORY` and `STORAGE` seconds, as far as the stalls

@@ -13,7 +13,7 @@ Often = int | timedelta | None
 
 
 @dataclass(frozen=True)
-class Every:
+class RequestedIntervals:
     """What a user wants of snapshots in memory and of persists to storage."""
 
     memory: Often = None
@@ -37,10 +37,10 @@ class Every:
         return Fixed(memory, storage, least)
 
 
-AUTO = Every()
+AUTO = RequestedIntervals()
 
 
-def parse(every: Any) -> Every:
+def parse(every: Any) -> RequestedIntervals:
     """Read the argument ``every``; raises ConfigError.
 
     Args:
@@ -49,7 +49,7 @@ def parse(every: Any) -> Every:
     """
     if not isinstance(every, Mapping):
         often = _often("every", every)
-        return Every(often, often)
+        return RequestedIntervals(often, often)
     if unknown := [name for name in every if name not in ("memory", "storage")]:
         raise ConfigError(f"every has {unknown[0]!r}; it may have 'memory' and 'storage', such as {{'storage': 100}}")
     memory, storage = (_often(f"every[{name!r}]", every.get(name, "auto")) for name in ("memory", "storage"))
@@ -63,7 +63,7 @@ def parse(every: Any) -> Every:
             f"every is {memory} for memory and {storage} for storage; a persist takes what a snapshot has put into "
             f"memory: give memory {storage} or less"
         )
-    return Every(memory, storage)
+    return RequestedIntervals(memory, storage)
 
 
 def _often(name: str, value: Any) -> Often:

@@ -1,7 +1,7 @@
 """Steps from one pair of intervals towards another: by a factor of two at most, storage a multiple of memory."""
 
 from fastckpt._core.policy.frequency.intervals import Fixed, Intervals, divisor, multiple
-from fastckpt._core.policy.frequency.requested import Every
+from fastckpt._core.policy.frequency.requested import RequestedIntervals
 
 GAIN = 0.8
 """An interval is worth changing if it becomes so much of what it was, or what it was so much of it."""
@@ -15,7 +15,7 @@ def grows(now: Intervals, fixed: Fixed) -> bool:
     )
 
 
-def less_often(now: Intervals, wanted: Intervals, every: Every) -> Intervals:
+def less_often(now: Intervals, wanted: Intervals, every: RequestedIntervals) -> Intervals:
     """Longer intervals, towards those wanted, none of them shorter than now."""
     memory = _between(now.memory, wanted.memory, 2 * now.memory)
     if isinstance(every.storage, int):
@@ -28,7 +28,7 @@ def less_often(now: Intervals, wanted: Intervals, every: Every) -> Intervals:
     return Intervals(memory, storage, now.anchor)
 
 
-def more_often(now: Intervals, wanted: Intervals, every: Every) -> Intervals:
+def more_often(now: Intervals, wanted: Intervals, every: RequestedIntervals) -> Intervals:
     """Shorter intervals, towards those wanted, where that is clearly shorter."""
     memory, storage = (
         _between(-(-interval // 2), goal, interval) if goal <= GAIN * interval else interval

@@ -27,7 +27,7 @@ from fastckpt._core.policy.frequency.overhead import (
     paid,
     pooled,
 )
-from fastckpt._core.policy.frequency.requested import AUTO, Every
+from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, more_often
 
 TARGET = 0.85
@@ -62,7 +62,7 @@ class Terms:
     """
 
     overhead: float
-    every: Every = AUTO
+    every: RequestedIntervals = AUTO
     mtbf: float | None = None
     notice: int = 0
 
@@ -71,7 +71,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class State:
+class TuningState:
     """Where tuning stands; equal on all ranks that were given the same.
 
     Attributes:
@@ -121,7 +121,9 @@ def window(intervals: Intervals) -> int:
     return max(50, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
 
 
-def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | None = None) -> tuple[State, Decision]:
+def started(
+    profile: Profile, terms: Terms, step: int = 0, known: Intervals | None = None
+) -> tuple[TuningState, Decision]:
     """The first intervals, from a profile.
 
     Args:
@@ -144,11 +146,11 @@ def started(profile: Profile, terms: Terms, step: int = 0, known: Intervals | No
     before = Measurement(
         0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(choice.duration,)
     )
-    state = State(terms, intervals, step + window(intervals), before)
+    state = TuningState(terms, intervals, step + window(intervals), before)
     return state, Decision(step, intervals, first.overhead(intervals), True, why)
 
 
-def tuned(state: State, measurements: Sequence[Measurement]) -> tuple[State, Decision]:
+def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[TuningState, Decision]:
     """What the window that ended at ``state.ends`` leads to.
 
     Checkpoints are made less often at once, if they seem to cost more than the bound, or persists do not end in time.
@@ -177,7 +179,7 @@ def tuned(state: State, measurements: Sequence[Measurement]) -> tuple[State, Dec
     return _decided(state, seen, state.intervals, "")
 
 
-def _seen(state: State, span: int) -> Measurement:
+def _seen(state: TuningState, span: int) -> Measurement:
     """What the last windows say together."""
     return completed(pooled(state.windows[-span:]), state.before)
 
@@ -188,20 +190,20 @@ def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
     return terms.every.fixed(pace, whole_steps(least / pace))
 
 
-def _wanted(state: State, seen: Measurement, errors: float) -> Intervals:
+def _wanted(state: TuningState, seen: Measurement, errors: float) -> Intervals:
     """The intervals for what was seen, so many standard errors above the mean."""
     above = costs(seen, errors)
     return fit(above, TARGET * state.terms.overhead, _fixed(state.terms, above, seen.pace))
 
 
-def _trusting(state: State) -> State:
+def _trusting(state: TuningState) -> TuningState:
     """Forget after a while that it was tried to save more often."""
     if state.tried is None or state.tried < PROOF * state.patience:
         return replace(state, tried=None if state.tried is None else state.tried + 1)
     return replace(state, tried=None, patience=max(AGREE, state.patience // 2))
 
 
-def _counted(state: State) -> State:
+def _counted(state: TuningState) -> TuningState:
     """Count windows in a row that want a change to the same side."""
     sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
     side = next((each for each in sides if each), 0)
@@ -209,7 +211,7 @@ def _counted(state: State) -> State:
     return replace(state, side=side, agreed=agreed if side else 0)
 
 
-def _side(state: State, seen: Measurement) -> int:
+def _side(state: TuningState, seen: Measurement) -> int:
     """-1 if checkpoints should be more often even if they cost a standard error more, 1 if less often, else 0."""
     above, now = costs(seen, 1.0), state.intervals
     if not (isfinite(above.snapshot) and isfinite(above.persist)):
@@ -220,14 +222,14 @@ def _side(state: State, seen: Measurement) -> int:
     return -1 if wanted.memory <= GAIN * now.memory or wanted.storage <= GAIN * now.storage else 0
 
 
-def _apart(state: State, seen: Measurement) -> Intervals:
+def _apart(state: TuningState, seen: Measurement) -> Intervals:
     """Persists further apart, so that they end in time."""
     now, wanted = state.intervals, _wanted(state, seen, 0.0)
     longer = max(wanted.storage, whole_steps(now.storage / GAIN))
     return less_often(now, replace(wanted, storage=multiple(longer, wanted.memory)), state.terms.every)
 
 
-def _nearer(state: State) -> Intervals:
+def _nearer(state: TuningState) -> Intervals:
     """Intervals towards those that are wanted; those in force if these would not keep within the bound."""
     now, every = state.intervals, state.terms.every
     for span in (RECENT, LATELY):
@@ -243,7 +245,7 @@ def _nearer(state: State) -> Intervals:
     return now
 
 
-def _decided(state: State, seen: Measurement, intervals: Intervals, why: str) -> tuple[State, Decision]:
+def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: str) -> tuple[TuningState, Decision]:
     """The state after a window, and what it led to."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
@@ -257,12 +259,14 @@ def _decided(state: State, seen: Measurement, intervals: Intervals, why: str) ->
         patience, tried = min(2 * patience, MOST_PATIENCE), None
     before = _seen(state, RECENT)
     windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
-    following = State(state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried)
+    following = TuningState(
+        state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried
+    )
     said = f"{why}; {_numbers(state, seen)}"
     return following, Decision(step, changed, cost, True, said)
 
 
-def _numbers(state: State, seen: Measurement) -> str:
+def _numbers(state: TuningState, seen: Measurement) -> str:
     each, bound = costs(seen), state.terms.overhead
     return (
         f"they cost {paid(seen, state.intervals):.2%} of training, of {bound:.2%} at most (a snapshot "

@@ -18,7 +18,7 @@ LAST = 5.0
 """Seconds that the end of a job waits for an attempt that is under way."""
 
 
-class Marking:
+class DirectoryMark:
     """The claim of an arena on its checkpoint directory: written there as soon as that works, and never twice."""
 
     def __init__(self, arena: Arena, storage: Store, location: str, group_rank: int) -> None:

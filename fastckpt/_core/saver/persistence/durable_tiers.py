@@ -12,7 +12,7 @@ from fastckpt._core.policy.retention import from_json
 from fastckpt._core.policy.verify import level
 from fastckpt._core.saver.persistence.persister import Persister
 from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
-from fastckpt._core.saver.persistence.uploader import Upload
+from fastckpt._core.saver.persistence.uploader import Uploader
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.store import Store
@@ -25,14 +25,14 @@ FIRST_WORDS = (4.0, 26.0)
 FURTHER_WORDS = 60.0
 
 
-class Levels:
+class DurableTiers:
     """Memory is persisted to the first level; what is durable there is uploaded to the second."""
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
         alone, first = hello.local_world_size == hello.world_size, hello.group_rank == 0
         self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier, alone=alone)
         remote = hello.remote if first else ""  # the nodes of a job share the first level
-        self.upload = Upload(self.persister.storage, remote, copier)
+        self.upload = Uploader(self.persister.storage, remote, copier)
         self.persister.tenure = Tenure(self.persister.storage, job, enabled=first)
         self.upload.tenure = Tenure(self.upload.remote, job) if self.upload.remote else None
         self._tenures = [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
@@ -59,7 +59,7 @@ class Levels:
         except PersistError:
             if tenure is self.persister.tenure:
                 raise
-            return 0  # it counts as one that may hold many: see `Upload.open`
+            return 0  # it counts as one that may hold many: see `Uploader.open`
 
     def claim(self, slot: Slot) -> None:
         """Open the history of what is whole in a slot in all levels, in the background, unless that was done."""

@@ -25,7 +25,7 @@ LONGEST_PAUSE = 2.0
 Key = tuple[SaveId, str]
 
 
-class Peers:
+class NodeParts:
     """This node's parts that are on storage, and of checkpoints that do not count yet for want of the others'.
 
     No slot is pinned for them. A checkpoint that a newer one has overtaken is given up in silence: some node may have

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Committed
-from fastckpt._core.saver.stats import Tally
+from fastckpt._core.saver.stats import SaverStats
 
 
 class Urgency(enum.IntEnum):
@@ -29,7 +29,7 @@ QUIET = 1.0
 """Seconds without a save after which each of several nodes persists its newest: they hold the same one by then."""
 
 
-class Owed:
+class PendingPersist:
     """At most one save waits: the newest of those whose storage type was left out.
 
     A node alone persists the newest checkpoint in its memory as soon as no other persist is under way. Several nodes
@@ -41,7 +41,7 @@ class Owed:
         is_busy: Whether a persist is under way.
     """
 
-    def __init__(self, tally: Tally, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
+    def __init__(self, tally: SaverStats, pay: Callable[[], None], is_busy: Callable[[], bool], *, alone: bool) -> None:
         self.save: SaveId | None = None
         self._tally, self._pay, self._is_busy, self._alone = tally, pay, is_busy, alone
         self._timer: asyncio.TimerHandle | None = None

@@ -17,12 +17,12 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.retention import KeepAll, Policy
 from fastckpt._core.retention import retire
-from fastckpt._core.saver.persistence.node_parts import Peers
-from fastckpt._core.saver.persistence.pending_persist import Owed, Urgency
+from fastckpt._core.saver.persistence.node_parts import NodeParts
+from fastckpt._core.saver.persistence.pending_persist import PendingPersist, Urgency
 from fastckpt._core.saver.persistence.publish_slot import hand_over
 from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.saver.slot import Slot
-from fastckpt._core.saver.stats import Tally
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.image_source import BadSource
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.store import Pending, Store, open_store
@@ -86,17 +86,17 @@ class Persister:
         self.storage = open_store(location, copier)
         self.tenure: Tenure
         self.policy: Policy = KeepAll()
-        self.tally = Tally(location)
+        self.tally = SaverStats(location)
         self.news: list[SaveId] = []
         self.trouble = ""
         self.after: Callable[[], None] = lambda: None
         self.in_use: Callable[[], SaveId | None] = lambda: None
         self.newest_history = 0
-        self.owed = Owed(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
+        self.owed = PendingPersist(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
         self._newest_slot = newest_slot
         self._jobs: list[_Job] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
-        self._peers = Peers(lambda id: self.durable is not None and self.durable > id, self._complain)
+        self._peers = NodeParts(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self.pool = ThreadPoolExecutor(1, "fastckpt-persist")

@@ -8,7 +8,7 @@ from fastckpt._core.format.completeness import RANKS, lacks, missing_files
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt._core.memory import slots
-from fastckpt._core.storage.image_source import BadSource, Source
+from fastckpt._core.storage.image_source import BadSource, ImageSource
 from fastckpt._core.storage.share import Share
 from fastckpt._core.storage.store import Pending, Store
 
@@ -31,7 +31,7 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
     for name in (OF_EACH_NODE, MEMBERS):
         details.pop(name, None)
     sources = {
-        name: Source(slot / name, size, records.digests.get(name, ""))
+        name: ImageSource(slot / name, size, records.digests.get(name, ""))
         for name, size in records.files.items()
         if not name.startswith(OF_NODE) and (node == 0 or name not in common)  # the first node's will do
     }

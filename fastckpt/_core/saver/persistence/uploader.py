@@ -17,9 +17,9 @@ from fastckpt._core.policy.retention import KeepAll, Policy
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.saver.stats import Copies
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.store import Kept, Store, open_store
+from fastckpt._core.storage.store import Store, StoredCheckpoint, open_store
 from fastckpt.errors import FastckptError, Superseded
 
 logger = logging.getLogger("fastckpt")
@@ -33,7 +33,7 @@ UNSEEN = 1000
 """Histories that a remote store which cannot be read may hold beyond those that are known."""
 
 
-class Upload:
+class Uploader:
     """The way from one store, which is fast, to another.
 
     One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
@@ -178,7 +178,7 @@ class Upload:
         assert self.remote is not None and self.tenure is not None
         if self.copies.newest is None:
             self._look()
-        found: Sequence[Kept] = self._fast.checkpoints()
+        found: Sequence[StoredCheckpoint] = self._fast.checkpoints()
         if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]
@@ -195,12 +195,12 @@ class Upload:
         logger.info("uploaded %s: %s in %.2f s", newest.id, decimal(size), seconds)
         retire(self.remote, self.policy, lambda: None)
 
-    def _publish(self, stored: Kept) -> None:
+    def _publish(self, stored: StoredCheckpoint) -> None:
         """Publish the very bytes that the manifest names: others are BadSource, and do not count."""
         assert self.remote is not None
         kept = stored.manifest
         files = {
-            entry.name: Source(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
+            entry.name: ImageSource(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
             for entry in kept.files
         }
         self.remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastckpt._core.storage.io.direct import copy_file
-from fastckpt._core.storage.io.rate import Limit
+from fastckpt._core.storage.io.rate import RateLimit
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,7 +16,7 @@ FILES_AT_ONCE = 4
 """One file alone keeps a local disk busy; more hide the latency of syncing small files and of remote disks."""
 
 
-class Stopped(Exception):
+class CopyStopped(Exception):
     """This copy was given up since another of its checkpoint failed."""
 
 
@@ -29,7 +29,7 @@ class Copier:
     """
 
     def __init__(self, mbps: float = 0.0, files_at_once: int = FILES_AT_ONCE) -> None:
-        self._limit = Limit(mbps * 1e6) if mbps else None
+        self._limit = RateLimit(mbps * 1e6) if mbps else None
         self._files_at_once = files_at_once
 
     def each(self, work: Callable[["Copy", Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -41,7 +41,7 @@ class Copier:
         with ThreadPoolExecutor(max(1, min(self._files_at_once, len(items))), "fastckpt-copy") as threads:
             futures = [threads.submit(copy.guard, work, item) for item in items]
         errors = [error for future in futures if (error := future.exception())]
-        for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        for error in sorted(errors, key=lambda error: isinstance(error, CopyStopped)):
             raise error
         return [future.result() for future in futures]
 
@@ -49,7 +49,7 @@ class Copier:
 class Copy:
     """The copies of one checkpoint: they go on together, or stop together."""
 
-    def __init__(self, limit: Limit | None) -> None:
+    def __init__(self, limit: RateLimit | None) -> None:
         self._limit = limit
         self._stop = threading.Event()
 
@@ -77,4 +77,4 @@ class Copy:
 
     def _go_on_after(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise Stopped
+            raise CopyStopped

@@ -13,7 +13,7 @@ from typing import Protocol
 import xxhash
 
 from fastckpt._core.huge_pages import is_in_memory, window
-from fastckpt._core.storage.io.unbuffered import SECTOR, Writer, create, pass_page_cache, read_some
+from fastckpt._core.storage.io.unbuffered import SECTOR, UnbufferedWriter, create, pass_page_cache, read_some
 
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""
@@ -23,7 +23,7 @@ READ_DIRECT = 8 * 2**20
 """Bytes read at once from storage: enough to keep it busy."""
 
 
-class Pace(Protocol):
+class CopyPacing(Protocol):
     """Says when bytes may be written."""
 
     @property
@@ -41,7 +41,7 @@ class _AtOnce:
         pass
 
 
-def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, str]:  # noqa: B008
+def copy_file(source: Path, target: Path, pace: CopyPacing = _AtOnce()) -> tuple[int, str]:  # noqa: B008
     """Copy ``source`` to the new file ``target``, durably: its bytes outlive a crash once this returns.
 
     A source in memory is mapped, since reading a tmpfs through a mapping costs no copy; it must not shrink meanwhile,
@@ -67,12 +67,12 @@ def copy_file(source: Path, target: Path, pace: Pace = _AtOnce()) -> tuple[int, 
         on_failure.callback(target.unlink, missing_ok=True)
         on_exit.callback(os.close, writer)
         size = os.fstat(reader).st_size
-        digest = _copy(reader, Writer(writer), size, pace)
+        digest = _copy(reader, UnbufferedWriter(writer), size, pace)
         on_failure.pop_all()
     return size, digest
 
 
-def digest_file(path: Path, *, direct: bool = False, pace: Pace = _AtOnce()) -> str:  # noqa: B008
+def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce()) -> str:  # noqa: B008
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
     With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
@@ -109,7 +109,7 @@ def _open_regular(source: Path, on_exit: contextlib.ExitStack) -> int:
     return reader
 
 
-def _copy(reader: int, target: Writer, size: int, pace: Pace) -> str:
+def _copy(reader: int, target: UnbufferedWriter, size: int, pace: CopyPacing) -> str:
     digest, end = xxhash.xxh3_128(), 0
     with ThreadPoolExecutor(1, "fastckpt-digest") as thread:
         for offset, length in _blocks(reader, size, min(BLOCK, pace.portion or BLOCK) // SECTOR * SECTOR):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Schedule:
+class LeakyBucket:
     """When bytes may go, for a rate and a clock of any origin: arithmetic only.
 
     Bytes go at the instant at which all that went before are paid for at the rate. Time in which nobody wrote is
@@ -24,7 +24,7 @@ class Schedule:
         return start - now
 
 
-class Limit:
+class RateLimit:
     """A limit for several threads, each of which asks before it writes."""
 
     PORTIONS_PER_SECOND = 10
@@ -34,7 +34,7 @@ class Limit:
     def __init__(self, bytes_per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.portion = max(self.SMALLEST, int(bytes_per_second / self.PORTIONS_PER_SECOND))
         """Bytes that should be asked for at once, at most."""
-        self._schedule = Schedule(bytes_per_second)
+        self._schedule = LeakyBucket(bytes_per_second)
         self._clock = clock
         self._lock = threading.Lock()
 

@@ -15,7 +15,7 @@ SECTOR = max(4096, mmap.PAGESIZE)
 
 
 def create(target: Path) -> int:
-    """Open a new file for `Writer`; raises OSError if it exists or cannot be made."""
+    """Open a new file for `UnbufferedWriter`; raises OSError if it exists or cannot be made."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return open_file(target, flags | os.O_DIRECT)
@@ -26,7 +26,7 @@ def create(target: Path) -> int:
     return open_file(target, flags)
 
 
-class Writer:
+class UnbufferedWriter:
     """Writes a new file, past the page cache as far as its file system takes that."""
 
     def __init__(self, descriptor: int) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON, Manifest
 from fastckpt._core.storage.history import DirectoryHistories
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.durable import explained
 from fastckpt._core.storage.local import part_files, removal
 from fastckpt._core.storage.local.commit import ours
-from fastckpt._core.storage.local.identity import Identity, identity, inode, mark
+from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.part_files import Contribution, Parts
-from fastckpt._core.storage.local.publish import Publication, Request
+from fastckpt._core.storage.local.part_files import Contribution, PartFiles
+from fastckpt._core.storage.local.publish import Publication, PublishRequest
 from fastckpt._core.storage.local.quarantine import quarantine
-from fastckpt._core.storage.local.scan import Reader, Scan
+from fastckpt._core.storage.local.scan import CheckpointReader, Scan
 from fastckpt._core.storage.local.stored import Stored, check_size
 from fastckpt._core.storage.share import Share, Unfinished
 from fastckpt.errors import ConfigError
@@ -58,13 +58,13 @@ class CheckpointDirectory:
         self.read_back = False
         self._copier = copier or Copier()
         self._layout = Layout(self.path)
-        self._reader = Reader(self._layout)
+        self._reader = CheckpointReader(self._layout)
         self.histories = DirectoryHistories(self._layout)
 
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         *,
         target: str = "",
         parent: SaveId | None = None,
@@ -91,17 +91,17 @@ class CheckpointDirectory:
             BadSource: An image is not what was known of it.
             BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
         """
-        sources = {name: Source.of(image) for name, image in images.items()}
+        sources = {name: ImageSource.of(image) for name, image in images.items()}
         with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
             own = self._layout.own(target, id)
-            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
+            request = PublishRequest(id, sources, own, parent, world_size, details or {}, self.read_back)
             with self._layout.writing():
                 return Publication(self._layout, request, self._copier).run()
 
     def contribute(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         share: Share,
         *,
         parent: SaveId | None = None,
@@ -114,11 +114,11 @@ class CheckpointDirectory:
         since. The arguments and errors are those of `publish`, but a target is in the share. If the part is there
         already, nothing is copied.
         """
-        sources = {name: Source.of(image) for name, image in images.items()}
+        sources = {name: ImageSource.of(image) for name, image in images.items()}
         with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
             share = replace(share, target=self._layout.own(share.target, id))
-            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
-            own = Parts(self._layout, id, share)
+            request = PublishRequest(id, sources, "", parent, world_size, details or {}, self.read_back)
+            own = PartFiles(self._layout, id, share)
             with self._layout.writing():
                 own.contribute(request, self._copier)
         return Contribution(self._layout, own)
@@ -172,10 +172,10 @@ class CheckpointDirectory:
             else:
                 check_size(stored.manifest.entry(name), stored.path_of(name))
 
-    def identity(self) -> Identity:
+    def identity(self) -> DirectoryIdentity:
         """By what this directory is known: the mark is gone when the directory is. Raises PersistError."""
         with explained("read the mark", self.path):
-            return Identity(identity(self.path), inode(self.path))
+            return DirectoryIdentity(identity(self.path), inode(self.path))
 
     def mark(self, claim: str) -> str:
         """Mark this directory with ``claim``, unless it has a mark; which it has then, "" if none can be written."""

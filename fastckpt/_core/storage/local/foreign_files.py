@@ -34,14 +34,14 @@ _BEGINNING = 1 << 20
 """Bytes of a pickle in which Lightning's mark is looked for."""
 
 
-class Foreign(NamedTuple):
+class ForeignFiles(NamedTuple):
     """A checkpoint that something else wrote: where, and what did, as far as its names and first bytes tell."""
 
     path: Path
     writer: str
 
 
-def foreign(directory: Path) -> list[Foreign]:
+def foreign(directory: Path) -> list[ForeignFiles]:
     """Those in a directory, and in directories of steps in it; logs, configurations and data are none.
 
     Nothing is unpickled. Raises OSError if the directory cannot be read.
@@ -51,21 +51,21 @@ def foreign(directory: Path) -> list[Foreign]:
     here = _names(directory)
     own = _writer_of(here)
     if own in (DCP, DEEPSPEED, ACCELERATE):
-        return [Foreign(directory, own)]
+        return [ForeignFiles(directory, own)]
     return [*_files(directory, here), *_steps(directory, here)]
 
 
-def _files(directory: Path, names: list[str]) -> Iterator[Foreign]:
+def _files(directory: Path, names: list[str]) -> Iterator[ForeignFiles]:
     for name in names:
         if _FILE.fullmatch(name) and (writer := _writer_of_file(directory / name)):
-            yield Foreign(directory / name, writer)
+            yield ForeignFiles(directory / name, writer)
 
 
-def _steps(directory: Path, names: list[str]) -> Iterator[Foreign]:
+def _steps(directory: Path, names: list[str]) -> Iterator[ForeignFiles]:
     for place in (directory / name for name in names if _STEP.fullmatch(name)):
         within = _names(place) if place.is_dir() else []
         if writer := _writer_of(within):
-            yield Foreign(place, writer)
+            yield ForeignFiles(place, writer)
         else:
             yield from _files(place, within)
 

@@ -18,7 +18,7 @@ _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, err
 """What file systems answer that have no hard links."""
 
 
-class Identity(NamedTuple):
+class DirectoryIdentity(NamedTuple):
     """By what a place is known: its mark ("" for none), and the inode of its directory (0 at a URL)."""
 
     mark: str

@@ -17,7 +17,7 @@ from fastckpt._core.storage.local.claims import DRAFT
 from fastckpt._core.storage.local.commit import Commit, ours
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.places import drop
-from fastckpt._core.storage.local.publish import Request, announce, draft_for, write_images
+from fastckpt._core.storage.local.publish import PublishRequest, announce, draft_for, write_images
 from fastckpt._core.storage.local.scan import Scan
 from fastckpt._core.storage.local.stored import check_size, read_manifest
 from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
@@ -29,7 +29,7 @@ ABANDONED = 3600.0
 """Seconds without a change after which a sweep takes what was gathered for abandoned."""
 
 
-class Parts:
+class PartFiles:
     """The parts of one checkpoint, in ``.fastckpt/parts-<history>-<step>-<key>``.
 
     There are ``files``, with the images of all nodes, and for each node that has written its own, durably, a
@@ -46,7 +46,7 @@ class Parts:
         self._target = layout.root / share.target if share.target else self._home
         self._draft = draft_for(layout, share.target, f"{id.history}-{id.step}-{share.key}")
 
-    def contribute(self, request: Request, copier: Copier) -> None:
+    def contribute(self, request: PublishRequest, copier: Copier) -> None:
         """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
         if self._at_home() or self._part(self._share.node):
             return
@@ -142,7 +142,7 @@ class Parts:
             remove(draft)
             raise
 
-    def _withdraw(self, request: Request) -> None:
+    def _withdraw(self, request: PublishRequest) -> None:
         """Remove this node's part, its record first."""
         remove(self._place / name_of(self._share.node))
         for name in request.images:
@@ -157,7 +157,7 @@ class Parts:
 class Contribution:
     """A node's part of a checkpoint, which is there; the others' may not be there yet."""
 
-    def __init__(self, layout: Layout, parts: Parts) -> None:
+    def __init__(self, layout: Layout, parts: PartFiles) -> None:
         self.id = parts.id
         self._layout = layout
         self._parts = parts
@@ -184,7 +184,7 @@ def sweep(layout: Layout, scan: Scan) -> Iterator[Path]:
     newer = dict(_newer(layout, scan))
     for id, place in layout.parts():
         share = _share_in(place) if place in newer else None
-        parts = Parts(layout, id, share) if share else None
+        parts = PartFiles(layout, id, share) if share else None
         if parts and parts.publish():
             yield place
         elif place not in newer or _idle(layout, place) > ABANDONED:
@@ -201,7 +201,7 @@ def settle(layout: Layout, scan: Scan) -> Iterator[Manifest | Unfinished]:
     """
     for place, id in _newer(layout, scan):
         if share := _share_in(place):
-            parts = Parts(layout, id, replace(share, node=0))
+            parts = PartFiles(layout, id, replace(share, node=0))
             try:
                 missing = parts.missing()
                 manifest = None if missing else _publish_within(layout, parts)
@@ -210,7 +210,7 @@ def settle(layout: Layout, scan: Scan) -> Iterator[Manifest | Unfinished]:
                 yield Unfinished(id, f"it cannot be published: {error}")
 
 
-def _publish_within(layout: Layout, parts: Parts) -> Manifest | None:
+def _publish_within(layout: Layout, parts: PartFiles) -> Manifest | None:
     with layout.writing():
         return parts.publish()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp, file_named
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier, Copy
 from fastckpt._core.storage.io.direct import digest_file
 from fastckpt._core.storage.io.durable import make_directories, sync_directory, sync_tree, write_text
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Request:
+class PublishRequest:
     """What to publish; making one that no manifest could describe raises BadCheckpoint.
 
     See `CheckpointDirectory.publish`; but ``target`` is as a manifest has it.
     """
 
     id: SaveId
-    images: Mapping[str, Source]
+    images: Mapping[str, ImageSource]
     target: str
     parent: SaveId | None
     world_size: int
@@ -59,7 +59,7 @@ class Request:
 class Publication:
     """One checkpoint on its way to storage. Made within `Layout.writing`, used once."""
 
-    def __init__(self, layout: Layout, request: Request, copier: Copier) -> None:
+    def __init__(self, layout: Layout, request: PublishRequest, copier: Copier) -> None:
         self._layout = layout
         self._request = request
         self._copier = copier
@@ -113,10 +113,10 @@ def announce(layout: Layout, place: Path, draft: Path) -> None:
         place = place.parent
 
 
-def write_images(request: Request, place: Path, draft: Path | None, copier: Copier) -> list[FileEntry]:
+def write_images(request: PublishRequest, place: Path, draft: Path | None, copier: Copier) -> list[FileEntry]:
     """Copy images to a place, and the model to its draft if there is one; their bytes are durable, their names not."""
 
-    def write(copy: Copy, image: tuple[str, Source]) -> FileEntry:
+    def write(copy: Copy, image: tuple[str, ImageSource]) -> FileEntry:
         name, source = image
         users = draft if name == MODEL else None
         path = users or place / name

@@ -17,7 +17,7 @@ from fastckpt._core.storage.local.places import (
     sync_remains,
     take_apart,
 )
-from fastckpt._core.storage.local.scan import Reader, Scan
+from fastckpt._core.storage.local.scan import CheckpointReader, Scan
 from fastckpt._core.storage.local.stored import Stored, read_manifest
 from fastckpt.errors import BadCheckpoint
 
@@ -65,7 +65,7 @@ def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) 
     return None
 
 
-def sweep(layout: Layout, reader: Reader) -> list[Path]:
+def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
     """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
     scan = reader.scan()
     _sync_names(layout, scan)
@@ -95,7 +95,7 @@ def _sync_names(layout: Layout, scan: Scan) -> None:
         sync_remains(layout, record)
 
 
-def _finish_deletions(layout: Layout, reader: Reader) -> Iterator[Path]:
+def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
     for place in layout.drafts("deleted"):
         stored = _read(reader, place)
         if stored and stored.target and _owns_target(stored, reader.scan()):
@@ -114,7 +114,7 @@ def _owns_target(stored: Stored, scan: Scan) -> bool:
     return stored in Claims().settle([*rivals, stored]).owners
 
 
-def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
+def _settle_retired(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
     whole = {stored.place: stored.id for stored in reader.scan().places}
     retired = [stored for stored in (_read(reader, place) for place in layout.drafts("retired")) if stored]
     for stored in sorted(retired, key=lambda stored: stored.id, reverse=True):
@@ -131,7 +131,7 @@ def _settle_retired(layout: Layout, reader: Reader) -> Iterator[Path]:
             yield home
 
 
-def _read(reader: Reader, place: Path) -> Stored | None:
+def _read(reader: CheckpointReader, place: Path) -> Stored | None:
     try:
         return reader.read(place)
     except BadCheckpoint:

@@ -44,7 +44,7 @@ class Scan:
         return list({stored.id: stored for stored in reversed(self.places)}.values())[::-1]
 
 
-class Reader:
+class CheckpointReader:
     """Finds the checkpoints of a directory."""
 
     def __init__(self, layout: Layout) -> None:

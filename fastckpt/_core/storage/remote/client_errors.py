@@ -9,7 +9,7 @@ from fastckpt.errors import FastckptError, PersistError
 logger = logging.getLogger("fastckpt")
 
 
-class Explained(AbstractContextManager[None]):
+class ExplainedErrors(AbstractContextManager[None]):
     """Turns whatever a protocol's client raises, of which there is no list, into a PersistError with the remedy."""
 
     def __init__(self, deed: str, url: str) -> None:
@@ -24,7 +24,7 @@ class Explained(AbstractContextManager[None]):
             raise PersistError(text) from error
 
 
-class Logged(AbstractContextManager[bool]):
+class LoggedErrors(AbstractContextManager[bool]):
     """Goes on after an error, and logs it."""
 
     def __init__(self, deed: str) -> None:

@@ -10,7 +10,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.spec import AbstractFileSystem
 
-from fastckpt._core.storage.remote.wait_notice import Waiting
+from fastckpt._core.storage.remote.wait_notice import WaitNotice
 from fastckpt.errors import ConfigError
 
 REQUEST_DEADLINE = 20.0
@@ -42,7 +42,7 @@ REFUSED = {
 }
 
 
-class Client:
+class RemoteFilesystem:
     """What opens a URL.
 
     Attributes:
@@ -64,7 +64,7 @@ class Client:
         self._is_webdav = "webdav" in names
         self.has_buckets = bool(names & BUCKETS)
         self.reading = {"seekable": True} if isinstance(self.fs, ArrowFSWrapper) else {}
-        self._waiting = Waiting(self.url)
+        self._waiting = WaitNotice(self.url)
 
     def ask(self, deed: str, method: str, *arguments: Any, size: int = 0, limit: float = 0.0, **options: Any) -> Any:
         """What a method of the file system returns.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from fastckpt._core.storage.remote.filesystem import Client
+from fastckpt._core.storage.remote.filesystem import RemoteFilesystem
 
 PARALLEL = 4
 """Parts of one object that are on their way at a time."""
@@ -24,7 +24,7 @@ class Multipart:
         pool: Threads for the parts; memory holds `PARALLEL` parts at most.
     """
 
-    def __init__(self, client: Client, path: str, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, client: RemoteFilesystem, path: str, pool: ThreadPoolExecutor) -> None:
         self._client, self._path = client, path
         self._pool = pool
         bucket, key, _ = client.fs.split_path(path)
@@ -67,7 +67,7 @@ class Multipart:
         return self._client.ask(f"{deed} {self._path}", "call_s3", method, **self._upload, **options)
 
 
-def abort_abandoned(client: Client, is_abandoned: Callable[[str, float], bool]) -> list[str]:
+def abort_abandoned(client: RemoteFilesystem, is_abandoned: Callable[[str, float], bool]) -> list[str]:
     """Abort uploads that dead writers left under way; returns their names.
 
     Args:

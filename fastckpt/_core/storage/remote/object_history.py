@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from fastckpt._core.storage.history import LARGEST_TEXT, Record, number_of, outdated
 from fastckpt._core.storage.local.layout import PRIVATE
-from fastckpt._core.storage.remote.client_errors import Explained
+from fastckpt._core.storage.remote.client_errors import ExplainedErrors
 from fastckpt._core.storage.remote.objects import Creation, Objects
 from fastckpt.errors import ConfigError
 
@@ -23,12 +23,12 @@ class ObjectHistories:
 
     def newest(self, *, fresh: bool = True) -> int:
         """See `Histories`."""
-        with Explained("look for histories", self._objects.url()):
+        with ExplainedErrors("look for histories", self._objects.url()):
             return max(map(number_of, self._objects.names(PRIVATE)), default=0)
 
     def read(self, history: int) -> Record | None:
         """See `Histories`."""
-        with Explained("read a history's record", self._objects.url()):
+        with ExplainedErrors("read a history's record", self._objects.url()):
             text = self._objects.read(self._name(history), LARGEST_TEXT)
             if text is None and self._objects.creation is Creation.DIRECTORY and self.newest() == history:
                 return Record.from_bytes(history, b"")  # its holder is about to write it, or has died before
@@ -36,7 +36,7 @@ class ObjectHistories:
 
     def create(self, record: Record) -> bool:
         """See `Histories`. A store that does not know such requests carries out the second one as well."""
-        with Explained("open a history", self._objects.url()):
+        with ExplainedErrors("open a history", self._objects.url()):
             if self._objects.creation is Creation.DIRECTORY:
                 if made := self._objects.create_directory(f"{PRIVATE}/history-{record.history}"):
                     self._objects.put(self._name(record.history), record.to_bytes())
@@ -57,12 +57,12 @@ class ObjectHistories:
 
     def write(self, record: Record) -> None:
         """See `Histories`."""
-        with Explained("renew a history", self._objects.url()):
+        with ExplainedErrors("renew a history", self._objects.url()):
             self._objects.put(self._name(record.history), record.to_bytes())
 
     def forget(self, needed: Collection[int]) -> list[str]:
         """See `Histories`."""
-        with Explained("remove old records of histories", self._objects.url()):
+        with ExplainedErrors("remove old records of histories", self._objects.url()):
             histories = outdated(map(number_of, self._objects.names(PRIVATE)), needed)
             names = [f"{PRIVATE}/history-{history}" for history in histories]
             if self._objects.creation is Creation.DIRECTORY:

@@ -17,9 +17,9 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from fastckpt._core.storage.io.direct import Pace
-from fastckpt._core.storage.remote.client_errors import Logged
-from fastckpt._core.storage.remote.filesystem import Client
+from fastckpt._core.storage.io.direct import CopyPacing
+from fastckpt._core.storage.remote.client_errors import LoggedErrors
+from fastckpt._core.storage.remote.filesystem import RemoteFilesystem
 from fastckpt._core.storage.remote.multipart import LARGEST_COUNT, Multipart, abort_abandoned
 from fastckpt.errors import BadCheckpoint
 
@@ -47,7 +47,7 @@ class Creation(Enum):
     NONE = "none"
 
 
-class Sink(Protocol):
+class ObjectSink(Protocol):
     """Takes the bytes of one object, which nobody sees before they are all there."""
 
     def write(self, part: bytes) -> Any:
@@ -65,7 +65,7 @@ class Objects:
 
     def __init__(self, url: str) -> None:
         """Raise ConfigError if nothing that is installed opens such a URL."""
-        self._client = Client(url)
+        self._client = RemoteFilesystem(url)
         self._root, self._url, self.has_buckets = self._client.root, self._client.url, self._client.has_buckets
         self._finds = self._client.has_its_own("find")
         self._condition = _condition(self._client) if self._client.names & CONDITIONAL else {}
@@ -85,7 +85,7 @@ class Objects:
             return path[len(self._root) + 1 :]
         return path if path.startswith("/") else "/" + path
 
-    def upload(self, source: Path, name: str, pace: Pace) -> tuple[int, str]:
+    def upload(self, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
         """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
 
         Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
@@ -115,7 +115,7 @@ class Objects:
             on_failure.pop_all()
         return size, digest.hexdigest()
 
-    def _sink(self, name: str) -> Sink:
+    def _sink(self, name: str) -> ObjectSink:
         path = self.path(name)
         if self._client.is_s3:
             return Multipart(self._client, path, self._pool)
@@ -301,7 +301,7 @@ class Objects:
         """Clean something up, in the background: whoever failed tells of it first. Not done, it is left to a sweep."""
 
         def clean() -> None:
-            with Logged(f"{deed}; the next sweep will"):
+            with LoggedErrors(f"{deed}; the next sweep will"):
                 work()
 
         self._cleaner.submit(clean)
@@ -313,7 +313,7 @@ class Objects:
         self._client.close()
 
 
-def _condition(client: Client) -> dict[str, Any]:
+def _condition(client: RemoteFilesystem) -> dict[str, Any]:
     """What to tell a client so that it makes an object only if there is none; empty if it cannot be told."""
     method = getattr(client.fs, "_pipe_file" if client.fs.async_impl else "pipe_file")
     known = inspect.signature(method).parameters if client.has_its_own("pipe_file") else {}
@@ -330,7 +330,7 @@ def part_size(size: int) -> int:
 class _Stream:
     """A file of fsspec that is written in one go."""
 
-    def __init__(self, client: Client, path: str) -> None:
+    def __init__(self, client: RemoteFilesystem, path: str) -> None:
         self._told = partial(client.told, f"write {path}")
         with self._told():
             self._file = client.fs.open(path, "wb", block_size=PART)

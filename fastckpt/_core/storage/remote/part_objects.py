@@ -6,17 +6,17 @@ from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, Manifest
 from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.local.publish import Request
+from fastckpt._core.storage.local.publish import PublishRequest
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.catalog import Catalog, id_of, is_shared, shared_place
-from fastckpt._core.storage.remote.client_errors import Explained, Logged
+from fastckpt._core.storage.remote.client_errors import ExplainedErrors, LoggedErrors
 from fastckpt._core.storage.remote.objects import Objects
 from fastckpt._core.storage.remote.upload import check_complete, upload_images
 from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.errors import BadCheckpoint, PersistError
 
 
-class Gathering:
+class PartObjects:
     """The parts of one checkpoint, in a place that all its nodes know: images, and a manifest of each node's own.
 
     Nothing need be locked: the manifests that two nodes make of the same parts are the same.
@@ -29,7 +29,7 @@ class Gathering:
         self._objects = objects
         self._share = share
 
-    def contribute(self, request: Request, copier: Copier) -> None:
+    def contribute(self, request: PublishRequest, copier: Copier) -> None:
         """Write this node's part, unless it is there."""
         sizes = self._sizes()
         if NAME in sizes or self._part(self._share.node, sizes):
@@ -61,7 +61,7 @@ class Gathering:
 
     def remove_older(self) -> None:
         """Remove what was gathered of older checkpoints and never became whole."""
-        with Logged("remove the parts of older checkpoints"):
+        with LoggedErrors("remove the parts of older checkpoints"):
             for place, _ in self._catalog.scan().unfinished:
                 id = id_of(place)
                 if is_shared(place) and id and id < self.id:
@@ -112,7 +112,7 @@ def _manifest(text: bytes | None) -> Manifest | None:
 class RemoteContribution:
     """A node's part of a checkpoint at a URL, which is there; the others' may not be there yet."""
 
-    def __init__(self, url: str, gathering: Gathering, finish: Callable[[Manifest, str], None]) -> None:
+    def __init__(self, url: str, gathering: PartObjects, finish: Callable[[Manifest, str], None]) -> None:
         self.id = gathering.id
         self._url = url
         self._gathering = gathering
@@ -123,7 +123,7 @@ class RemoteContribution:
 
         Raises PersistError if the store refuses, BadCheckpoint if the parts do not go together.
         """
-        with Explained(f"publish {self.id}", self._url):
+        with ExplainedErrors(f"publish {self.id}", self._url):
             manifest, here = self._gathering.complete()
             if manifest and here:
                 self._finish(manifest, self._gathering.place)
@@ -132,5 +132,5 @@ class RemoteContribution:
 
     def missing(self) -> list[int]:
         """The nodes that have not written their part."""
-        with Explained(f"look for the parts of {self.id}", self._url):
+        with ExplainedErrors(f"look for the parts of {self.id}", self._url):
             return self._gathering.missing()

@@ -13,11 +13,11 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.local.identity import Identity, parsed
+from fastckpt._core.storage.local.identity import DirectoryIdentity, parsed
 from fastckpt._core.storage.local.layout import PRIVATE, TRACKER
-from fastckpt._core.storage.local.publish import Request
+from fastckpt._core.storage.local.publish import PublishRequest
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.catalog import (
     Catalog,
@@ -29,11 +29,11 @@ from fastckpt._core.storage.remote.catalog import (
     is_shared,
     new_place,
 )
-from fastckpt._core.storage.remote.client_errors import Explained, Logged
+from fastckpt._core.storage.remote.client_errors import ExplainedErrors, LoggedErrors
 from fastckpt._core.storage.remote.download import download, room_for
 from fastckpt._core.storage.remote.object_history import ObjectHistories
 from fastckpt._core.storage.remote.objects import Objects
-from fastckpt._core.storage.remote.part_objects import Gathering, RemoteContribution, share_in
+from fastckpt._core.storage.remote.part_objects import PartObjects, RemoteContribution, share_in
 from fastckpt._core.storage.remote.upload import check_complete, upload_images
 from fastckpt._core.storage.share import Share, Unfinished
 from fastckpt.errors import ConfigError, FastckptError
@@ -83,7 +83,7 @@ class RemoteStore:
     def publish(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         *,
         target: str = "",
         parent: SaveId | None = None,
@@ -109,10 +109,10 @@ class RemoteStore:
             BadSource: An image is not what was known of it.
             BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
         """
-        with Explained(f"persist {id}", self.path):
-            sources = {name: Source.of(image) for name, image in images.items()}
+        with ExplainedErrors(f"persist {id}", self.path):
+            sources = {name: ImageSource.of(image) for name, image in images.items()}
             own = _own(self._objects, target)
-            request = Request(id, sources, own, parent, world_size, details or {}, self.read_back)
+            request = PublishRequest(id, sources, own, parent, world_size, details or {}, self.read_back)
             place = new_place(id)
             with ExitStack() as on_failure:
                 left = f"remove what is left of {self._objects.url(place)}"
@@ -130,7 +130,7 @@ class RemoteStore:
     def contribute(
         self,
         id: SaveId,
-        images: Mapping[str, Path | Source],
+        images: Mapping[str, Path | ImageSource],
         share: Share,
         *,
         parent: SaveId | None = None,
@@ -139,19 +139,19 @@ class RemoteStore:
     ) -> RemoteContribution:
         """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
         self._known = None  # other nodes may publish it
-        with Explained(f"persist {id}", self.path):
-            sources = {name: Source.of(image) for name, image in images.items()}
+        with ExplainedErrors(f"persist {id}", self.path):
+            sources = {name: ImageSource.of(image) for name, image in images.items()}
             share = replace(share, target=_own(self._objects, share.target))
-            gathering = Gathering(self._objects, self._catalog, id, share)
-            request = Request(id, sources, "", parent, world_size, details or {}, self.read_back)
+            gathering = PartObjects(self._objects, self._catalog, id, share)
+            request = PublishRequest(id, sources, "", parent, world_size, details or {}, self.read_back)
             gathering.contribute(request, self._copier)
         return RemoteContribution(self.path, gathering, self._finish)
 
     def _finish(self, manifest: Manifest, place: str) -> None:
         """Do what should follow, but changes nothing in what counts as the newest."""
-        with metrics.phase("persist.tracker", step=manifest.id.step), Logged(f"write {TRACKER} in {self.path}"):
+        with metrics.phase("persist.tracker", step=manifest.id.step), LoggedErrors(f"write {TRACKER} in {self.path}"):
             self._objects.put(TRACKER, str(manifest.id.step).encode())
-        with metrics.phase("persist.drop", step=manifest.id.step), Logged("remove what was replaced"):
+        with metrics.phase("persist.drop", step=manifest.id.step), LoggedErrors("remove what was replaced"):
             there = self._catalog.of_step(manifest.id.step)
             replaced = there.replaced(manifest, place)
             if self._known is not None:
@@ -169,7 +169,7 @@ class RemoteStore:
 
         Returns what is one checkpoint now, and what lacks parts.
         """
-        with Explained("publish what nodes have written", self.path):
+        with ExplainedErrors("publish what nodes have written", self.path):
             scan = self._catalog.scan()
             newest = max((stored.id for stored in scan.places), default=None)
             places = {place: id for place, _ in scan.unfinished if is_shared(place) and (id := id_of(place))}
@@ -179,13 +179,13 @@ class RemoteStore:
     def _settle(self, place: str, id: SaveId) -> Manifest | Unfinished | None:
         try:
             share = share_in(self._objects, place)
-            return Gathering(self._objects, self._catalog, id, share).settle(self._finish) if share else None
+            return PartObjects(self._objects, self._catalog, id, share).settle(self._finish) if share else None
         except FastckptError as error:
             return Unfinished(id, f"it cannot be published: {error}")
 
     def scan(self) -> RemoteScan:
         """All checkpoints, and what is damaged, in one reading; raises PersistError if the store does not answer."""
-        with Explained("read checkpoints", self.path):
+        with ExplainedErrors("read checkpoints", self.path):
             scan = self._catalog.scan()
         self._known = list(scan.places)
         return scan
@@ -208,7 +208,7 @@ class RemoteStore:
             PersistError: The store does not answer.
         """
         for entry in _entries(stored, names):
-            with Explained(f"read {entry.name} of {stored.id}", self.path):
+            with ExplainedErrors(f"read {entry.name} of {stored.id}", self.path):
                 download(self._objects, stored.object(entry.name), entry, None)
 
     def file(self, stored: RemoteCheckpoint, name: str, into: Path) -> Path:
@@ -223,7 +223,7 @@ class RemoteStore:
         for entry in _entries(stored, names):
             path = into / entry.name
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
-            with Explained(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
+            with ExplainedErrors(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
                 with room_for(entry, path.parent):
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ class RemoteStore:
             ConfigError: It is the newest whole one.
             PersistError: The store refused.
         """
-        with Explained(f"delete {id}", self.path):
+        with ExplainedErrors(f"delete {id}", self.path):
             whole = self.known()
             if not (whole and whole[0].id > id and self._counts(whole[0])):
                 whole = self.checkpoints()
@@ -276,7 +276,7 @@ class RemoteStore:
         It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
         url, self._known = bad if isinstance(bad, str) else bad.place, None
-        with Explained(f"set aside {url}", self.path):
+        with ExplainedErrors(f"set aside {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):
                 raise FileNotFoundError(f"{url} is not there any more")
@@ -288,7 +288,7 @@ class RemoteStore:
 
         Call while no other process of this host publishes. Returns the URLs of what was removed.
         """
-        with Explained("sweep", self.path):
+        with ExplainedErrors("sweep", self.path):
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()
             for place, object in found.unfinished:
@@ -299,10 +299,10 @@ class RemoteStore:
             removed += self.histories.forget(histories)
         return [self._objects.url(name) for name in removed]
 
-    def identity(self) -> Identity:
+    def identity(self) -> DirectoryIdentity:
         """By what this store is known: the mark is gone when its objects are. PersistError if it does not answer."""
-        with Explained("read the mark", self.path):
-            return Identity(parsed(self._read_mark().decode(errors="replace")))
+        with ExplainedErrors("read the mark", self.path):
+            return DirectoryIdentity(parsed(self._read_mark().decode(errors="replace")))
 
     def _read_mark(self) -> bytes:
         try:
@@ -318,7 +318,7 @@ class RemoteStore:
         To be called by one node of a job alone: of several who do so at once, the last wins, and the others may have
         seen their own. Raises PersistError if the store does not answer, or cannot be written to.
         """
-        with Explained("mark", self.path):
+        with ExplainedErrors("mark", self.path):
             if not self.identity().mark:
                 self._objects.put(_IDENTITY, claim.encode())
             return self.identity().mark

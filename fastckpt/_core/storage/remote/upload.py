@@ -2,18 +2,18 @@
 
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import FileEntry, Manifest
-from fastckpt._core.storage.image_source import Source
+from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier, Copy
-from fastckpt._core.storage.local.publish import Request
+from fastckpt._core.storage.local.publish import PublishRequest
 from fastckpt._core.storage.remote.download import download
 from fastckpt._core.storage.remote.objects import Objects
 from fastckpt.errors import PersistError
 
 
-def upload_images(objects: Objects, copier: Copier, request: Request, place: str) -> list[FileEntry]:
-    """Upload images to a place, and read them again if that was asked for; raises BadSource as `Source.compare`."""
+def upload_images(objects: Objects, copier: Copier, request: PublishRequest, place: str) -> list[FileEntry]:
+    """Upload images to a place, read them again if asked; raises BadSource as `ImageSource.compare`."""
 
-    def upload(copy: Copy, image: tuple[str, Source]) -> FileEntry:
+    def upload(copy: Copy, image: tuple[str, ImageSource]) -> FileEntry:
         name, source = image
         object = f"{place}/{name}"
         with metrics.phase("persist.write", step=request.id.step, file=name):

@@ -12,7 +12,7 @@ FIRST = 5.0
 LONGEST = 60.0
 
 
-class Waiting:
+class WaitNotice:
     """The requests of one store that have no answer yet. Of several, the first that is overdue speaks for all."""
 
     def __init__(self, url: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fastckpt._core.client.collective import Departed, StoreAgreement
+from fastckpt._core.client.collective import PeerDeparted, StoreAgreement
 
 WORLD = 2
 Job = Callable[[int], Any]
@@ -81,7 +81,7 @@ def test_who_waits_for_a_rank_that_has_left_is_told_and_all_hear_what_it_had_sai
         for each in (ranks, persists):
             try:
                 each.gather(rank)
-            except Departed as error:
+            except PeerDeparted as error:
                 heard.append(str(error))
         return heard
 

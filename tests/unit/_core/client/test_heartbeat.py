@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from fastckpt import phase
 from fastckpt._core import metrics
-from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt.errors import ConfigError
 
@@ -26,7 +26,7 @@ def block(tmp_path):
 
 @pytest.fixture
 def beats(block):
-    beats = Beats(block.line(0), 4, 0)
+    beats = Heartbeat(block.line(0), 4, 0)
     yield beats
     beats.close()
 
@@ -163,14 +163,14 @@ def test_a_wait_says_how_long_it_may_last(block, beats):
 
 def test_a_phase_may_be_older_than_the_checkpointer(block):
     with phase("setup"):
-        beats = Beats(block.line(0), 0, 0)
+        beats = Heartbeat(block.line(0), 0, 0)
         assert block.read(0).phase == "setup"
     assert block.read(0).phase == ""
     beats.close()
 
 
 def test_who_has_taken_leave_says_nothing(block, beats):
-    other = Beats(block.line(0), 5, 0)
+    other = Heartbeat(block.line(0), 5, 0)
     other.close()
     said = block.read(0)
     assert (said.pid, said.phase) == (0, "")

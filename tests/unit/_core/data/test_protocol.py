@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastckpt.checkpointer.gradients import Gradients
-from fastckpt.checkpointer.state import Parts
+from fastckpt.checkpointer.state import TrainingState
 from fastckpt.data import ResumableDataLoader, ResumableSampler, data_state, load_data_state
 from fastckpt.errors import ConfigError
 from tests.unit.data.jobs import Indexed, Remembering, indices
@@ -29,9 +29,9 @@ class Foreign:
         self.position = state["position"]
 
 
-def parts_of(loaders: Any) -> Parts:
+def parts_of(loaders: Any) -> TrainingState:
     """As others={"more": loaders} of a Checkpointer."""
-    return Parts({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
+    return TrainingState({"more": loaders}, None, Gradients(torch.nn.Linear(1, 1), [], None, saved=False))
 
 
 def test_ours_are_stateful() -> None:

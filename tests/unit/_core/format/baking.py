@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fastckpt._core.format.plan import Planner
-from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.host_copy import HostCopy
 from fastckpt._core.transfer.image import Image
 
 
@@ -19,7 +19,7 @@ class Baker:
         self.path = path
         self.planner = Planner(weights_only=weights_only)
         self.image: Image | None = None
-        self.filler = Filler(2)
+        self.filler = HostCopy(2)
         self.files = 0
 
     def save(self, state: Any) -> None:

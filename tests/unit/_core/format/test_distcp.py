@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.utils import _create_file_view
 
 from fastckpt._core.format.distcp import GROWTH, ShardPlan, ShardPlanner, whole
-from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.host_copy import HostCopy
 from fastckpt._core.transfer.image import Image
 
 Items = Sequence[torch.Tensor | bytes]
@@ -28,7 +28,7 @@ class Written:
         if not shard.plan.skeleton.fits(size):
             self.path.unlink(missing_ok=True)
             self.path.write_bytes(b"\xa5" * shard.plan.skeleton.capacity())
-        image, filler = Image(self.path), Filler(1)
+        image, filler = Image(self.path), HostCopy(1)
         filler.fill(image.install(shard.plan))
         image.close()
         filler.close()

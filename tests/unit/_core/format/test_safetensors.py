@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from fastckpt._core.format.raw import Raw, RawPlanner
 from fastckpt._core.format.safetensors import DTYPES, SafetensorsPlanner, Tensors
-from fastckpt._core.transfer.host_copy import Filler
+from fastckpt._core.transfer.host_copy import HostCopy
 from fastckpt._core.transfer.image import Image
 from fastckpt.errors import NotLoadable
 
@@ -17,7 +17,7 @@ from fastckpt.errors import NotLoadable
 def image(path: Path, plan, capacity: int | None = None) -> bytes:
     """What a save by this plan makes of a file."""
     path.write_bytes(b"\xff" * (capacity or plan.skeleton.capacity()))
-    filled, filler = Image(path), Filler(1)
+    filled, filler = Image(path), HostCopy(1)
     filler.fill(filled.install(plan))
     filler.close()
     filled.close()

@@ -14,7 +14,7 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import Arena, arena_path
-from fastckpt._core.memory.census import Entry, State, census, clean, sweep
+from fastckpt._core.memory.census import ArenaEntry, ArenaState, census, clean, sweep
 from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name
@@ -36,9 +36,9 @@ def path(shm: Path) -> Iterator[Path]:
 
 
 def commit(slot: Path, size: int = 8192) -> None:
-    slots.begin(slot, slots.Begin(SAVE, frozenset({0})))
+    slots.begin(slot, slots.SlotBegin(SAVE, frozenset({0})))
     (slot / "model.pt").write_bytes(bytes(size))
-    slots.commit(slot, 0, slots.Done(SAVE, {"model.pt": size}))
+    slots.commit(slot, 0, slots.SlotDone(SAVE, {"model.pt": size}))
 
 
 def leave(path: Path, *, holding: bool) -> None:
@@ -55,7 +55,7 @@ def of_boot(path: Path, boot: str) -> None:
     (path / "owner").write_text(json.dumps(owner | {"boot": boot}))
 
 
-def found(shm: Path) -> Entry:
+def found(shm: Path) -> ArenaEntry:
     (entry,) = census(shm)
     return entry
 
@@ -72,7 +72,12 @@ def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
     arena.claim_for("mark")
     commit(arena.slots[0])
     entry = found(shm)
-    assert (entry.path, entry.state, entry.uid, entry.directory) == (path, State.IN_USE, os.getuid(), "/checkpoints")
+    assert (entry.path, entry.state, entry.uid, entry.directory) == (
+        path,
+        ArenaState.IN_USE,
+        os.getuid(),
+        "/checkpoints",
+    )
     assert entry.claim.seen == "mark" and entry.is_arena
     assert entry.owner == Process.current() and entry.owner.is_alive()
     assert entry.slots == {"slot-0": SAVE, "slot-1": None} and entry.newest == SAVE
@@ -86,7 +91,7 @@ def test_one_in_use_is_described_and_not_removed(shm: Path, path: Path):
 
 def test_one_left_behind_is_removed(shm: Path, path: Path):
     leave(path, holding=False)
-    assert (found(shm).state, found(shm).newest) == (State.LEFT_BEHIND, None)
+    assert (found(shm).state, found(shm).newest) == (ArenaState.LEFT_BEHIND, None)
     clean(found(shm))
     assert list(shm.iterdir()) == []
 
@@ -115,7 +120,7 @@ def test_the_living_win_whatever_the_census_said(shm: Path, path: Path):
         clean(entry, force=True)
     owner.release()
     writer = Presence(path)
-    assert found(shm).state is State.IN_USE and found(shm).writers == (Process.current(),)
+    assert found(shm).state is ArenaState.IN_USE and found(shm).writers == (Process.current(),)
     with pytest.raises(ArenaInUse, match="in use"):
         clean(entry, force=True)
     writer.close()
@@ -143,12 +148,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
     entry = found(shm)
-    assert entry.state is State.LEFT_BEHIND and entry.owner is not None and not entry.owner.is_alive()
+    assert entry.state is ArenaState.LEFT_BEHIND and entry.owner is not None and not entry.owner.is_alive()
     block = Path("/dev/shm", telemetry_name(path).strip("/"))
     assert block.exists()
     shutil.rmtree(path)
     stray = found(shm)
-    assert (stray.path, stray.state, stray.is_arena) == (block, State.LEFT_BEHIND, False)
+    assert (stray.path, stray.state, stray.is_arena) == (block, ArenaState.LEFT_BEHIND, False)
     leave(path, holding=False)
     assert found(shm).is_arena, "a block that has an arena is a part of it"
     clean(found(shm))
@@ -158,11 +163,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_stray_telemetry_block_is_removed_and_one_in_use_is_not(shm: Path, path: Path):
     block = TelemetryBlock(telemetry_name(path), 2)
     entry = found(shm)
-    assert (entry.state, entry.size) == (State.IN_USE, 4096)
+    assert (entry.state, entry.size) == (ArenaState.IN_USE, 4096)
     with pytest.raises(ArenaInUse):
         clean(entry)
     block.close()
-    assert found(shm).state is State.LEFT_BEHIND
+    assert found(shm).state is ArenaState.LEFT_BEHIND
     clean(found(shm))
     assert census(shm) == []
 
@@ -182,7 +187,7 @@ def test_what_we_did_not_make_is_foreign(shm: Path, path: Path, tmp_path: Path, 
     else:
         leave(path, holding=False)
         path.chmod(0o755)
-    assert found(shm).state is State.FOREIGN
+    assert found(shm).state is ArenaState.FOREIGN
     with pytest.raises(ArenaInUse, match="foreign"):
         clean(found(shm), force=True)
     assert path.lstat()
@@ -194,7 +199,7 @@ def test_another_user_s_is_foreign_also_to_root(shm: Path, path: Path):
     leave(path, holding=False)
     os.chown(path, 65534, 65534)
     entry = found(shm)
-    assert (entry.state, entry.uid) == (State.FOREIGN, 65534)
+    assert (entry.state, entry.uid) == (ArenaState.FOREIGN, 65534)
     with pytest.raises(ArenaInUse, match="foreign"):
         clean(entry, force=True)
 
@@ -222,12 +227,12 @@ def test_a_sweep_removes_nothing_that_is_in_use(shm: Path, path: Path):
     of_boot(path, "an earlier one")
     writer = Presence(path)
     sweep(shm)
-    assert found(shm).state is State.IN_USE
+    assert found(shm).state is ArenaState.IN_USE
     arena.release()
     sweep(shm)
-    assert found(shm).state is State.IN_USE
+    assert found(shm).state is ArenaState.IN_USE
     writer.close()
-    assert found(shm).state is State.OLD_BOOT
+    assert found(shm).state is ArenaState.OLD_BOOT
     sweep(shm)
     assert census(shm) == []
 

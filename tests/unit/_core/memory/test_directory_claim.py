@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.memory import directory_claim as claim_module
 from fastckpt._core.memory.arena import Arena, arena_path
-from fastckpt._core.memory.directory_claim import Claim
+from fastckpt._core.memory.directory_claim import DirectoryClaim
 
 
 @pytest.fixture
@@ -19,23 +19,23 @@ def path() -> Path:
 @pytest.mark.parametrize(
     ("claim", "mark", "inode", "ours"),
     [
-        (Claim(seen="a", inode=1), "a", 1, True),
-        (Claim(seen="a", inode=1), "a", 2, True),  # moved to another disk
-        (Claim(seen="a", inode=1), "b", 1, False),
-        (Claim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
-        (Claim(wanted="a", inode=1), "", 1, True),  # it could not be marked
-        (Claim(wanted="a", inode=1), "", 2, False),  # made anew before it could be
-        (Claim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
-        (Claim(wanted="a", inode=1), "b", 1, True),  # another node was first
-        (Claim(wanted="a", inode=1), "b", 2, False),
-        (Claim(wanted="a"), "b", 2, True),  # at a URL
-        (Claim(), "", 1, False),
-        (Claim(), "a", 1, False),
-        (Claim(unnamed=True), "", 1, True),  # an earlier version's
-        (Claim(unnamed=True), "a", 1, False),
+        (DirectoryClaim(seen="a", inode=1), "a", 1, True),
+        (DirectoryClaim(seen="a", inode=1), "a", 2, True),  # moved to another disk
+        (DirectoryClaim(seen="a", inode=1), "b", 1, False),
+        (DirectoryClaim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
+        (DirectoryClaim(wanted="a", inode=1), "", 1, True),  # it could not be marked
+        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # made anew before it could be
+        (DirectoryClaim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
+        (DirectoryClaim(wanted="a", inode=1), "b", 1, True),  # another node was first
+        (DirectoryClaim(wanted="a", inode=1), "b", 2, False),
+        (DirectoryClaim(wanted="a"), "b", 2, True),  # at a URL
+        (DirectoryClaim(), "", 1, False),
+        (DirectoryClaim(), "a", 1, False),
+        (DirectoryClaim(unnamed=True), "", 1, True),  # an earlier version's
+        (DirectoryClaim(unnamed=True), "a", 1, False),
     ],
 )
-def test_whose_it_is(claim: Claim, mark: str, inode: int, ours: bool):
+def test_whose_it_is(claim: DirectoryClaim, mark: str, inode: int, ours: bool):
     assert claim.is_of(mark, inode) is ours
 
 
@@ -71,7 +71,7 @@ def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Pat
     other = Arena.open(path, "/checkpoints")
     other.claim_for("its own")
     arena.saw("ours")
-    assert Claim.read(path).seen == "its own" and arena.claim.seen == "ours"
+    assert DirectoryClaim.read(path).seen == "its own" and arena.claim.seen == "ours"
     arena.release()
     other.remove()
     path.with_name("aside").rename(path)
@@ -82,7 +82,7 @@ def test_an_arena_of_another_job_that_took_the_place_is_not_written_to(path: Pat
 def test_nonsense_claims_nothing(path: Path, record: str):
     arena = Arena.open(path, "/checkpoints")
     (path / "claim").write_text(record)
-    assert Claim.read(path) == Claim()
+    assert DirectoryClaim.read(path) == DirectoryClaim()
     arena.remove()
 
 
@@ -94,8 +94,8 @@ def test_one_that_is_killed_while_it_notes_the_mark_says_the_same_or_both(path: 
     for operation in operations:
         if (child := os.fork()) == 0:
             monkeypatch.setattr(claim_module, operation, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            claim_module.Claim(wanted, wanted, 7).write(path)
+            claim_module.DirectoryClaim(wanted, wanted, 7).write(path)
             os._exit(0)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        assert Claim.read(path).is_of(wanted, 7) and Claim.read(path).is_of("", 7)
+        assert DirectoryClaim.read(path).is_of(wanted, 7) and DirectoryClaim.read(path).is_of("", 7)
     arena.remove()

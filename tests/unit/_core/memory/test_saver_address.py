@@ -14,7 +14,7 @@ import pytest
 
 from fastckpt import StorageType
 from fastckpt._core.ipc.channel import Channel
-from fastckpt._core.memory.saver_address import Posting, find
+from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt.errors import AgentLost, ArenaTooSmall, FastckptError
 from tests.e2e.ddp.conftest import Ranks, state
 from tests.faults.test_hostile import NOBODY
@@ -79,7 +79,7 @@ def decoy(shm: Path, key: str, address: str) -> Path:
 
 
 def test_a_saver_is_found_while_it_lives(shm: Path):
-    posting = Posting(shm, KEY, "@here")
+    posting = SaverAddress(shm, KEY, "@here")
     assert find(shm, KEY, 5) == "@here"
     posting.close()
     with pytest.raises(AgentLost, match=f"has posted no address under {shm} in 0 s"):
@@ -90,7 +90,7 @@ def test_a_saver_is_found_while_it_lives(shm: Path):
 def test_one_that_was_killed_is_not_found_and_the_next_takes_its_place(shm: Path):
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
-        Posting(shm, KEY, "@dead")
+        SaverAddress(shm, KEY, "@dead")
         os.write(writer, b".")
         signal.pause()
     assert os.read(reader, 1) == b"." and find(shm, KEY, 5) == "@dead"
@@ -100,24 +100,24 @@ def test_one_that_was_killed_is_not_found_and_the_next_takes_its_place(shm: Path
     os.close(writer)
     with pytest.raises(AgentLost):
         find(shm, KEY, 0)
-    posting = Posting(shm, KEY, "@here")
+    posting = SaverAddress(shm, KEY, "@here")
     assert find(shm, KEY, 5) == "@here" and len(list(shm.iterdir())) == 1
     posting.close()
 
 
 def test_a_second_job_of_the_same_launch_is_refused_and_other_launches_are_not(shm: Path):
     with contextlib.ExitStack() as postings:
-        postings.callback(Posting(shm, KEY, "@one").close)
-        postings.callback(Posting(shm, "1" * 24, "@other").close)
+        postings.callback(SaverAddress(shm, KEY, "@one").close)
+        postings.callback(SaverAddress(shm, "1" * 24, "@other").close)
         with pytest.raises(FastckptError, match="the same MASTER_ADDR and MASTER_PORT; give this one others"):
-            Posting(shm, KEY, "@two")
+            SaverAddress(shm, KEY, "@two")
         assert find(shm, KEY, 5) == "@one" and find(shm, "1" * 24, 5) == "@other"
     assert not any(shm.iterdir())
 
 
 def test_what_is_no_posting_is_passed_over(shm: Path):
     """A link to one of another launch, a pipe, a directory, a file of this user that nobody has locked."""
-    posting = Posting(shm, "1" * 24, "@other")
+    posting = SaverAddress(shm, "1" * 24, "@other")
     (true,) = shm.iterdir()
     names = [shm / f"fastckpt-{os.getuid()}-saver-{KEY}-{number}" for number in range(5)]
     os.link(true, names[0])
@@ -127,7 +127,7 @@ def test_what_is_no_posting_is_passed_over(shm: Path):
     names[4].write_text(f"{names[4].name} @nobody")
     with pytest.raises(AgentLost):
         find(shm, KEY, 0)
-    mine = Posting(shm, KEY + "0", "@here")
+    mine = SaverAddress(shm, KEY + "0", "@here")
     mine.close()
     posting.close()
     for path in names:
@@ -144,7 +144,7 @@ def test_full_memory_is_told_with_the_remedy(tmp_path: Path):
     try:
         (full / "ballast").write_bytes(bytes(4096))
         with pytest.raises(ArenaTooSmall, match=r"nothing can be written under .*No space left.*--shm-size"):
-            Posting(full, KEY, "@here")
+            SaverAddress(full, KEY, "@here")
         assert [path.name for path in full.iterdir()] == ["ballast"]
     finally:
         subprocess.run(["umount", str(full)], check=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.memory.slots import Begin, Done
+from fastckpt._core.memory.slots import SlotBegin, SlotDone
 
 OLD, NEW = SaveId(1, 5), SaveId(1, 6)
 BOTH = frozenset({0, 1})
@@ -28,9 +28,9 @@ def slot(tmp_path: Path) -> Path:
 
 
 def save(slot: Path, id: SaveId, *writers: int) -> None:
-    slots.begin(slot, Begin(id, BOTH))
+    slots.begin(slot, SlotBegin(id, BOTH))
     for writer in writers:
-        slots.commit(slot, writer, Done(id, {f"rank_{writer}.pt": 10 + writer}, {"path": f"by {writer}"}))
+        slots.commit(slot, writer, SlotDone(id, {f"rank_{writer}.pt": 10 + writer}, {"path": f"by {writer}"}))
 
 
 def test_an_empty_slot_holds_nothing(slot: Path):
@@ -51,18 +51,18 @@ def test_is_committed_when_all_writers_are_done(slot: Path):
 
 
 def test_images_may_lie_in_directories(slot: Path):
-    slots.begin(slot, Begin(OLD, frozenset({0})))
-    slots.commit(slot, 0, Done(OLD, {"optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2, "a.pt": 3}))
+    slots.begin(slot, SlotBegin(OLD, frozenset({0})))
+    slots.commit(slot, 0, SlotDone(OLD, {"optimizer_0/.metadata": 1, "optimizer_0/__0_0.distcp": 2, "a.pt": 3}))
     assert slots.read(slot).committed == OLD
 
 
 def test_images_of_writers_that_are_no_more_make_room(slot: Path):
     for name in ("rank_0.pt", "rank_1.pt", "model.pt"):
         (slot / name).touch()
-    slots.begin(slot, Begin(OLD, BOTH))
-    slots.commit(slot, 0, Done(OLD, {"model.pt": 0, "rank_0.pt": 0}))
-    slots.commit(slot, 1, Done(OLD, {"model.pt": 0, "rank_1.pt": 0}))
-    left = slots.begin(slot, Begin(NEW, frozenset({0})))
+    slots.begin(slot, SlotBegin(OLD, BOTH))
+    slots.commit(slot, 0, SlotDone(OLD, {"model.pt": 0, "rank_0.pt": 0}))
+    slots.commit(slot, 1, SlotDone(OLD, {"model.pt": 0, "rank_1.pt": 0}))
+    left = slots.begin(slot, SlotBegin(NEW, frozenset({0})))
     assert left == {"rank_1.pt"}
     slots.discard(slot, left)
     assert {path.name for path in slot.iterdir()} == {".begin", "model.pt", "rank_0.pt"}
@@ -70,26 +70,26 @@ def test_images_of_writers_that_are_no_more_make_room(slot: Path):
 
 def test_metadata_of_dcp_is_an_image(slot: Path):
     save(slot, OLD, 1)
-    slots.commit(slot, 0, Done(OLD, {".metadata": 7}))
+    slots.commit(slot, 0, SlotDone(OLD, {".metadata": 7}))
     assert slots.read(slot).files == {".metadata": 7, "rank_1.pt": 11}
 
 
 def test_a_save_without_writers_is_never_whole(slot: Path):
-    slots.begin(slot, Begin(OLD, frozenset()))
+    slots.begin(slot, SlotBegin(OLD, frozenset()))
     assert slots.read(slot).committed is None
 
 
 def test_records_of_different_saves_are_not_a_checkpoint(slot: Path):
     save(slot, OLD, 0, 1)
-    slots.begin(slot, Begin(NEW, BOTH))
-    slots.commit(slot, 0, Done(NEW, {}))
-    slots.commit(slot, 1, Done(OLD, {}))
+    slots.begin(slot, SlotBegin(NEW, BOTH))
+    slots.commit(slot, 0, SlotDone(NEW, {}))
+    slots.commit(slot, 1, SlotDone(OLD, {}))
     assert slots.read(slot).committed is None
 
 
 def test_a_record_of_a_writer_that_was_not_expected_changes_nothing(slot: Path):
     save(slot, OLD, 0, 1)
-    slots.commit(slot, 2, Done(NEW, {"rank_2.pt": 1}))
+    slots.commit(slot, 2, SlotDone(NEW, {"rank_2.pt": 1}))
     records = slots.read(slot)
     assert records.committed == OLD and "rank_2.pt" not in records.files
 
@@ -106,11 +106,11 @@ def test_a_death_between_any_two_operations_leaves_old_or_nothing(slot: Path, mo
             _die_after(patch, survived)
             try:
                 if deed == "begin":
-                    slots.begin(slot, Begin(NEW, BOTH))
+                    slots.begin(slot, SlotBegin(NEW, BOTH))
                 elif deed == "clear":
                     slots.clear(slot)
                 else:
-                    slots.commit(slot, 1, Done(NEW, {}))
+                    slots.commit(slot, 1, SlotDone(NEW, {}))
             except Died:
                 pass
         seen.add(slots.read(slot).committed)
@@ -192,7 +192,7 @@ class TestDigests:
             with monkeypatch.context() as patch:
                 _die_after(patch, survived)
                 try:
-                    slots.begin(slot, Begin(NEW, BOTH)) if deed == "begin" else slots.clear(slot)
+                    slots.begin(slot, SlotBegin(NEW, BOTH)) if deed == "begin" else slots.clear(slot)
                 except Died:
                     pass
             whole, digests = slots.read(slot).committed == OLD, (slot / ".digests").exists()
@@ -231,10 +231,10 @@ GOOD_DONE = {"id": [1, 5], "files": {"a.pt": 3}, "details": {}}
     ],
 )
 def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str):
-    slots.begin(slot, Begin(OLD, frozenset({0})))
-    slots.commit(slot, 0, Done(OLD, {"a.pt": 3}))
+    slots.begin(slot, SlotBegin(OLD, frozenset({0})))
+    slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3}))
     assert slots.read(slot).committed == OLD
-    slots.commit(slot, 0, Done(OLD, {"a.pt": 3, name: 3}))
+    slots.commit(slot, 0, SlotDone(OLD, {"a.pt": 3, name: 3}))
     assert slots.read(slot).committed is None
 
 
@@ -245,7 +245,7 @@ def test_a_done_record_that_names_what_is_no_image_is_none(slot: Path, name: str
      {"id": [1, 2**70]}],
 )  # fmt: skip
 def test_a_done_record_with_values_that_make_no_sense_is_none(slot: Path, change: dict[str, object]):
-    slots.begin(slot, Begin(OLD, frozenset({0})))
+    slots.begin(slot, SlotBegin(OLD, frozenset({0})))
     for record, whole in ((GOOD_DONE, OLD), (GOOD_DONE | change, None)):
         (slot / ".done-0").write_text(json.dumps(record))
         assert slots.read(slot).committed == whole

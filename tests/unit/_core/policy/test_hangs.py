@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from fastckpt._core.policy.hangs import IDLE, LAST, LONG, Limits, Sight, Witness, culprits, hung, limits, occupied
+from fastckpt._core.policy.hangs import IDLE, LAST, LONG, Limits, Observation, Witness, culprits, hung, limits, occupied
 
 MINUTE = 60.0
 
@@ -44,22 +44,26 @@ def test_what_no_restart_can_make_good_has_longer(setting, pace, sees_all, expec
 def test_a_start_may_take_longer_than_those_before(setting):
     slow = limits(setting, 1.0, start=9000.0)
     for silent, expected in ((26999, []), (27001, [0])):
-        assert hung([Sight(0, silent)], slow, 0) == expected
-        assert hung([Sight(0, silent), Sight(1, silent, 9, waited=silent)], slow, 0) == expected
-    assert hung([Sight(0, 3700, 9, "save")], slow, 0) == [0], "that is no start"
-    assert hung([Sight(0, 3700, 9)], slow, 0) == [0]
+        assert hung([Observation(0, silent)], slow, 0) == expected
+        assert hung([Observation(0, silent), Observation(1, silent, 9, waited=silent)], slow, 0) == expected
+    assert hung([Observation(0, 3700, 9, "save")], slow, 0) == [0], "that is no start"
+    assert hung([Observation(0, 3700, 9)], slow, 0) == [0]
 
 
 def test_only_who_takes_steps_waits():
-    assert [Sight(0, 9, 1, waited=8).own, Sight(0, 9, waited=8).own, Sight(0, 9, 1, "save", waited=8).own] == [1, 9, 9]
+    assert [
+        Observation(0, 9, 1, waited=8).own,
+        Observation(0, 9, waited=8).own,
+        Observation(0, 9, 1, "save", waited=8).own,
+    ] == [1, 9, 9]
 
 
 def test_who_has_waited_for_another_is_not_late_when_that_one_is_done():
-    evaluates, waits = Sight(0, 800, 9, "evaluation", 900), Sight(1, 803, 9, waited=799)
+    evaluates, waits = Observation(0, 800, 9, "evaluation", 900), Observation(1, 803, 9, waited=799)
     assert occupied([evaluates, waits], SECONDS)
-    assert hung([Sight(0, 0.1, 9), waits], SECONDS, 0) == []
-    assert hung([Sight(0, 5.1, 9), Sight(1, 808.1, 9, waited=800)], SECONDS, 0) == [0, 1]
-    assert not occupied([Sight(0, 901, 9, "evaluation", 900), waits], SECONDS)
+    assert hung([Observation(0, 0.1, 9), waits], SECONDS, 0) == []
+    assert hung([Observation(0, 5.1, 9), Observation(1, 808.1, 9, waited=800)], SECONDS, 0) == [0, 1]
+    assert not occupied([Observation(0, 901, 9, "evaluation", 900), waits], SECONDS)
     assert not occupied([waits], SECONDS)
 
 
@@ -72,31 +76,49 @@ AUTO = Limits(LONG, LONG, MINUTE)
     [
         ("nobody is watched", SECONDS, [], inf, False),
         ("nobody is watched, by auto", AUTO, [], 1e9, False),
-        ("all take steps", SECONDS, [Sight(0, 1, 9), Sight(1, 4.9, 9)], 0, False),
-        ("one is silent", SECONDS, [Sight(0, 1, 9), Sight(1, 5.1, 9)], 0, True),
-        ("all are silent", SECONDS, [Sight(0, 6, 9), Sight(1, 6, 9)], 0, True),
-        ("a first step is slow", SECONDS, [Sight(0, 49), Sight(1, 49)], 0, False),
-        ("a first step is too slow", SECONDS, [Sight(0, 51), Sight(1, 49, 1)], 0, True),
-        ("one waits for the first step of another", SECONDS, [Sight(0, 30, 1), Sight(1, 30)], 0, False),
-        ("a long save", SECONDS, [Sight(0, 49, 9, "save"), Sight(1, 49, 9)], 0, False),
-        ("a save that hangs", SECONDS, [Sight(0, 51, 9, "snapshot.fill"), Sight(1, 51, 9)], 0, True),
-        ("a phase of unknown length", SECONDS, [Sight(0, 49, 9, "evaluation")], 0, False),
-        ("a phase with a limit", SECONDS, [Sight(0, 899, 9, "evaluation", 900)], 0, False),
-        ("a phase beyond its limit", SECONDS, [Sight(0, 901, 9, "evaluation", 900)], 0, True),
-        ("a phase with a short limit", SECONDS, [Sight(0, 2, 9, "load", 1), Sight(1, 2, 9)], 0, True),
-        ("all wait for the one that evaluates", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 800, 9)], 0, False),
-        ("one of two phases is late", SECONDS, [Sight(0, 800, 9, "x", 900), Sight(1, 60, 9, "y")], 0, False),
-        ("idle for a minute", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 61, True),
-        ("silent for a minute, but at work", AUTO, [Sight(0, 70, 9), Sight(1, 70, 9)], 1, False),
-        ("silent for an hour, at work", AUTO, [Sight(0, LONG + 1, 9), Sight(1, LONG - 1, 9)], 1, True),
-        ("idle before the first step", AUTO, [Sight(0, 70), Sight(1, 70, 1)], 61, False),
-        ("idle at its exit", AUTO, [Sight(0, 70, 9, "exit"), Sight(1, 70, 9)], 61, True),
-        ("a slow exit", SECONDS, [Sight(0, 49, 9, "exit"), Sight(1, 49, 9)], 0, False),
-        ("a slow exit that computes", AUTO, [Sight(0, 3500, 9, "exit"), Sight(1, 3500, 9)], 1, False),
-        ("an exit that hangs", SECONDS, [Sight(0, 51, 9, "exit"), Sight(1, 51, 9, waited=50)], 0, True),
-        ("idle in a save", AUTO, [Sight(0, 70, 9, "save"), Sight(1, 70, 9)], 61, False),
-        ("idle in a marked phase", AUTO, [Sight(0, LONG + 9, 9, "x", 9000), Sight(1, LONG + 9, 9)], 5000, False),
-        ("off", Limits(inf, inf), [Sight(0, 1e9, 9)], 1e9, False),
+        ("all take steps", SECONDS, [Observation(0, 1, 9), Observation(1, 4.9, 9)], 0, False),
+        ("one is silent", SECONDS, [Observation(0, 1, 9), Observation(1, 5.1, 9)], 0, True),
+        ("all are silent", SECONDS, [Observation(0, 6, 9), Observation(1, 6, 9)], 0, True),
+        ("a first step is slow", SECONDS, [Observation(0, 49), Observation(1, 49)], 0, False),
+        ("a first step is too slow", SECONDS, [Observation(0, 51), Observation(1, 49, 1)], 0, True),
+        ("one waits for the first step of another", SECONDS, [Observation(0, 30, 1), Observation(1, 30)], 0, False),
+        ("a long save", SECONDS, [Observation(0, 49, 9, "save"), Observation(1, 49, 9)], 0, False),
+        ("a save that hangs", SECONDS, [Observation(0, 51, 9, "snapshot.fill"), Observation(1, 51, 9)], 0, True),
+        ("a phase of unknown length", SECONDS, [Observation(0, 49, 9, "evaluation")], 0, False),
+        ("a phase with a limit", SECONDS, [Observation(0, 899, 9, "evaluation", 900)], 0, False),
+        ("a phase beyond its limit", SECONDS, [Observation(0, 901, 9, "evaluation", 900)], 0, True),
+        ("a phase with a short limit", SECONDS, [Observation(0, 2, 9, "load", 1), Observation(1, 2, 9)], 0, True),
+        (
+            "all wait for the one that evaluates",
+            SECONDS,
+            [Observation(0, 800, 9, "x", 900), Observation(1, 800, 9)],
+            0,
+            False,
+        ),
+        (
+            "one of two phases is late",
+            SECONDS,
+            [Observation(0, 800, 9, "x", 900), Observation(1, 60, 9, "y")],
+            0,
+            False,
+        ),
+        ("idle for a minute", AUTO, [Observation(0, 70, 9), Observation(1, 70, 9)], 61, True),
+        ("silent for a minute, but at work", AUTO, [Observation(0, 70, 9), Observation(1, 70, 9)], 1, False),
+        ("silent for an hour, at work", AUTO, [Observation(0, LONG + 1, 9), Observation(1, LONG - 1, 9)], 1, True),
+        ("idle before the first step", AUTO, [Observation(0, 70), Observation(1, 70, 1)], 61, False),
+        ("idle at its exit", AUTO, [Observation(0, 70, 9, "exit"), Observation(1, 70, 9)], 61, True),
+        ("a slow exit", SECONDS, [Observation(0, 49, 9, "exit"), Observation(1, 49, 9)], 0, False),
+        ("a slow exit that computes", AUTO, [Observation(0, 3500, 9, "exit"), Observation(1, 3500, 9)], 1, False),
+        ("an exit that hangs", SECONDS, [Observation(0, 51, 9, "exit"), Observation(1, 51, 9, waited=50)], 0, True),
+        ("idle in a save", AUTO, [Observation(0, 70, 9, "save"), Observation(1, 70, 9)], 61, False),
+        (
+            "idle in a marked phase",
+            AUTO,
+            [Observation(0, LONG + 9, 9, "x", 9000), Observation(1, LONG + 9, 9)],
+            5000,
+            False,
+        ),
+        ("off", Limits(inf, inf), [Observation(0, 1e9, 9)], 1e9, False),
     ],
 )
 def test_hung(what, limits, sights, idle, expected):
@@ -105,7 +127,7 @@ def test_hung(what, limits, sights, idle, expected):
 
 
 def test_who_is_late_is_told_from_who_is_not():
-    sights = [Sight(0, 1, 9), Sight(1, 6, 9), Sight(2, 7, 9)]
+    sights = [Observation(0, 1, 9), Observation(1, 6, 9), Observation(2, 7, 9)]
     assert hung(sights, SECONDS, 0) == [1, 2]
     assert hung(sights, AUTO, 61) == [0, 1, 2]
 

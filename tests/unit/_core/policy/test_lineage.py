@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastckpt._core.policy.lineage import heads, kept, lines, merged, past
-from fastckpt._core.policy.retention import Entry, KeepBest, KeepEvery, KeepLast
+from fastckpt._core.policy.retention import KeepBest, KeepEvery, KeepLast, RetentionEntry
 
 
-def entry(history: int, step: int, *before: int, loss: float = 0.0) -> Entry:
+def entry(history: int, step: int, *before: int, loss: float = 0.0) -> RetentionEntry:
     """A checkpoint of a history that came through those."""
-    return Entry((history, step), 0.0, {"loss": loss}, merged((each, each) for each in before))
+    return RetentionEntry((history, step), 0.0, {"loss": loss}, merged((each, each) for each in before))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt._core.policy.restarts import Attempt, Budget, Position, Stretch, given_back, parse_budget, stalls
+from fastckpt._core.policy.restarts import Attempt, Budget, Stretch, TrainingPosition, given_back, parse_budget, stalls
 from fastckpt.errors import ConfigError
 
 NOTHING = Attempt(watched=True)
@@ -15,12 +15,12 @@ UNWATCHED = Attempt()
 
 
 def came(resumed: int, step: int, since: int = 0, failed: bool = True, directory: str = "d") -> Attempt:
-    return Attempt(True, {directory: Stretch(resumed, Position(step, since))}, failed=failed)
+    return Attempt(True, {directory: Stretch(resumed, TrainingPosition(step, since))}, failed=failed)
 
 
 def both(first: tuple[int, int], second: tuple[int, int]) -> Attempt:
     """Two checkpoint directories: what was resumed from, and the newest step named."""
-    return Attempt(True, {d: Stretch(r, Position(s)) for d, (r, s) in {"a": first, "b": second}.items()})
+    return Attempt(True, {d: Stretch(r, TrainingPosition(s)) for d, (r, s) in {"a": first, "b": second}.items()})
 
 
 FRESH = came(-1, 50, 6)

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt._core.policy.resume import TIERS, Candidate, choose
+from fastckpt._core.policy.resume import TIERS, CheckpointLocation, choose
 
 
-def memory(step: int, history: int = 1) -> Candidate:
-    return Candidate(history, step, "memory")
+def memory(step: int, history: int = 1) -> CheckpointLocation:
+    return CheckpointLocation(history, step, "memory")
 
 
-def storage(step: int, history: int = 1) -> Candidate:
-    return Candidate(history, step, "storage")
+def storage(step: int, history: int = 1) -> CheckpointLocation:
+    return CheckpointLocation(history, step, "storage")
 
 
-def of_node(node: int, step: int, attempt: str = "a", tier: str = "memory") -> Candidate:
-    return Candidate(1, step, tier, node, attempt)
+def of_node(node: int, step: int, attempt: str = "a", tier: str = "memory") -> CheckpointLocation:
+    return CheckpointLocation(1, step, tier, node, attempt)
 
 
-def shared(step: int, attempt: str = "a") -> Candidate:
+def shared(step: int, attempt: str = "a") -> CheckpointLocation:
     """On storage, as several nodes saved it."""
-    return Candidate(1, step, "storage", 0, attempt)
+    return CheckpointLocation(1, step, "storage", 0, attempt)
 
 
 TABLE = [
@@ -93,12 +93,14 @@ def test_chooses_for_several_nodes(reports, excluded, expected):
 
 tiers = st.sampled_from(["memory", "mixed", "storage"])
 candidates = st.sets(
-    st.builds(Candidate, st.integers(0, 1), st.integers(0, 2), tiers, st.integers(0, 1), st.sampled_from(["", "a"])),
+    st.builds(
+        CheckpointLocation, st.integers(0, 1), st.integers(0, 2), tiers, st.integers(0, 1), st.sampled_from(["", "a"])
+    ),
     max_size=8,
 )
 
 
-def one_save(plan: tuple[Candidate, ...]) -> bool:
+def one_save(plan: tuple[CheckpointLocation, ...]) -> bool:
     return len({(c.id, c.attempt, "" if c.attempt else c.tier) for c in plan}) == 1
 
 

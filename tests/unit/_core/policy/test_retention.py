@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from fastckpt._core.policy.retention import (
     DEEPEST,
-    Entry,
     KeepAll,
     KeepAny,
     KeepBest,
@@ -19,6 +18,7 @@ from fastckpt._core.policy.retention import (
     KeepLast,
     KeepMeasured,
     KeepNamed,
+    RetentionEntry,
     from_json,
     measured,
     to_json,
@@ -28,18 +28,18 @@ from fastckpt.errors import ConfigError, ProtocolError
 IDS = [(0, 10), (0, 20), (0, 30), (1, 15), (1, 25)]
 
 
-def entries(*ids: tuple[int, int]) -> list[Entry]:
-    return [Entry(id) for id in ids]
+def entries(*ids: tuple[int, int]) -> list[RetentionEntry]:
+    return [RetentionEntry(id) for id in ids]
 
 
-def at(*minutes: float) -> list[Entry]:
+def at(*minutes: float) -> list[RetentionEntry]:
     """Steps 1, 2, ... of one history, persisted at these minutes of the clock."""
-    return [Entry((0, step), 60 * minute) for step, minute in enumerate(minutes, 1)]
+    return [RetentionEntry((0, step), 60 * minute) for step, minute in enumerate(minutes, 1)]
 
 
-def of_loss(*losses: float | None) -> list[Entry]:
+def of_loss(*losses: float | None) -> list[RetentionEntry]:
     """Steps 1, 2, ... with these losses."""
-    return [Entry((0, i), 0, {} if loss is None else {"loss": loss}) for i, loss in enumerate(losses, 1)]
+    return [RetentionEntry((0, i), 0, {} if loss is None else {"loss": loss}) for i, loss in enumerate(losses, 1)]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_keeps_the_best(policy, losses, kept):
     ],
 )
 def test_keeps_what_the_newest_names(n, best, kept):
-    entries = [Entry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
+    entries = [RetentionEntry((0, i), 0, {} if step is None else {"best": step}) for i, step in enumerate(best, 1)]
     assert KeepNamed(n, "best")(entries) == {(0, step) for step in kept}
 
 
@@ -137,7 +137,7 @@ def test_what_was_named_when_it_was_the_newest_stays_as_long_as_it_is_named(n, i
     all_entries, there, named = [], [], 0
     for step, better in enumerate(is_better, 1):
         named = step if better else named
-        all_entries.append(Entry((0, step), 0, {"best": named} if named else {}))
+        all_entries.append(RetentionEntry((0, step), 0, {"best": named} if named else {}))
         there.append(all_entries[-1])
         there = of(KeepNamed(n, "best")(there), there)
     assert {entry.id for entry in there} == KeepNamed(n, "best")(all_entries)
@@ -160,10 +160,10 @@ policies = st.recursive(
 times = st.floats(0, 2e9, width=32) | st.integers(0, 40).map(lambda minutes: 60.0 * minutes)
 metrics = st.dictionaries(st.sampled_from(["loss", "accuracy", "other"]), st.integers(-3, 3) | st.floats(), max_size=3)
 ids = st.tuples(st.integers(0, 3), st.integers(0, 30))
-saved = st.lists(st.builds(Entry, ids, times, metrics), unique_by=lambda entry: entry.id, max_size=25)
+saved = st.lists(st.builds(RetentionEntry, ids, times, metrics), unique_by=lambda entry: entry.id, max_size=25)
 
 
-def of(ids: Collection[tuple[int, int]], among: list[Entry]) -> list[Entry]:
+def of(ids: Collection[tuple[int, int]], among: list[RetentionEntry]) -> list[RetentionEntry]:
     return [entry for entry in among if entry.id in ids]
 
 
@@ -188,7 +188,7 @@ def test_what_was_deleted_before_changes_nothing(policy, entries, data):
 @given(policies, saved)
 def test_deciding_at_each_save_is_deciding_once(policy, entries):
     """What an agent keeps that deletes after each persist, and what one keeps that has slept till now."""
-    there: list[Entry] = []
+    there: list[RetentionEntry] = []
     for entry in sorted(entries, key=lambda entry: entry.id):
         there.append(entry)
         there = of(policy(there), there)
@@ -202,7 +202,7 @@ def test_a_union_keeps_the_union(parts, entries):
 
 @given(st.lists(times, min_size=2, max_size=40, unique=True), st.sampled_from([1, 2.5, 10]))
 def test_no_gap_is_longer_than_two_periods_and_the_pause_between_saves(found, minutes):
-    entries = [Entry((0, i), time) for i, time in enumerate(sorted(found))]
+    entries = [RetentionEntry((0, i), time) for i, time in enumerate(sorted(found))]
     kept = sorted(entry.time for entry in of(KeepEveryMinutes(minutes)(entries), entries))
     pause = max(b.time - a.time for a, b in pairwise(entries))
     assert all(b - a <= 2 * 60 * minutes + pause for a, b in pairwise(kept))
@@ -222,7 +222,7 @@ def nested(depth: int) -> object:
 
 
 def test_json_of_unions_is_read_to_a_depth():
-    assert from_json(nested(DEEPEST))([Entry((0, 1))]) == {(0, 1)}
+    assert from_json(nested(DEEPEST))([RetentionEntry((0, 1))]) == {(0, 1)}
     with pytest.raises(ProtocolError, match=f"deeper than {DEEPEST}"):
         from_json(nested(DEEPEST + 1))
 

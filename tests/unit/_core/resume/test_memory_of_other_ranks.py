@@ -27,8 +27,8 @@ def arenas() -> Iterator[list[Arena]]:
 def hold(arena: Arena, save: SaveId) -> None:
     (slot,) = arena.slots
     (slot / "model.pt").write_bytes(b"x")
-    slots.begin(slot, slots.Begin(save, frozenset([0])))
-    slots.commit(slot, 0, slots.Done(save, {"model.pt": 1}, {}))
+    slots.begin(slot, slots.SlotBegin(save, frozenset([0])))
+    slots.commit(slot, 0, slots.SlotDone(save, {"model.pt": 1}, {}))
 
 
 def test_what_another_node_of_this_host_had(arenas: list[Arena]):

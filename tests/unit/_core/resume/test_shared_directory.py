@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.config import Place
+from fastckpt._core.config import RankInfo
 from fastckpt._core.resume.shared_directory import LISTED, Seen, check_shared, mark_seen
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt._core.storage.store import open_store
@@ -30,8 +30,8 @@ class Heard:
         return [value, *self._later]
 
 
-def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> Place:
-    return Place(node, local_rank, nodes, 1, node, nodes)
+def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> RankInfo:
+    return RankInfo(node, local_rank, nodes, 1, node, nodes)
 
 
 def test_the_first_rank_of_each_of_several_nodes_looks(tmp_path: Path) -> None:

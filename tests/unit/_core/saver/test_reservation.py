@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.memory.arena import Arena, slots_of
-from fastckpt._core.memory.headroom import Headroom, Limit
+from fastckpt._core.memory.headroom import Headroom, MemoryLimit
 from fastckpt._core.memory.slots import images_in
 from fastckpt._core.saver import reservation as room_module
-from fastckpt._core.saver.reservation import Room
+from fastckpt._core.saver.reservation import Reservations
 from fastckpt._core.saver.slot import Slot
 from fastckpt.ddp import StorageType
 from tests.e2e.ddp.conftest import Ranks, state
@@ -43,7 +43,7 @@ def test_room_made_for_a_dead_worker_does_not_replace_the_image_of_a_save(tmp_pa
     slow = SlowArena(arena)
 
     async def restart() -> None:
-        room = Room(slow, slots, lambda: None)
+        room = Reservations(slow, slots, lambda: None)
         room.reserve_ahead({"model.pt": OLD})
         await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
         for slot in slots[:2]:
@@ -70,7 +70,7 @@ def test_a_save_whose_image_is_there_waits_for_no_other_slot(tmp_path):
     slow = SlowArena(arena)
 
     async def save() -> None:
-        room = Room(slow, slots, lambda: None)
+        room = Reservations(slow, slots, lambda: None)
         room.reserve_ahead({"model.pt": NEW})
         await asyncio.get_running_loop().run_in_executor(None, slow.begun.wait)
         await room.reserve(slots[0], {"model.pt": NEW})
@@ -131,11 +131,11 @@ class TestWhatTakesLongIsDoneInAThread:
         for slot in slots:
             arena.reserve(slot.path, "model.pt", NEW)
         found = removals(monkeypatch)
-        free = Headroom(2 * OLD, 4 * OLD, "the test's limit", Limit.HOST)
+        free = Headroom(2 * OLD, 4 * OLD, "the test's limit", MemoryLimit.HOST)
         monkeypatch.setattr(room_module, "headroom", lambda *_: free)
 
         async def save() -> None:
-            room = Room(arena, slots, lambda: None)
+            room = Reservations(arena, slots, lambda: None)
             await room.reserve(slots[0], {"model.pt": OLD})
             room.close()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fastckpt._core.client.connection import Link
-from fastckpt._core.client.save_results import TO_DISK, TO_MEMORY, Wish
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.client.save_results import TO_DISK, TO_MEMORY, SaveRequest
 from fastckpt._core.client.saver_options import wishes
-from fastckpt._core.config import Place, Settings
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Granted
 from fastckpt._core.memory import records, slots
@@ -31,8 +31,8 @@ class Node:
         asked, address = wishes(str(directory), None, "never"), self.saver.address
         self.links = []
         for rank in range(world):
-            place = Place(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
-            self.links.append(Link(asked, place, address))
+            place = RankInfo(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
+            self.links.append(SaverClient(asked, place, address))
             opened.callback(self.links[-1].close)
         self.sizes = [{f"rank_{rank}.pt": 4096} for rank in range(world)]
 
@@ -52,9 +52,9 @@ class Node:
     def commit(self, step: int, slot: Path, rank: int, *, persist: bool = False, tell: bool = True) -> None:
         link = self.links[rank]
         save = SaveId(link.history, step)
-        slots.commit(slot, rank, slots.Done(save, self.sizes[rank], {"world_size": len(self.links), "rank": rank}))
+        slots.commit(slot, rank, slots.SlotDone(save, self.sizes[rank], {"world_size": len(self.links), "rank": rank}))
         if tell:
-            link.committed(save, Wish(persist=persist))
+            link.committed(save, SaveRequest(persist=persist))
             link.status()  # answered after that
 
     def save(self, step: int, *, persist: bool = False, room: bool = False) -> Path:

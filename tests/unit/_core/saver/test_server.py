@@ -255,21 +255,21 @@ class TestStorageRefuses:
         for step, member in enumerate((one, *(other.members[0] for other in others)), start=1):
             assert member.save_checkpoint(step, state(step), storage_type=MEMORY)
             member.close()
-        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, keeper.Keeper.close
+        go_on, publish, close = threading.Event(), CheckpointDirectory.publish, keeper.Coordinator.close
 
         def slowly(self: CheckpointDirectory, *args, **kwargs):
             if self.path == directory:
                 go_on.wait(60)
             return publish(self, *args, **kwargs)
 
-        async def faultily(self: keeper.Keeper) -> bool:
+        async def faultily(self: keeper.Coordinator) -> bool:
             drained = await close(self)
             if self.persister.storage.path == others[0].directory:
                 raise ZeroDivisionError
             return drained
 
         monkeypatch.setattr(CheckpointDirectory, "publish", slowly)
-        monkeypatch.setattr(keeper.Keeper, "close", faultily)
+        monkeypatch.setattr(keeper.Coordinator, "close", faultily)
         ending = threading.Thread(target=ranks.saver.close)
         ending.start()
         until(lambda: on_storage(others[1].directory) == [3], "the other is flushed")

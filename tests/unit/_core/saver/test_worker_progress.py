@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core.memory.telemetry import BLOCKS, TelemetryBlock
-from fastckpt._core.saver.worker_progress import Progress
+from fastckpt._core.saver.worker_progress import WorkerProgress
 
 
 class Signalled(Exception):
@@ -17,7 +17,7 @@ class Signalled(Exception):
 
 
 def test_a_read_that_a_signal_ended_is_not_in_the_way():
-    progress = Progress(Path(os.environ["FASTCKPT_SHM_DIR"]) / "arena", 1)
+    progress = WorkerProgress(Path(os.environ["FASTCKPT_SHM_DIR"]) / "arena", 1)
     block = BLOCKS / progress.name.strip("/")
     worker = TelemetryBlock(progress.name)
     worker.line(0).begin(generation=3, pid=os.getpid(), stacks=0)

@@ -12,7 +12,7 @@ from fastckpt._core.ipc.messages import Decided
 from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.tuning import Decision
 from fastckpt._core.schedule import decision_log
-from fastckpt._core.schedule.decision_log import Decisions
+from fastckpt._core.schedule.decision_log import DecisionLog
 from tests.e2e.ddp.conftest import Ranks, until
 from tests.unit._core.report.schema import faults
 
@@ -36,7 +36,7 @@ def decision(step: int, overhead: float = 0.01, *, changed: bool = True) -> Deci
 
 
 def test_each_is_told_once_by_the_first_rank(ranks: Ranks, directory, events):
-    tellers = [Decisions(member._writer.link, 0.035) for member in ranks.start(2)]
+    tellers = [DecisionLog(member._writer.link, 0.035) for member in ranks.start(2)]
     first, second, odd = decision(7), decision(9), decision(-1, inf)
     for teller in tellers:
         teller.profiling(0, "why 0")
@@ -60,7 +60,7 @@ def test_of_those_that_change_nothing_some_are_left_out(ranks: Ranks, monkeypatc
     monkeypatch.setattr(decision_log, "PAUSE", 0.0)
     for rarely in (0.5, 0.0):
         monkeypatch.setattr(decision_log, "RARELY", rarely)
-        teller = Decisions(one._writer.link, None)
+        teller = DecisionLog(one._writer.link, None)
         for step in range(1000):
             teller.tell(decision(step, changed=step in (0, 500)))
     ranks.end()
@@ -86,7 +86,7 @@ def test_others_may_send_meanwhile(ranks: Ranks, events):
 
 def test_nobody_needs_to_hear_it(ranks: Ranks, said):
     (one,) = ranks.start()
-    teller = Decisions(one._writer.link, 0.035)
+    teller = DecisionLog(one._writer.link, 0.035)
     assert ranks.saver is not None
     ranks.saver.close()
     for step in range(3):

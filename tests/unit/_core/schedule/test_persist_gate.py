@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fastckpt._core.client.collective import Alone
+from fastckpt._core.client.collective import SingleRank
 from fastckpt._core.policy.frequency.intervals import Intervals
-from fastckpt._core.schedule.persist_gate import Single
+from fastckpt._core.schedule.persist_gate import PersistGate
 
 
 class Watch:
@@ -31,7 +31,7 @@ class Watch:
 def job(intervals: Callable[[int], Intervals], lasts: Callable[[], int], turns: int) -> tuple[list[int], Watch]:
     """The turns at which persists began."""
     watch = Watch(lasts)
-    single, begun = Single(Alone(), watch, 2), []
+    single, begun = PersistGate(SingleRank(), watch, 2), []
     for turn in range(1, turns + 1):
         watch.left = max(0, watch.left - 1)
         if single.begins(turn, intervals(turn)):

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from fastckpt._core.transfer.device_copy import Piece, batches
+from fastckpt._core.transfer.device_copy import CopyPiece, batches
 
 
 def test_batches_have_all_bytes_once_and_fit():
@@ -14,7 +14,7 @@ def test_batches_have_all_bytes_once_and_fit():
         sizes = [random.choice([0, 1, 7, room, room + 1, 3 * room + 2]) for _ in range(random.randint(0, 12))]
         target, pieces = 1000, []
         for size in sizes:
-            pieces.append(Piece(target, torch.arange(target, target + size, dtype=torch.int32).to(torch.uint8)))
+            pieces.append(CopyPiece(target, torch.arange(target, target + size, dtype=torch.int32).to(torch.uint8)))
             target += size + random.choice([0, 5])
         cut = list(batches(pieces, room))
         assert all(0 < sum(each.source.nbytes for each in batch) <= room for batch in cut)

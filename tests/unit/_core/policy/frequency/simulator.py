@@ -7,7 +7,7 @@ from math import ceil
 
 from fastckpt._core.policy.frequency.intervals import SHORTEST, Intervals, Profile
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement, measured
-from fastckpt._core.policy.frequency.profiling import Samples, profiled
+from fastckpt._core.policy.frequency.profiling import ProfileSamples, profiled
 from fastckpt._core.policy.frequency.tuning import Decision, Terms, started, tuned
 
 PROFILED = 50
@@ -64,7 +64,7 @@ class Job:
         during = range(PROFILED, PROFILED + ceil(self.storage / self.iteration))
         slowed = [self.alone(step, rng) * (1 + self.now(1)[1]) for step in during]
         stall = self.stall or SHORTEST
-        found = profiled(Samples(plain, plain, [stall], [self.storage], slowed=slowed), 1)
+        found = profiled(ProfileSamples(plain, plain, [stall], [self.storage], slowed=slowed), 1)
         return replace(found, iteration=self.iteration, update=self.iteration, host_copy=self.stall)
 
     def alone(self, step: int, rng: random.Random) -> float:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fastckpt._core.policy.frequency.intervals import Intervals, Profile, choose
 from fastckpt._core.policy.frequency.profile_cache import (
     LARGEST,
-    Circumstances,
     Ignored,
+    ProfileKey,
     Remembered,
     from_json,
     from_numbers,
@@ -21,9 +21,9 @@ from fastckpt._core.policy.frequency.profile_cache import (
     to_json,
     to_numbers,
 )
-from fastckpt._core.policy.frequency.profiling import Progress
+from fastckpt._core.policy.frequency.profiling import ProfilingProgress
 
-HERE = Circumstances(10**9, 8, "ext4", "cpu", {"fastckpt": "0.1.0", "torch": "2.13.0"})
+HERE = ProfileKey(10**9, 8, "ext4", "cpu", {"fastckpt": "0.1.0", "torch": "2.13.0"})
 PROFILE = Profile(1.0, 0.1, 0.95, 3.0, 10**9, device_copy=0.1, peak=5, capacity=10)
 KNOWN = Remembered(PROFILE, choose(PROFILE, 0.035), Intervals(4, 16))
 TEXT = to_json(KNOWN, HERE, 0.035)
@@ -115,7 +115,7 @@ def test_any_json_is_read_without_an_error(value):
     assert isinstance(from_json(forged(circumstances=value), HERE, 0.035), Ignored)
 
 
-PROGRESS = Progress(PROFILE, iterations=20, snapshots=7, persists=1, plain=9)
+PROGRESS = ProfilingProgress(PROFILE, iterations=20, snapshots=7, persists=1, plain=9)
 
 
 @pytest.mark.parametrize("progress", [PROGRESS, replace(PROGRESS, profile=replace(PROFILE, device_copy=None))])

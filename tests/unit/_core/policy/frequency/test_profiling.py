@@ -8,8 +8,8 @@ import pytest
 
 from fastckpt._core.policy.frequency.intervals import Profile
 from fastckpt._core.policy.frequency.profiling import (
-    Progress,
-    Samples,
+    ProfileSamples,
+    ProfilingProgress,
     agreed,
     continued,
     deviation,
@@ -58,7 +58,7 @@ def test_a_pause_does_not_move_the_profile():
         iterations = [rng.gauss(1.0, 0.02) for _ in range(50)]
         iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
         iterations[rng.randrange(3, 50)] = 100.0
-        samples = Samples(iterations, [0.1 * each for each in iterations], [0.5, 0.3, 0.31], [9.0, 2.0, 2.1])
+        samples = ProfileSamples(iterations, [0.1 * each for each in iterations], [0.5, 0.3, 0.31], [9.0, 2.0, 2.1])
         profile = profiled(samples, 1000)
         assert profile.iteration == pytest.approx(1.0, abs=0.02)
         assert profile.update == pytest.approx(0.1, abs=0.002)
@@ -71,19 +71,19 @@ def test_what_a_persist_adds_to_iterations_is_seen():
     for _ in range(500):
         plain = [9.0, 5.0, *(rng.gauss(1.0, 0.02) for _ in range(40))]
         slowed = [rng.gauss(1.0, 0.02) + 0.5 * (i % 4 == 0) for i in range(20)]
-        found = profiled(Samples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]), 1)
+        found = profiled(ProfileSamples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]), 1)
         assert found.slowdown == pytest.approx((20 * 0.125 + 3.0) / 21, abs=0.03)
-    faster = Samples([1.0] * 9, [0.1] * 9, [0.1], [5.0], slowed=[0.9] * 5)
+    faster = ProfileSamples([1.0] * 9, [0.1] * 9, [0.1], [5.0], slowed=[0.9] * 5)
     assert profiled(faster, 1).slowdown == profiled(replace(faster, slowed=()), 1).slowdown == 0.0
 
 
 def test_an_update_is_no_longer_than_its_iteration():
-    assert profiled(Samples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
+    assert profiled(ProfileSamples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
 
 
 @pytest.mark.parametrize("name", ["iterations", "updates", "host_copies", "persists"])
 def test_what_was_not_measured_is_named(name):
-    samples = replace(Samples([1.0], [0.1], [0.5], [2.0]), **{name: []})
+    samples = replace(ProfileSamples([1.0], [0.1], [0.5], [2.0]), **{name: []})
     with pytest.raises(ConfigError, match=f"{name} of a profile are empty; measure each"):
         profiled(samples, 1)
 
@@ -111,7 +111,7 @@ def test_what_a_copy_in_the_background_adds_counts_as_far_as_it_is_beyond_doubt(
     rng = random.Random(7)
     for _ in range(200):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
-        samples = Samples(plain, plain, [0.1], [20.0], copied=[rng.gauss(1.2, 0.02) for _ in range(20)])
+        samples = ProfileSamples(plain, plain, [0.1], [20.0], copied=[rng.gauss(1.2, 0.02) for _ in range(20)])
         assert profiled(samples, 1).copy_slowdown == pytest.approx(0.19, abs=0.03)
         noise = replace(samples, copied=[rng.gauss(1.0, 0.02) for _ in range(20)])
         assert profiled(noise, 1).copy_slowdown < 0.015
@@ -138,13 +138,15 @@ PROFILE = Profile(0.5, 0.1, 0.02, 3.0, 100)
     ],
 )
 def test_when_a_profile_is_complete(iteration, counts, most, expected):
-    progress = Progress(replace(PROFILE, iteration=iteration, update=0.0), *counts)
+    progress = ProfilingProgress(replace(PROFILE, iteration=iteration, update=0.0), *counts)
     assert progress.complete(most) is expected
 
 
 def test_each_run_counts_for_what_it_measured():
-    before = Progress(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
-    since = Progress(replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2, 3)
+    before = ProfilingProgress(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
+    since = ProfilingProgress(
+        replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2, 3
+    )
     both = continued(before, since)
     assert (both.iterations, both.snapshots, both.persists, both.plain) == (40, 5, 2, 8)
     assert both.compared and not before.compared
@@ -158,7 +160,7 @@ def test_each_run_counts_for_what_it_measured():
 
 
 def test_ranks_agree_on_the_progress_of_the_last():
-    ranks = [Progress(PROFILE, 30, 4, 1, 9), Progress(replace(PROFILE, host_copy=0.1), 29, 5, 0, 8)]
+    ranks = [ProfilingProgress(PROFILE, 30, 4, 1, 9), ProfilingProgress(replace(PROFILE, host_copy=0.1), 29, 5, 0, 8)]
     for order in permutations(ranks):
-        assert agreed(order) == Progress(replace(PROFILE, host_copy=0.1), 29, 4, 0, 8)
+        assert agreed(order) == ProfilingProgress(replace(PROFILE, host_copy=0.1), 29, 4, 0, 8)
     assert agreed([*ranks, None]) is None

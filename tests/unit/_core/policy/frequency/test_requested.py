@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from fastckpt._core.policy.frequency.intervals import LONGEST, Fixed
-from fastckpt._core.policy.frequency.requested import AUTO, Every, parse
+from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals, parse
 from fastckpt.errors import ConfigError
 
 MINUTE = timedelta(minutes=1)
@@ -16,16 +16,16 @@ MINUTE = timedelta(minutes=1)
     ("every", "expected"),
     [
         ("auto", AUTO),
-        (100, Every(100, 100)),
-        (MINUTE, Every(MINUTE, MINUTE)),
+        (100, RequestedIntervals(100, 100)),
+        (MINUTE, RequestedIntervals(MINUTE, MINUTE)),
         ({}, AUTO),
-        ({"storage": 100}, Every(None, 100)),
-        ({"memory": 10}, Every(10, None)),
-        ({"memory": 10, "storage": 100}, Every(10, 100)),
-        ({"memory": 10, "storage": "auto"}, Every(10, None)),
-        ({"memory": MINUTE, "storage": 100}, Every(MINUTE, 100)),
-        ({"memory": 7, "storage": MINUTE}, Every(7, MINUTE)),
-        ({"memory": MINUTE, "storage": 2 * MINUTE}, Every(MINUTE, 2 * MINUTE)),
+        ({"storage": 100}, RequestedIntervals(None, 100)),
+        ({"memory": 10}, RequestedIntervals(10, None)),
+        ({"memory": 10, "storage": 100}, RequestedIntervals(10, 100)),
+        ({"memory": 10, "storage": "auto"}, RequestedIntervals(10, None)),
+        ({"memory": MINUTE, "storage": 100}, RequestedIntervals(MINUTE, 100)),
+        ({"memory": 7, "storage": MINUTE}, RequestedIntervals(7, MINUTE)),
+        ({"memory": MINUTE, "storage": 2 * MINUTE}, RequestedIntervals(MINUTE, 2 * MINUTE)),
     ],
 )
 def test_parse(every, expected):
@@ -60,19 +60,19 @@ def test_what_cannot_be_meant_is_refused(every, message):
     ("every", "iteration", "fixed"),
     [
         (AUTO, 0.5, Fixed(None, None, 3)),
-        (Every(100, 100), 0.5, Fixed(100, 100, 3)),
-        (Every(MINUTE, MINUTE), 0.5, Fixed(120, 120, 3)),
-        (Every(MINUTE, MINUTE), 0.7, Fixed(86, 86, 3)),
-        (Every(MINUTE, MINUTE), 1000.0, Fixed(1, 1, 3)),
-        (Every(MINUTE, MINUTE), 1e-9, Fixed(LONGEST, LONGEST, 3)),
-        (Every(None, MINUTE), 0.5, Fixed(None, 120, 3)),
-        (Every(7, MINUTE), 0.5, Fixed(7, 126, 3)),
-        (Every(MINUTE, 100), 0.5, Fixed(100, 100, 3)),
-        (Every(MINUTE, 100), 1.3, Fixed(25, 100, 3)),
-        (Every(MINUTE, 97), 1.3, Fixed(1, 97, 3)),
-        (Every(MINUTE, 2 * MINUTE), 0.7, Fixed(86, 172, 3)),
+        (RequestedIntervals(100, 100), 0.5, Fixed(100, 100, 3)),
+        (RequestedIntervals(MINUTE, MINUTE), 0.5, Fixed(120, 120, 3)),
+        (RequestedIntervals(MINUTE, MINUTE), 0.7, Fixed(86, 86, 3)),
+        (RequestedIntervals(MINUTE, MINUTE), 1000.0, Fixed(1, 1, 3)),
+        (RequestedIntervals(MINUTE, MINUTE), 1e-9, Fixed(LONGEST, LONGEST, 3)),
+        (RequestedIntervals(None, MINUTE), 0.5, Fixed(None, 120, 3)),
+        (RequestedIntervals(7, MINUTE), 0.5, Fixed(7, 126, 3)),
+        (RequestedIntervals(MINUTE, 100), 0.5, Fixed(100, 100, 3)),
+        (RequestedIntervals(MINUTE, 100), 1.3, Fixed(25, 100, 3)),
+        (RequestedIntervals(MINUTE, 97), 1.3, Fixed(1, 97, 3)),
+        (RequestedIntervals(MINUTE, 2 * MINUTE), 0.7, Fixed(86, 172, 3)),
     ],
 )
 def test_times_become_steps(every, iteration, fixed):
     assert every.fixed(iteration, 3) == fixed
-    assert every.automatic is (every != Every(100, 100))
+    assert every.automatic is (every != RequestedIntervals(100, 100))

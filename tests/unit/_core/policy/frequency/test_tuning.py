@@ -11,9 +11,9 @@ from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
 from fastckpt._core.policy.frequency.intervals import Costs, Intervals, Profile, choose, fit
 from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
-from fastckpt._core.policy.frequency.requested import AUTO, Every
+from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import less_often, more_often
-from fastckpt._core.policy.frequency.tuning import AGREE, Decision, State, Terms, started, tuned, window
+from fastckpt._core.policy.frequency.tuning import AGREE, Decision, Terms, TuningState, started, tuned, window
 from fastckpt.errors import ConfigError
 
 PROFILE = Profile(iteration=1.0, update=1.0, host_copy=0.3, storage=12.0, size=1)
@@ -39,7 +39,7 @@ def seen(stall=0.3, slowdown=0.01, duration=12.0, overruns=0, iteration=1.0, err
     )
 
 
-def follow(state: State, *windows: Measurement) -> tuple[State, list[Decision]]:
+def follow(state: TuningState, *windows: Measurement) -> tuple[TuningState, list[Decision]]:
     decisions = []
     for each in windows:
         state, decision = tuned(state, [each])
@@ -63,11 +63,11 @@ def test_the_first_intervals_come_from_the_profile():
     [
         (TERMS, None, (8, 16)),
         (TERMS, Intervals(10, 40), (10, 40)),
-        (Terms(0.05, Every(5, 50)), None, (5, 50)),
-        (Terms(0.05, Every(5, 50)), Intervals(10, 40), (5, 50)),
-        (Terms(0.05, Every(5, None)), Intervals(10, 40), (5, 20)),
-        (Terms(0.05, Every(None, 60)), None, (10, 60)),
-        (Terms(0.05, Every(None, timedelta(minutes=1))), None, (10, 60)),
+        (Terms(0.05, RequestedIntervals(5, 50)), None, (5, 50)),
+        (Terms(0.05, RequestedIntervals(5, 50)), Intervals(10, 40), (5, 50)),
+        (Terms(0.05, RequestedIntervals(5, None)), Intervals(10, 40), (5, 20)),
+        (Terms(0.05, RequestedIntervals(None, 60)), None, (10, 60)),
+        (Terms(0.05, RequestedIntervals(None, timedelta(minutes=1))), None, (10, 60)),
         (Terms(0.05, mtbf=1e6), None, (8, 776)),
         (Terms(0.05, mtbf=10.0), None, (8, 16)),
     ],
@@ -182,14 +182,14 @@ def test_persists_that_do_not_end_in_time_are_made_less_often_at_once():
 
 
 def test_a_wish_is_kept_whatever_it_costs():
-    state, _ = started(PROFILE, Terms(0.05, Every(2, 4)))
+    state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(2, 4)))
     state, decisions = follow(state, *[seen(stall=3.0, overruns=5)] * 10)
     assert pair(state.intervals) == (2, 4)
     assert "they cost 153" in decisions[-1].why and "of 5.00% at most" in decisions[-1].why
 
 
 def test_a_time_follows_the_pace():
-    state, _ = started(PROFILE, Terms(0.05, Every(None, timedelta(minutes=10))))
+    state, _ = started(PROFILE, Terms(0.05, RequestedIntervals(None, timedelta(minutes=10))))
     assert pair(state.intervals)[1] in range(600, 615)
     state, decisions = follow(state, *[seen(iteration=0.4)] * 12)
     assert state.intervals.storage == pytest.approx(1500, rel=0.25)
@@ -232,7 +232,13 @@ def random_window(rng: random.Random) -> Measurement:
     )
 
 
-WISHES = [AUTO, Every(3, None), Every(None, 60), Every(timedelta(seconds=20), None), Every(None, timedelta(minutes=2))]
+WISHES = [
+    AUTO,
+    RequestedIntervals(3, None),
+    RequestedIntervals(None, 60),
+    RequestedIntervals(timedelta(seconds=20), None),
+    RequestedIntervals(None, timedelta(minutes=2)),
+]
 
 
 @pytest.mark.parametrize("every", WISHES, ids=str)

@@ -10,7 +10,7 @@ import pytest
 
 from fastckpt import StorageType
 from fastckpt._core.memory.arena import arena_path
-from fastckpt._core.memory.directory_claim import Claim
+from fastckpt._core.memory.directory_claim import DirectoryClaim
 from fastckpt._core.saver.persistence import directory_mark, persister
 from fastckpt._core.storage.local.identity import identity
 from tests.e2e.ddp.conftest import Ranks, state, until
@@ -78,20 +78,20 @@ def resumed(jobs: Ranks) -> tuple[int, str]:
 def test_full_at_the_first_start_resumes_once_there_is_space(jobs: Ranks, directory: Path):
     ballast = fill(directory)
     saved_in_vain(jobs)
-    assert identity(directory) == "" and Claim.read(arena(directory)).due
+    assert identity(directory) == "" and DirectoryClaim.read(arena(directory)).due
     ballast.unlink()
     assert resumed(jobs) == (3, "memory")
-    assert identity(directory) == Claim.read(arena(directory)).seen != ""
+    assert identity(directory) == DirectoryClaim.read(arena(directory)).seen != ""
 
 
 def test_full_at_the_next_starts_too(jobs: Ranks, directory: Path):
     fill(directory)
     saved_in_vain(jobs)
-    wanted = Claim.read(arena(directory)).wanted
+    wanted = DirectoryClaim.read(arena(directory)).wanted
     for _ in range(2):
         assert resumed(jobs) == (3, "memory")
         jobs.end()
-        assert Claim.read(arena(directory)).wanted == wanted
+        assert DirectoryClaim.read(arena(directory)).wanted == wanted
 
 
 def test_read_only_at_the_first_start(jobs: Ranks, directory: Path):
@@ -106,8 +106,8 @@ def test_it_is_marked_as_soon_as_that_works(jobs: Ranks, directory: Path):
     (one,) = jobs.start()
     assert one.save_checkpoint(1, state(1), storage_type=StorageType.MEMORY) and identity(directory) == ""
     ballast.unlink()
-    until(lambda: Claim.read(arena(directory)).seen, "a mark")
-    assert identity(directory) == Claim.read(arena(directory)).seen
+    until(lambda: DirectoryClaim.read(arena(directory)).seen, "a mark")
+    assert identity(directory) == DirectoryClaim.read(arena(directory)).seen
 
 
 @pytest.mark.parametrize("torn", ["", "0123"])
@@ -192,12 +192,12 @@ def test_memory_of_all_nodes_counts_though_one_alone_can_be_first(directory: Pat
     nodes.load()
     nodes.save_to_memory(5, 0, 1)
     nodes.end()
-    claims = [Claim.read(arena(directory, node)) for node in (0, 1)]
+    claims = [DirectoryClaim.read(arena(directory, node)) for node in (0, 1)]
     assert all(claim.due for claim in claims) and claims[0].wanted != claims[1].wanted
     ballast.unlink()
     nodes.start_nodes()
     assert nodes.resume() == [(5, "memory")] * 2
-    assert {Claim.read(arena(directory, node)).seen for node in (0, 1)} == {identity(directory)}
+    assert {DirectoryClaim.read(arena(directory, node)).seen for node in (0, 1)} == {identity(directory)}
     nodes.end()
     for node in (0, 1):
         shutil.rmtree(arena(directory, node), ignore_errors=True)
@@ -209,6 +209,6 @@ def test_at_a_url_one_node_marks_and_the_others_know_it_by_that(tmp_path: Path, 
     nodes.start_nodes()
     nodes.load()
     paths = [member._writer.link.arena for member in nodes.members]
-    until(lambda: not any(Claim.read(path).due for path in paths), "both nodes know the mark")
-    assert len({Claim.read(path).seen for path in paths}) == 1
+    until(lambda: not any(DirectoryClaim.read(path).due for path in paths), "both nodes know the mark")
+    assert len({DirectoryClaim.read(path).seen for path in paths}) == 1
     nodes.end()

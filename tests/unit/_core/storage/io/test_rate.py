@@ -8,8 +8,8 @@ import time
 import pytest
 
 from fastckpt._core.config import Settings
-from fastckpt._core.storage.io.copier import Copier, Stopped
-from fastckpt._core.storage.io.rate import Limit, Schedule
+from fastckpt._core.storage.io.copier import Copier, CopyStopped
+from fastckpt._core.storage.io.rate import LeakyBucket, RateLimit
 from fastckpt.errors import ConfigError
 
 MiB = 2**20
@@ -29,7 +29,7 @@ MiB = 2**20
     ],
 )
 def test_a_schedule_of_100_bytes_per_second(asked, waits):
-    schedule = Schedule(100)
+    schedule = LeakyBucket(100)
     assert [schedule.reserve(count, now) for now, count in asked] == pytest.approx(waits)
 
 
@@ -37,7 +37,7 @@ def test_a_schedule_of_100_bytes_per_second(asked, waits):
 def test_whoever_asks_in_whatever_order_the_rate_holds(threads):
     """Threads on a clock that stands where each has waited to: no second has more than the rate and one portion."""
     now, rate, portion = [0.0] * threads, 1000, 70
-    schedule, gone = Schedule(rate), []
+    schedule, gone = LeakyBucket(rate), []
     for _ in range(500):
         thread = min(range(threads), key=lambda i: now[i])
         now[thread] += schedule.reserve(portion, now[thread])
@@ -48,10 +48,10 @@ def test_whoever_asks_in_whatever_order_the_rate_holds(threads):
 
 
 def test_a_limit_asks_its_clock_and_for_portions_that_flow_evenly():
-    limit = Limit(100e6, clock=iter([5.0, 5.0, 6.5]).__next__)
+    limit = RateLimit(100e6, clock=iter([5.0, 5.0, 6.5]).__next__)
     assert [limit.reserve(100_000_000) for _ in range(3)] == pytest.approx([0, 1, 0.5])
     assert limit.portion == 10_000_000
-    assert Limit(1000).portion == MiB
+    assert RateLimit(1000).portion == MiB
 
 
 def sources(tmp_path, count, size):
@@ -122,7 +122,7 @@ def test_after_a_failure_no_further_file_is_begun():
         copier.each(work, [1, 2, 3])
     assert begun == [1]
     assert copier.each(lambda _, item: item, [4]) == [4]  # the next checkpoint is not stopped
-    assert not issubclass(Stopped, OSError)
+    assert not issubclass(CopyStopped, OSError)
 
 
 @pytest.mark.parametrize("mbps", [-1.0, math.nan, math.inf])
