@@ -73,7 +73,7 @@ def test_what_does_not_count_and_why(fastckpt: Fastckpt, three: Path, tmp_path: 
     assert {step: (item["state"], item["history"]) for step, item in items.items()} == {
         40: ("damaged", 1), 30: ("damaged", None), 20: ("quarantined", 1), 10: ("damaged", None),
     }  # fmt: skip
-    assert items[40]["path"] == str(target) and "bytes" in items[40]["why"]
+    assert items[40]["path"] == str(three / "checkpoint-40") and "bytes" in items[40]["why"]
     assert str(three / "checkpoint-30") in items[30]["why"] and "manifest" in items[30]["why"]
     assert items[20]["why"] == "bits flipped" and items[20]["size"] > 0
     assert not any(item["whole"] for item in items.values())

@@ -88,7 +88,9 @@ def test_a_file_that_the_user_named(fastckpt: Fastckpt, three: Path, tmp_path: P
     harm.flip(target)
     said = fastckpt("verify", three, "--json")
     assert said.code == 1
-    assert [f["path"] for f in said.document["findings"] if f["verdict"] == "bad"] == [str(target)]
+    assert [f["path"] for f in said.document["findings"] if f["verdict"] == "bad"] == [
+        str(three / "checkpoint-40/model.pt")
+    ]
 
 
 def test_a_lost_checkpoint_shows_in_the_tracker(fastckpt: Fastckpt, three: Path):

@@ -15,11 +15,10 @@ from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import slots_of
 from fastckpt._core.memory.census import ArenaEntry, ArenaState, census
 from fastckpt._core.policy.resume import TIERS
-from fastckpt._core.storage.local.commit import ours
 from fastckpt._core.storage.local.foreign_files import ForeignFiles, foreign
 from fastckpt._core.storage.local.identity import DirectoryIdentity
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.stored import Stored, read_manifest
+from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt._core.storage.reading import read_text
 from fastckpt._core.storage.store import StoredCheckpoint, as_path, is_url, normalised, open_store
 from fastckpt.errors import BadCheckpoint, ConfigError

@@ -18,8 +18,7 @@ from fastckpt._core.format.manifest import Manifest, file_named
 from fastckpt._core.memory import slots
 from fastckpt._core.policy.resume import CheckpointLocation
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
-from fastckpt._core.storage.local.commit import ours
-from fastckpt._core.storage.local.stored import Stored, digest, read_manifest
+from fastckpt._core.storage.local.stored import Stored, digest, ours, read_manifest
 from fastckpt._core.storage.share import Unfinished
 from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, normalised, open_store
 from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
@@ -177,7 +176,7 @@ class CandidateFinder:
         main = place / self._needs.main if place.is_dir() else place
         for save, found in {} if is_url(self.directory) else self._durable(self.directory).items():
             offer = self._offer(found)
-            if self._needs.main in offer.files and os.path.realpath(offer.files[self._needs.main]) == str(main):
+            if self._needs.main in offer.files and _is_file_of(found.stored, self._needs.main, main):
                 return save, offer
         if record := self._record_of(main):
             return record.id, self._offer(DurableCheckpoint(open_store(record.place.parent), record))
@@ -190,7 +189,7 @@ class CandidateFinder:
         Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
         """
         beside = read_manifest(main.parent)
-        if main.name == self._needs.main and beside and not file_named(beside.target):
+        if main.name == self._needs.main and beside:
             return Stored(beside, main.parent, None)
         bad = [(where, why) for _, where, why in self.damaged] + self.quarantined
         records = []
@@ -302,6 +301,13 @@ class CandidateFinder:
         if is_url(str(found.storage.path)):
             make_staging(self._staging)
         found.storage.fetch(found.stored, [name], into, digests=self._digests)
+
+
+def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
+    """Whether a file is this checkpoint's, at its place or at the path that its user named."""
+    assert isinstance(stored, Stored)
+    named = stored.target is not None and os.path.realpath(stored.target) == str(path)
+    return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
 
 
 def _joined(here: Candidate, stored: Candidate) -> Candidate:

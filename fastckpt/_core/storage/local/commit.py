@@ -7,13 +7,14 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import LATEST, Manifest, is_plain
-from fastckpt._core.storage.io.durable import move, remove, write_text
+from fastckpt._core.format.manifest import LATEST, MODEL, Manifest, is_plain
+from fastckpt._core.storage.io.durable import move, remove, sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.named_file import NamedFile, named_file
 from fastckpt._core.storage.local.places import clear_remains, drop, relocate
 from fastckpt._core.storage.local.quarantine import fault, quarantine
-from fastckpt._core.storage.local.stored import read_manifest
-from fastckpt.errors import BadCheckpoint, Superseded
+from fastckpt._core.storage.local.stored import ours
+from fastckpt.errors import Superseded
 
 logger = logging.getLogger(__name__)
 
@@ -25,31 +26,39 @@ class Commit:
         layout: The checkpoint directory.
         id: What was saved.
         target: The file or directory that the user named, as a manifest has it; empty for none.
-        place: The directory with all else, durable.
-        draft: Where the user's file lies until it gets its name.
+        place: The directory with all files, durable but for its own name.
     """
 
-    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path, draft: Path | None) -> None:
+    def __init__(self, layout: Layout, id: SaveId, target: str, place: Path) -> None:
         self.home = layout.home(id, target)
         self._layout = layout
         self._id = id
         self._target = target
         self._place = place
-        self._draft = draft
+        self._named = named_file(layout, id, target)
         self._retired: Path | None = None
 
     def run(self) -> None:
         """Do the renames that are still to be done; the checkpoint counts, durably, when this returns."""
         step = self._id.step
         if self._place.exists():
+            if self._named:
+                self._prepare(self._named)
             with metrics.phase("persist.retire", step=step):
                 self._retired = _make_way(self._layout, self.home)
                 self._give_way()
-            with metrics.phase("persist.record" if self._draft else "persist.rename", step=step):
-                move(self._place, self.home)
-        if self._draft:
             with metrics.phase("persist.rename", step=step):
-                move(self._draft, self._layout.root / self._target)
+                move(self._place, self.home)
+        if self._named:
+            with metrics.phase("persist.link", step=step):
+                self._named.put()
+
+    def _prepare(self, named: NamedFile) -> None:
+        for directory in self._place.parents:
+            if not directory.is_relative_to(self._layout.private):
+                break
+            sync_directory(directory)  # a sweep finds the draft by the manifest in the place
+        named.prepare(self._place / MODEL)
 
     def _give_way(self) -> None:
         """Raise Superseded if what made way is newer; `bring_back` is called then."""
@@ -68,18 +77,19 @@ class Commit:
         with metrics.phase("persist.drop", step=self._id.step):
             there = ours(self.home)  # else somebody has found it bad, and what made way is needed
             replaced = [self._retired] if self._retired and there and there.id == self._id else []
-            replaced += [place for place in self._layout.records() if self._took_over(place)]
+            replaced += [place for place in self._same_target() if place not in replaced]
             replaced += [place for id, place in self._layout.parts() if id < self._id]
             for place in replaced:
                 try:
-                    why = fault(self._layout, place)
+                    why = "" if self._layout.is_record(place) else fault(self._layout, place)  # its model is replaced
                     quarantine(self._layout, place, why) if why else drop(self._layout, place)
                 except OSError as error:
                     logger.warning("cannot remove %s, which was replaced: %s", place, error)
 
-    def _took_over(self, place: Path) -> bool:
-        manifest = ours(place)
-        return bool(self._target and manifest and manifest.target == self._target and manifest.id < self._id)
+    def _same_target(self) -> list[Path]:
+        """Older checkpoints that were saved to the path which is this one's now."""
+        found = ((place, ours(place)) for place in self._layout.places() if self._named)
+        return [place for place, each in found if each and each.target == self._target and each.id < self._id]
 
 
 def _write_trackers(layout: Layout, manifest: Manifest) -> None:
@@ -104,14 +114,6 @@ def _write_tracker(layout: Layout, tracker: Path, text: str) -> None:
     except OSError as error:
         remove(draft)
         logger.warning("cannot write %s: %s. Checkpoints are found without it.", tracker, error)
-
-
-def ours(place: Path) -> Manifest | None:
-    """The manifest in a place, if there is one that can be read."""
-    try:
-        return read_manifest(place)
-    except BadCheckpoint:
-        return None
 
 
 def _make_way(layout: Layout, home: Path) -> Path | None:

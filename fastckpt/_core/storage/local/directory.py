@@ -12,14 +12,13 @@ from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.durable import explained
 from fastckpt._core.storage.local import part_files, removal
-from fastckpt._core.storage.local.commit import ours
 from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.part_files import Contribution, PartFiles
 from fastckpt._core.storage.local.publish import Publication, PublishRequest
 from fastckpt._core.storage.local.quarantine import quarantine
 from fastckpt._core.storage.local.scan import CheckpointReader, Scan
-from fastckpt._core.storage.local.stored import Stored, check_size
+from fastckpt._core.storage.local.stored import Stored, check_size, ours
 from fastckpt._core.storage.share import Share, Unfinished
 from fastckpt.errors import ConfigError
 
@@ -33,19 +32,16 @@ class CheckpointDirectory:
 
         checkpoint-<step>/                      model.pt, rank_0.pt, ..., manifest.json
         latest_checkpointed_iteration.txt       the step published last, for other tools
-        .fastckpt/checkpoint-<history>-<step>/  all but the one file that a user named, which lies where they said
         .fastckpt/quarantine-*                  what was found bad, with a why.txt; never loaded, swept or deleted
         .fastckpt/parts-*                       what the nodes of a job have written of a checkpoint so far
-        .fastckpt/history-<history>                     who has opened it: see `Record`
+        .fastckpt/history-<history>             who has opened it: see `Record`
         .fastckpt/{tmp,retired,dropped,deleted}-*, writers, publisher
 
-    The reader's rule. A checkpoint counts if its manifest is undamaged, lies in the directory that belongs to its id
+    The reader's rule. A checkpoint counts if its manifest is undamaged, is in the directory that belongs to its id
     (or in a ``retired-`` one: it made way for another that may not have come), and names files that are all
-    there in their recorded sizes. A file that a user named belongs to one checkpoint alone: to the one that
-    recorded its inode and modification time, else to the newest one that recorded its size and digest; the other
-    checkpoints that were saved to that path count no more. While a manifest's ``draft`` still exists, its
-    rename has not committed it. The tracker is never read. Directories without a manifest of ours are not touched,
-    except that one in the way of a checkpoint's name is renamed.
+    there in their recorded sizes. Of several that were saved to one path that their user named the newest counts. The
+    tracker is never read. Directories without a manifest of ours are not touched, except that one in the way of a
+    checkpoint's name is renamed.
 
     Methods may be called by several threads and processes; but one process at a time should publish and delete.
 

@@ -44,15 +44,7 @@ class Layout:
         """The directory in which a checkpoint's manifest belongs that has this ``target``."""
         if directory_named(target):
             return self.root / directory_named(target)
-        return self.record(id) if target else self.default(id.step)
-
-    def record(self, id: SaveId) -> Path:
-        """The directory of all but the file that the user named."""
-        return self.private / f"checkpoint-{id.history}-{id.step}"
-
-    def default(self, step: int) -> Path:
-        """The directory of a step whose file the user did not name."""
-        return self.root / f"checkpoint-{step}"
+        return self.root / f"checkpoint-{id.step}"
 
     def draft(self, kind: str) -> Path:
         """A new private path.
@@ -65,10 +57,6 @@ class Layout:
     def drafts(self, kind: str) -> list[Path]:
         """All private paths of that kind."""
         return [path for path in _entries(self.private) if path.name.startswith(f"{kind}-")]
-
-    def records(self) -> list[Path]:
-        """The directories of all but the files that the user named."""
-        return [place for place in self.drafts("checkpoint") if _RECORD.fullmatch(place.name)]
 
     def parts(self) -> list[tuple[SaveId, Path]]:
         """The directories in which nodes gather what each has of a checkpoint, and of which one."""
@@ -94,7 +82,12 @@ class Layout:
     def places(self) -> list[Path]:
         """All directories that may hold a manifest of ours, those in place before those that made way."""
         here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name) or self._is_named(place)]
-        return [*here, *self.records(), *self.drafts("retired")]
+        records = [place for place in self.drafts("checkpoint") if self.is_record(place)]
+        return [*here, *records, *self.drafts("retired")]
+
+    def is_record(self, place: Path) -> bool:
+        """Whether an earlier version kept a checkpoint there whose model it wrote to the user's path alone."""
+        return place.parent == self.private and bool(_RECORD.fullmatch(place.name))
 
     def _is_named(self, place: Path) -> bool:
         """Whether a manifest belongs there, or is damaged; a checkpoint that users copied or renamed is theirs."""

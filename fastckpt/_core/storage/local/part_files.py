@@ -9,17 +9,17 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.format.manifest import NAME, Manifest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.durable import explained, remove, sync_directory, sync_tree, write_text
 from fastckpt._core.storage.io.modes import make_directory
-from fastckpt._core.storage.local.claims import DRAFT
-from fastckpt._core.storage.local.commit import Commit, ours
+from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import FILES, Layout
+from fastckpt._core.storage.local.named_file import named_file
 from fastckpt._core.storage.local.places import drop
-from fastckpt._core.storage.local.publish import PublishRequest, announce, draft_for, write_images
+from fastckpt._core.storage.local.publish import PublishRequest, write_images
 from fastckpt._core.storage.local.scan import Scan
-from fastckpt._core.storage.local.stored import check_size, read_manifest
+from fastckpt._core.storage.local.stored import check_size, ours, read_manifest
 from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
 from fastckpt.errors import BadCheckpoint, FastckptError
 
@@ -43,8 +43,7 @@ class PartFiles:
         self._place = layout.private / f"parts-{id.history}-{id.step}-{share.key}"
         self._files = self._place / FILES
         self._home = layout.home(id, share.target)
-        self._target = layout.root / share.target if share.target else self._home
-        self._draft = draft_for(layout, share.target, f"{id.history}-{id.step}-{share.key}")
+        self._named = named_file(layout, id, share.target)
 
     def contribute(self, request: PublishRequest, copier: Copier) -> None:
         """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
@@ -52,12 +51,9 @@ class PartFiles:
             return
         make_directory(self._files, parents=True)
         self._withdraw(request)  # what one who died left of it
-        draft = self._draft if MODEL in request.images else None
         with ExitStack() as on_failure:
             on_failure.callback(self._withdraw, request)
-            if draft:
-                announce(self._layout, self._files, draft)
-            part = request.manifest(write_images(request, self._files, draft, copier))
+            part = request.manifest(write_images(request, self._files, copier))
             with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
                 self._put(self._share.mark(part), self._place / name_of(self._share.node))
             on_failure.pop_all()
@@ -75,24 +71,24 @@ class PartFiles:
         """
         with self._layout.publishing(first=self._share.node == 0) as mine:
             manifest = self._at_home()
-            if mine and (manifest is None or self._is_drafted):
+            if mine and (manifest is None or self._is_due):
                 manifest = self._publish(manifest or self._assemble())
-            if manifest is None or self._is_drafted:
+            if manifest is None or self._is_due:
                 return None
-            for directory in {self._home.parent, self._target.parent}:
+            for directory in {self._home.parent, (self._named.path if self._named else self._home).parent}:
                 sync_directory(directory)  # who published it may have died before that
             if mine:
                 remove(self._place)
         return manifest
 
     @property
-    def _is_drafted(self) -> bool:
-        return self._draft is not None and self._draft.exists()
+    def _is_due(self) -> bool:
+        return self._named is not None and self._named.is_due
 
     def _publish(self, manifest: Manifest | None) -> Manifest | None:
         if manifest is None:
             return None
-        commit = Commit(self._layout, self.id, self._share.target, self._files, self._draft)
+        commit = Commit(self._layout, self.id, self._share.target, self._files)
         with ExitStack() as on_failure:
             on_failure.callback(commit.bring_back)
             commit.run()
@@ -125,13 +121,10 @@ class PartFiles:
             if part is None or part.id != self.id or not self._share.owns(part, node):
                 return None
             for entry in part.files:
-                check_size(entry, self._path(entry))
+                check_size(entry, self._files / entry.name)
         except BadCheckpoint:
             return None
         return part
-
-    def _path(self, entry: FileEntry) -> Path:
-        return self._draft if self._draft and entry.name == MODEL else self._files / entry.name
 
     def _put(self, manifest: Manifest, path: Path) -> None:
         draft = self._layout.draft("tmp")
@@ -147,11 +140,6 @@ class PartFiles:
         remove(self._place / name_of(self._share.node))
         for name in request.images:
             remove(self._files / name)
-        if self._draft and self._is_drafted and MODEL in request.images:
-            remove(self._draft)
-            sync_directory(self._draft.parent)
-        if MODEL in request.images and not self._is_drafted:
-            remove(self._files / DRAFT)
 
 
 class Contribution:

@@ -8,8 +8,8 @@ from fastckpt._core.format.manifest import NAME
 from fastckpt._core.storage.io.direct import copy_file
 from fastckpt._core.storage.io.durable import move, remove, sync_directory, sync_tree, write_text
 from fastckpt._core.storage.io.modes import make_directory
-from fastckpt._core.storage.local.claims import draft_of
-from fastckpt._core.storage.local.layout import FILES, REMAINS, Layout
+from fastckpt._core.storage.local.layout import REMAINS, Layout
+from fastckpt._core.storage.local.named_file import remove_with_draft
 
 
 def relocate(layout: Layout, source: Path, target: Path) -> None:
@@ -31,11 +31,14 @@ def relocate(layout: Layout, source: Path, target: Path) -> None:
         except OSError:
             remove(copy)
             raise
-        drop(layout, source)
+        drop(layout, source, withdraw=False)
 
 
-def drop(layout: Layout, place: Path) -> None:
-    """Remove a place, but no file that a user named; first it ceases to count, durably."""
+def drop(layout: Layout, place: Path, *, withdraw: bool = True) -> None:
+    """Remove a place, but no file that a user named, unless it is due still; first it ceases to count, durably.
+
+    Without ``withdraw`` what is due stays: another place has the same checkpoint.
+    """
     dropped = layout.draft("dropped")
     try:
         move(place, dropped)
@@ -43,11 +46,11 @@ def drop(layout: Layout, place: Path) -> None:
         if not is_unmovable(place, error):
             raise
         if not os.path.lexists(place / NAME):
-            remove_with_draft(place)  # it never counted
+            remove_with_draft(layout, place)  # it never counted
             return
         dropped = take_apart(layout, place, "dropped")
     if remove_remains(layout, dropped):
-        remove_with_draft(dropped)
+        remove_with_draft(layout, dropped) if withdraw else remove(dropped)
 
 
 def take_apart(layout: Layout, place: Path, kind: str) -> Path:
@@ -79,7 +82,7 @@ def remove_remains(layout: Layout, record: Path) -> bool:
     place = layout.remains(record)
     if place is None:
         return True
-    remove_with_draft(place)
+    remove_with_draft(layout, place)
     if os.path.lexists(place):
         return False
     sync_directory(place.parent)
@@ -99,17 +102,6 @@ def sync_remains(layout: Layout, record: Path) -> None:
     if place := layout.remains(record):
         for directory in (record, place):
             sync_directory(directory)
-
-
-def remove_with_draft(place: Path) -> None:
-    """Remove a place that counts no more, or not yet, and the user's file that was being written for it."""
-    draft = draft_of(place) or draft_of(place / FILES)
-    if draft:
-        remove(draft)
-        sync_directory(draft.parent)
-        if draft.exists():
-            return  # only the place tells of it
-    remove(place)
 
 
 def is_unmovable(place: Path, error: OSError) -> bool:

@@ -3,24 +3,23 @@
 import contextlib
 import errno
 import logging
-import secrets
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest, Stamp, file_named
+from fastckpt._core.format.manifest import JSON, NAME, FileEntry, Manifest
 from fastckpt._core.storage.image_source import ImageSource
 from fastckpt._core.storage.io.copier import Copier, Copy
 from fastckpt._core.storage.io.direct import digest_file
-from fastckpt._core.storage.io.durable import make_directories, sync_directory, sync_tree, write_text
+from fastckpt._core.storage.io.durable import sync_tree, write_text
 from fastckpt._core.storage.io.modes import make_directory
-from fastckpt._core.storage.local.claims import DRAFT, DRAFT_PREFIX
 from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.places import drop, remove_with_draft
+from fastckpt._core.storage.local.named_file import remove_with_draft
 
 logger = logging.getLogger(__name__)
 
@@ -64,17 +63,14 @@ class Publication:
         self._request = request
         self._copier = copier
         self._place = layout.draft("tmp")
-        self._draft = draft_for(layout, request.target, secrets.token_hex(6))
-        self._commit = Commit(layout, request.id, request.target, self._place, self._draft)
+        self._commit = Commit(layout, request.id, request.target, self._place)
 
     def run(self) -> Manifest:
         """Write everything, then commit; on failure nothing of it is left and the old one is back."""
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._take_back)
             make_directory(self._place)
-            if self._draft:
-                announce(self._layout, self._place, self._draft)
-            manifest = self._request.manifest(write_images(self._request, self._place, self._draft, self._copier))
+            manifest = self._request.manifest(write_images(self._request, self._place, self._copier))
             with metrics.phase("persist.manifest", step=self._request.id.step):
                 write_text(self._place / NAME, manifest.to_json())
                 sync_tree(self._place)
@@ -84,42 +80,19 @@ class Publication:
         return manifest
 
     def _take_back(self) -> None:
-        for step in (self._remove, self._commit.bring_back):
+        for step in (partial(remove_with_draft, self._layout, self._place), self._commit.bring_back):
             try:
                 step()
             except OSError as error:
                 logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
 
-    def _remove(self) -> None:
-        remove_with_draft(self._place)
-        if self._draft and self._draft.exists():
-            drop(self._layout, self._commit.home)  # the record was in place, its file not yet
 
-
-def draft_for(layout: Layout, target: str, key: str) -> Path | None:
-    """Where to write the file that a user named until its rename commits: beside it; None if they named none."""
-    return (layout.root / target).with_name(DRAFT_PREFIX + key) if file_named(target) else None
-
-
-def announce(layout: Layout, place: Path, draft: Path) -> None:
-    """Record in a private place where a user's file is going to be written.
-
-    Who finds the draft after a crash must be able to tell that it is ours, so this is durable.
-    """
-    make_directories(draft.parent)
-    write_text(place / DRAFT, str(draft))
-    while place != layout.root:
-        sync_directory(place)
-        place = place.parent
-
-
-def write_images(request: PublishRequest, place: Path, draft: Path | None, copier: Copier) -> list[FileEntry]:
-    """Copy images to a place, and the model to its draft if there is one; their bytes are durable, their names not."""
+def write_images(request: PublishRequest, place: Path, copier: Copier) -> list[FileEntry]:
+    """Copy images to a place; their bytes are durable, their names not."""
 
     def write(copy: Copy, image: tuple[str, ImageSource]) -> FileEntry:
         name, source = image
-        users = draft if name == MODEL else None
-        path = users or place / name
+        path = place / name
         with metrics.phase("persist.write", step=request.id.step, file=name):
             make_directory(path.parent, parents=True)
             size, digest = copy.file(source.path, path)
@@ -127,11 +100,7 @@ def write_images(request: PublishRequest, place: Path, draft: Path | None, copie
         if request.read_back:
             with metrics.phase("persist.read_back", step=request.id.step, file=name):
                 _read_back(path, digest)
-        if not users:
-            return FileEntry(name, size, digest)
-        sync_directory(path.parent)
-        found = path.stat()
-        return FileEntry(name, size, digest, Stamp(found.st_ino, found.st_mtime_ns))
+        return FileEntry(name, size, digest)
 
     return copier.each(write, list(request.images.items()))
 

@@ -9,7 +9,7 @@ from fastckpt._core.format.manifest import NAME, Manifest
 from fastckpt._core.storage.io.durable import sync_directory, write_text
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.places import relocate
-from fastckpt._core.storage.local.stored import Stored, read_manifest
+from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt.errors import BadCheckpoint
 
 KIND = "quarantine"
@@ -30,7 +30,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
         raise FileNotFoundError(
             errno.ENOENT, "without a manifest it may be another tool's, and is not moved", str(place)
         )
-    manifest = _manifest(place)
+    manifest = ours(place)
     name = f"{manifest.id.history}-{manifest.id.step}" if manifest else place.name
     if place.is_dir() and not place.is_symlink():
         (place / WHY).unlink(missing_ok=True)  # of one who died before the move, or that came back with the place
@@ -55,13 +55,6 @@ def fault(layout: Layout, place: Path) -> str:
     except BadCheckpoint as error:
         return str(error)
     return ""
-
-
-def _manifest(place: Path) -> Manifest | None:
-    try:
-        return read_manifest(place)
-    except BadCheckpoint:
-        return None
 
 
 def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> str:

@@ -2,18 +2,18 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fastckpt._core.storage.io.durable import move, remove, sync_directory
-from fastckpt._core.storage.local.claims import Claims, draft_of
 from fastckpt._core.storage.local.layout import Layout
+from fastckpt._core.storage.local.named_file import NamedFile, named_file, remove_with_draft
 from fastckpt._core.storage.local.places import (
     drop,
     is_unmovable,
     put_back,
     relocate,
     remove_remains,
-    remove_with_draft,
     sync_remains,
     take_apart,
 )
@@ -34,12 +34,21 @@ def delete(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> N
         return  # another process has deleted it
     if deleted is None:
         return
-    if stored.target:
-        # It is this checkpoint's own by the reader's rule, else this were not whole.
-        stored.target.unlink(missing_ok=True)
+    _finish(layout, stored, deleted)
+
+
+def _finish(layout: Layout, stored: Stored, deleted: Path) -> bool:
+    """Remove a checkpoint that counts no more, and the file that the user named, if it is its own; whether all went."""
+    files = replace(stored, place=layout.remains(deleted) or deleted)
+    if stored.target and files.owns_target():
+        remove(stored.target)
+        if stored.target.exists():
+            return False  # it must not be forgotten before it is gone
         sync_directory(stored.target.parent)
-    if remove_remains(layout, deleted):
-        remove(deleted)
+    if not remove_remains(layout, deleted):
+        return False
+    remove_with_draft(layout, deleted)
+    return True
 
 
 def _take_away(layout: Layout, stored: Stored, is_replaced: Callable[[], bool]) -> Path | None:
@@ -69,49 +78,52 @@ def sweep(layout: Layout, reader: CheckpointReader) -> list[Path]:
     """Finish what crashed writers began; call while nobody writes. Returns what was removed or restored."""
     scan = reader.scan()
     _sync_names(layout, scan)
-    done = [*_finish_deletions(layout, reader)]
+    done = [*_put_named(layout, scan), *_finish_deletions(layout, reader)]
     for place in layout.drafts("dropped"):
         remove_remains(layout, place)  # what made way has to find its place free
     for stored in scan.stale:
         drop(layout, stored.place)
         done.append(stored.place)
-    for draft in filter(None, [draft_of(stored.place) for stored in scan.places]):
-        remove(draft)  # its rename left both names
-        done.append(draft)
     done += _settle_retired(layout, reader)
     for place in layout.drafts("tmp") + layout.drafts("dropped"):
         if layout.remains(place) is None:
-            remove_with_draft(place)
+            remove_with_draft(layout, place)
             done.append(place)
     return done
 
 
 def _sync_names(layout: Layout, scan: Scan) -> None:
     """A writer may have died between a rename and its sync: what is removed now must not be needed after all."""
-    # The private one first: what made way went there.
-    for directory in dict.fromkeys([layout.private, layout.root, *(stored.path.parent for stored in scan.places)]):
+    # Where a file is due, its checkpoint's rename came last: without that name nothing would tell of the file. Then the
+    # private one: what made way went there.
+    due = [stored.place.parent for stored, _ in _due(layout, scan)]
+    targets = [stored.path.parent for stored in scan.places]
+    for directory in dict.fromkeys([*due, layout.private, layout.root, *targets]):
         sync_directory(directory)
     for record in layout.taken_apart():
         sync_remains(layout, record)
 
 
+def _put_named(layout: Layout, scan: Scan) -> Iterator[Path]:
+    """Give files that users named the names that are due. First: another place of the same id would withdraw them."""
+    for _, named in _due(layout, scan):
+        named.put()
+        yield named.path
+
+
+def _due(layout: Layout, scan: Scan) -> list[tuple[Stored, NamedFile]]:
+    files = [(stored, named_file(layout, stored.id, stored.manifest.target)) for stored in scan.places]
+    return [(stored, named) for stored, named in files if named and named.is_due]
+
+
 def _finish_deletions(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:
     for place in layout.drafts("deleted"):
-        stored = _read(reader, place)
-        if stored and stored.target and _owns_target(stored, reader.scan()):
-            remove(stored.target)
-            yield stored.target
-            if stored.target.exists():
-                continue  # it must not be forgotten before it is gone
-            sync_directory(stored.target.parent)
-        if remove_remains(layout, place):
+        if stored := _read(reader, place):
+            if _finish(layout, stored, place):
+                yield place
+        elif remove_remains(layout, place):
             remove(place)
             yield place
-
-
-def _owns_target(stored: Stored, scan: Scan) -> bool:
-    rivals = [other for other in scan.places if other.target == stored.target]
-    return stored in Claims().settle([*rivals, stored]).owners
 
 
 def _settle_retired(layout: Layout, reader: CheckpointReader) -> Iterator[Path]:

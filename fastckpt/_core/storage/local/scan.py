@@ -5,7 +5,6 @@ from pathlib import Path
 
 from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.storage.local.claims import Claims
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.quarantine import quarantined
 from fastckpt._core.storage.local.stored import Stored, read_manifest
@@ -21,8 +20,8 @@ class Scan:
     Attributes:
         places: Every checkpoint with all files of its manifest, newest id first. An id has several places if it was
             saved to several paths, or if a crash came between its second publication and the end of its first.
-        damaged: Places and users' files that are no whole checkpoints, and why.
-        stale: Records that count no more, or never did: see `Claims`.
+        damaged: Places that are no whole checkpoints, and why.
+        stale: Checkpoints that count no more, since a newer one has the path that their user named.
         quarantined: Places that were set aside because they were found bad, and why.
         gathered: Checkpoints of which some nodes have made their part, but not all; or nobody has published them.
     """
@@ -49,7 +48,6 @@ class CheckpointReader:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._claims = Claims()
 
     def scan(self) -> Scan:
         """Read all manifests, and look at all files that they name.
@@ -79,12 +77,12 @@ class CheckpointReader:
             except BadCheckpoint as error:
                 if place.exists():  # else another process removed it just now
                     damaged.append((place, str(error)))
-        verdict = self._claims.settle(stored for stored in found if stored.target)
-        places = [stored for stored in found if not stored.target] + verdict.owners
         # Stable: of two places of an id, the one that did not make way comes first.
-        places.sort(key=lambda stored: stored.id, reverse=True)
-        gathered = [id for id, _ in self._layout.parts()]
-        return Scan(places, damaged + verdict.damaged, verdict.stale, quarantined(self._layout), gathered)
+        found.sort(key=lambda stored: stored.id, reverse=True)
+        newest = {stored.target: stored for stored in reversed(found) if stored.target}
+        places = [stored for stored in found if not stored.target or newest[stored.target] is stored]
+        stale = [stored for stored in found if stored not in places]
+        return Scan(places, damaged, stale, quarantined(self._layout), [id for id, _ in self._layout.parts()])
 
     def _is_being_removed(self, place: Path) -> bool:
         """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""
@@ -94,11 +92,7 @@ class CheckpointReader:
         """Where a bad checkpoint lies, given as found or as a path in `Scan.damaged`; None if it is there no more."""
         if isinstance(bad, Stored):
             return bad.place if self._try_to_read(bad.place) == bad else None
-        if all(path != bad for path, _ in self.scan().damaged):
-            return None
-        records = [self._try_to_read(place) for place in self._layout.records()]
-        claims = [record for record in records if record and record.target == bad]
-        return max(claims, key=lambda record: record.id).place if claims else bad
+        return bad if any(path == bad for path, _ in self.scan().damaged) else None
 
     def _try_to_read(self, place: Path) -> Stored | None:
         try:
@@ -112,6 +106,7 @@ class CheckpointReader:
         if manifest is None:
             return None
         home = self._layout.home(manifest.id, manifest.target)
-        if place.name != home.name and not place.name.startswith(("retired-", "deleted-")):
+        own = (home.name, "checkpoint-{}-{}".format(*manifest.id))
+        if place.name not in own and not place.name.startswith(("retired-", "deleted-")):
             raise BadCheckpoint(f"{place} holds {manifest.id}, which belongs in {home}")
         return Stored(manifest, place, self._layout.file_of(manifest))

@@ -41,10 +41,12 @@ class Stored:
         return self._locate(self.manifest.entry(name))
 
     def check_sizes(self) -> None:
-        """Raise BadCheckpoint if a file in its place is missing or not as long as recorded."""
+        """Raise BadCheckpoint if a file is missing or not as long as recorded."""
         for entry in self.manifest.files:
-            if not (self.target and entry.name == MODEL):
-                check_size(entry, self._locate(entry))
+            path = self._locate(entry)
+            found = check_size(entry, path)
+            if entry.stamp and entry.stamp != (found.st_ino, found.st_mtime_ns):
+                check_digest(entry, path, digest(path))  # a newer checkpoint may have taken over the path
 
     def verify(self, names: Iterable[str] | None = None) -> None:
         """Read the files, by default all; raise BadCheckpoint if one is not what was saved."""
@@ -54,8 +56,20 @@ class Stored:
             check_size(entry, path)
             check_digest(entry, path, digest(path))
 
+    def owns_target(self) -> bool:
+        """Whether the file that the user named is this checkpoint's, and not what somebody has put there since."""
+        try:
+            entry = self.manifest.entry(MODEL)
+            here, own = (self.target or self.place).stat(), self._locate(entry).stat()
+        except (OSError, BadCheckpoint):
+            return False
+        if entry.stamp:
+            return entry.stamp == (here.st_ino, here.st_mtime_ns)
+        return os.path.samestat(here, own) or (here.st_size, here.st_mtime_ns) == (own.st_size, own.st_mtime_ns)
+
     def _locate(self, entry: FileEntry) -> Path:
-        return self.target if self.target and entry.name == MODEL else self.place / entry.name
+        """Where a file is stored; a model with a stamp is of an earlier version, which wrote it to the target alone."""
+        return self.target if self.target and entry.stamp else self.place / entry.name
 
 
 def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
@@ -72,6 +86,14 @@ def read_manifest(place: Path, name: str = NAME) -> Manifest | None:
         return Manifest.from_json(text)
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
+
+
+def ours(place: Path) -> Manifest | None:
+    """The manifest in a place, if there is one that can be read."""
+    try:
+        return read_manifest(place)
+    except BadCheckpoint:
+        return None
 
 
 def has_manifest(place: Path) -> bool:

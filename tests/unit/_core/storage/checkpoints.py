@@ -60,6 +60,14 @@ def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
     return [stored.id for stored in found]
 
 
+def assert_named(directory: CheckpointDirectory) -> None:
+    """The path that was named for the newest checkpoint has its model."""
+    for stored in directory.checkpoints()[:1]:
+        if stored.target:
+            assert stored.target.is_file()
+            assert stored.target.read_bytes() == stored.path_of("model.pt").read_bytes()
+
+
 def assert_clean(directory: CheckpointDirectory) -> None:
     """No writer left anything behind."""
     left = [Path(at) / name for at, dirs, files in os.walk(directory.path.parent) for name in dirs + files]

@@ -17,7 +17,17 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
 
-OPERATIONS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree")
+OPERATIONS = (
+    "open",
+    "os.rename",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rmdir",
+    "os.listdir",
+    "os.scandir",
+    "shutil.rmtree",
+)
 
 
 def die_at_phase(phase: str) -> None:

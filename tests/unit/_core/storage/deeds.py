@@ -11,7 +11,7 @@ from pathlib import Path
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.layout import TRACKER
-from tests.unit._core.storage.checkpoints import assert_clean, assert_sound
+from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound
 from tests.unit._core.storage.disk import Disk, Tree, restore
 from tests.unit._core.storage.recorder import Killed, Operation, Recorder
 
@@ -59,6 +59,8 @@ class Deed:
         """A fresh reader finds the old or the new, whole; so it does after a sweep, which leaves nothing behind."""
         restore(tree, self.root, stamps=stamps)
         found = assert_sound(self.directory)
+        if over:
+            assert_named(self.directory)
         # What made way for a newer one of its step need not remain.
         lasting = {id for id in {*self.before} & {*self.after} if id.step != self.after[0].step}
         assert found[:1] in ([self.after[:1]] if over else [self.before[:1], self.after[:1]])
@@ -70,6 +72,7 @@ class Deed:
         assert left[0] in [found[0], *gathered] if found else set(left) <= set(gathered)
         assert lasting <= set(left) <= {*found, *gathered}
         assert self.directory.sweep() == []
+        assert_named(self.directory)
         self._check_files()
 
     def _check_tracker(self, over: bool) -> None:
@@ -131,6 +134,8 @@ def purposes(deed: Deed) -> list[str]:
         path, to = Path(op.path), Path(op.to)
         if op.kind == "rename":
             latest[path.parent] = latest[to.parent] = f"{_plain(path.name)} -> {_plain(to.name)}"
+        elif op.kind == "link":
+            latest[to.parent] = f"+ {_plain(to.name)}"
         elif op.made or op.kind in ("unlink", "rmdir"):
             latest[path.parent] = f"{'+' if op.made else '-'} {_plain(path.name)}"
         later = [Path(o.to) for o in deed.operations[number:] if o.kind == "rename" and o.path == op.path]

@@ -7,7 +7,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.directory import CheckpointDirectory
-from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, publish
+from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, publish
 from tests.unit._core.storage.scenes import (
     NEW,
     OLD,
@@ -18,7 +18,7 @@ from tests.unit._core.storage.scenes import (
     target_overwritten,
 )
 
-PHASES = ["write", "manifest", "retire", "record", "rename", "tracker", "drop"]
+PHASES = ["write", "manifest", "retire", "rename", "link", "tracker", "drop"]
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def test_killed_at_a_phase(directory, crash, scene, phase):
     publish(directory, OLDEST)
     id, target = scene(directory)
     killed = crash(directory, "publish", id, target=target, phase=f"persist.{phase}")
-    assert killed or (phase == "record" and not target.endswith(".pt"))
+    assert killed or (phase == "link" and not target.endswith(".pt"))
     found = assert_sound(CheckpointDirectory(directory.path))
-    assert found[0] == (id if phase in ("tracker", "drop") or not killed else OLD)
+    assert found[0] == (id if phase in ("link", "tracker", "drop") or not killed else OLD)
     assert OLDEST in found
     check_after_sweep(directory, found, id, target)
 
@@ -62,6 +62,7 @@ def check_after_sweep(directory, found, id, target):
     directory.sweep()
     # What was replaced, by a whole newer one, need not remain.
     assert assert_sound(directory) in (found, [found[0], OLDEST])
+    assert_named(directory)
     assert_clean(directory)
     assert directory.sweep() == []
     theirs = [path.read_text() for path in directory.path.rglob("theirs")]
@@ -74,21 +75,21 @@ def check_after_sweep(directory, found, id, target):
 @pytest.mark.parametrize("target", ["", "ckpt-7.pt"])
 @pytest.mark.parametrize("retry", ["sweep", "delete"])
 def test_killed_while_deleting(fast_path, crash, target, retry):
-    operation = 0
+    operation, newer = 0, SaveId(1, 8)
     while True:
         operation += 1
         directory = CheckpointDirectory(fast_path / str(operation) / "dir")
         publish(directory, OLDEST)
         publish(directory, OLD, target and str(directory.path / target))
-        publish(directory, NEW, str(directory.path / "new.pt"))
+        publish(directory, newer, str(directory.path / "new.pt"))
         if not crash(directory, "delete", OLD, operation=operation):
             break
         found = assert_sound(directory)
-        assert found in ([NEW, OLD, OLDEST], [NEW, OLDEST])
+        assert found in ([newer, OLD, OLDEST], [newer, OLDEST])
         directory.sweep()
         assert assert_sound(directory) == found
         directory.delete(OLD)
-        assert ids(directory) == [NEW, OLDEST]
+        assert ids(directory) == [newer, OLDEST]
         assert_clean(directory)
         assert not (directory.path / "ckpt-7.pt").exists()
         shutil.rmtree(directory.path.parent)

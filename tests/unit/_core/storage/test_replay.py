@@ -170,7 +170,7 @@ def check(deed: Deed, limit: int, since: int = 0) -> int:
 
 @pytest.mark.parametrize("name", DEEDS)
 def test_power_lost(fast_path, name):
-    assert check(DEEDS[name](fast_path), LIMIT) > 20
+    assert check(DEEDS[name](fast_path), LIMIT) > 15
 
 
 NEEDED = {
@@ -178,19 +178,14 @@ NEEDED = {
     "dir: + .fastckpt": "first_with_target",
     "user: + user": "first_with_target",
     "root: + user": "new_target",
-    "tmp-*/draft": "new_target",
-    "tmp-*: + draft": "new_target",
     ".fastckpt: + tmp-*": "new_target",
-    "user/ckpt.pt": "new_target",
     "user: + .fastckpt-*": "new_target",
     "tmp-*/model.pt": "default",
     "tmp-*/rank_N.pt": "default",
     "tmp-*/manifest.json": "default",
     "tmp-*: + manifest.json": "default",
-    ".fastckpt: checkpoint-N-N -> retired-*": "target_again",
     "dir: checkpoint-N -> checkpoint-N.aside-*": "strangers_directory",
     "dir: tmp-* -> checkpoint-N": "tracker_in_trouble",
-    ".fastckpt: tmp-* -> checkpoint-N-N": "target_overwritten",
     "user: .fastckpt-* -> ckpt.pt": "new_target",
     "dir/latest_checkpointed_iteration.txt": "default",
     "dir: tmp-* -> latest_checkpointed_iteration.txt": "default",
@@ -198,16 +193,10 @@ NEEDED = {
     "files/rank_N.pt": "nodes",
     "files/manifest.json": "nodes",
     "files: tmp-* -> manifest.json": "nodes",
-    "files/draft": "nodes_with_target",
-    "files: + draft": "nodes_with_target",
     "parts-N-N-*: tmp-* -> part-N.json": "nodes_with_target",
-    ".fastckpt: tmp-* -> part-N.json": "nodes_with_target",
-    "user: + .fastckpt-N-N-*": "nodes_with_target",
+    ".fastckpt: tmp-* -> manifest.json": "nodes_with_target",
     "dir: files -> checkpoint-N": "nodes_in_turn",
-    ".fastckpt: files -> checkpoint-N-N": "nodes_with_target",
-    "user: .fastckpt-N-N-* -> ckpt.pt": "nodes_with_target",
     ".fastckpt: retired-* -> dropped-*": "another_history",
-    ".fastckpt: checkpoint-N-N -> dropped-*": "target_overwritten",
     "dir: checkpoint-N -> retired-*": "delete",
     ".fastckpt: retired-* -> deleted-*": "delete_with_target",
     "user: - ckpt.pt": "delete_with_target",
@@ -218,8 +207,6 @@ NEEDED = {
     "dropped-*: + remains": "lower_another_history",
     ".fastckpt: + dropped-*": "lower_another_history",
     "checkpoint-N: manifest.json -> manifest.json": "lower_another_history",
-    "checkpoint-N-N: manifest.json -> manifest.json": "lower_target_overwritten",
-    ".fastckpt: - checkpoint-N-N": "lower_target_again",
     "deleted-*/remains": "delete_lower",
     "deleted-*: + remains": "delete_lower",
     ".fastckpt: + deleted-*": "delete_lower",
@@ -246,7 +233,6 @@ def test_every_sync_is_known(fast_path):
         "tmp-*/empty",  # has no bytes
         "files/empty-N",
         ".fastckpt/tmp-*",  # a tracker that did not get its name
-        "dir/ckpt.pt",  # as in the user's own directory
         "dir: + .fastckpt-*",
         "dir: .fastckpt-* -> ckpt.pt",  # the tracker's sync comes before anything is removed
         ".fastckpt: checkpoint-N -> retired-*",  # its old name's absence is durable when the new one's presence is
@@ -254,7 +240,6 @@ def test_every_sync_is_known(fast_path):
         "tmp-*/theirs",  # its bytes are nothing to compare with
         ".fastckpt: tmp-* -> retired-*",  # the next sync is that of the same directory, before the old one is touched
         "dropped-*: manifest.json -> manifest.json",  # it is needed no more; of what is deleted it names the target
-        ".fastckpt: - dropped-*",  # a record stays where it is, and its directory is synced for another's sake
     }
 
 

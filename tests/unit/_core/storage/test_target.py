@@ -2,14 +2,15 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.storage.local import claims
+from fastckpt._core.format.manifest import Manifest, Stamp
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import ConfigError, PersistError
-from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
+from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, images, publish
 
 
 @pytest.fixture
@@ -17,16 +18,21 @@ def directory(fast_path):
     return CheckpointDirectory(fast_path / "dir")
 
 
-@pytest.fixture(params=["inside", "outside"])
-def target(request, directory, fast_path):
-    return (directory.path if request.param == "inside" else fast_path / "user/folder") / "ckpt.pt"
+@pytest.fixture(params=["inside", "outside", "elsewhere"])
+def target(request, directory, fast_path, tmp_path):
+    """On another file system there is no link, but a copy."""
+    places = {"inside": directory.path, "outside": fast_path / "user/folder", "elsewhere": tmp_path / "user"}
+    assert tmp_path.stat().st_dev != fast_path.stat().st_dev
+    return places[request.param] / "ckpt.pt"
 
 
-def test_the_file_lies_where_the_user_said(directory, target):
+def test_the_file_is_at_the_path_that_its_user_named(directory, target):
     publish(directory, SaveId(0, 7), str(target))
     [stored] = directory.checkpoints()
-    assert stored.path == stored.path_of("model.pt") == target
-    assert stored.path_of("rank_0.pt") == directory.path / ".fastckpt/checkpoint-0-7/rank_0.pt"
+    assert stored.path == target and stored.owns_target()
+    assert stored.path_of("model.pt") == directory.path / "checkpoint-7/model.pt"
+    assert target.read_bytes() == stored.path_of("model.pt").read_bytes()
+    assert not target.is_symlink() and target.samefile(stored.path_of("model.pt")) == (target.parent.name != "user")
     assert stored.manifest.target == ("ckpt.pt" if target.parent == directory.path else str(target))
     assert assert_sound(directory) == [(0, 7)]
     assert_clean(directory)
@@ -51,11 +57,6 @@ def test_a_path_for_each_step_and_deletion(directory, target):
     assert_clean(directory)
 
 
-def revive(directory, id, record):
-    """Bring back the record of a checkpoint whose path was taken over, as if a crash had kept it."""
-    shutil.copytree(record, directory.path / f".fastckpt/checkpoint-{id.history}-{id.step}")
-
-
 @pytest.mark.parametrize("same_bytes", [False, True])
 def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
     directory, target, fast_path, same_bytes
@@ -63,75 +64,100 @@ def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
     publish(directory, SaveId(0, 1))
     old, new = SaveId(0, 5), SaveId(0, 6)
     publish(directory, old, str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
+    shutil.copytree(directory.path / "checkpoint-5", fast_path / "kept")
     source = images(fast_path / "source", old if same_bytes else new)
     directory.publish(new, source, target=str(target))
     publish(directory, SaveId(0, 9))
-    revive(directory, old, fast_path / "record")
+    shutil.copytree(fast_path / "kept", directory.path / "checkpoint-5")  # as if a crash had kept it
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.damaged() == []
     directory.delete(old)
     directory.sweep()
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)]
-    directory.verify(directory.checkpoints()[1])
+    assert not (directory.path / "checkpoint-5").exists() and directory.checkpoints()[1].owns_target()
 
 
-def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, target, fast_path):
+def test_an_interrupted_deletion_spares_a_path_that_was_taken_over(directory, target):
     publish(directory, SaveId(0, 5), str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", directory.path / ".fastckpt/deleted-1234")
+    shutil.copytree(directory.path / "checkpoint-5", directory.path / ".fastckpt/deleted-1234")
     publish(directory, SaveId(0, 6), str(target))
     directory.sweep()
     assert assert_sound(directory) == [(0, 6)]
+    assert_named(directory)
     assert_clean(directory)
 
 
-def test_a_file_that_the_user_overwrote_is_damage_and_stays(directory, target):
+def test_a_file_that_the_user_replaced_stays_and_the_checkpoint_counts(directory, target):
+    publish(directory, SaveId(0, 5), str(target))
+    publish(directory, SaveId(0, 6))
+    target.unlink()
+    directory.sweep()
+    assert not target.exists()
+    target.write_bytes(b"theirs")
+    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    directory.sweep()
+    directory.delete(SaveId(0, 5))
+    assert target.read_bytes() == b"theirs" and assert_sound(directory) == [(0, 6)]
+
+
+def test_a_file_that_the_user_wrote_to_is_damage_if_it_is_a_link(directory, target):
     publish(directory, SaveId(0, 5))
     publish(directory, SaveId(0, 6), str(target))
-    size = target.stat().st_size
-    for content in (b"x" * size, b"another size"):
+    is_link = target.samefile(directory.path / "checkpoint-6/model.pt")
+    target.write_bytes(b"another size")
+    assert ids(directory) == ([(0, 5)] if is_link else [(0, 6), (0, 5)])
+    assert [path for path, _ in directory.damaged()] == [directory.path / "checkpoint-6"] * is_link
+    directory.sweep()
+    assert target.read_bytes() == b"another size"
+
+
+@pytest.fixture
+def earlier(directory, target):
+    """A checkpoint as earlier versions wrote it: its model is at the user's path alone."""
+    publish(directory, SaveId(0, 5))
+    publish(directory, SaveId(0, 6), str(target))
+    record = (directory.path / "checkpoint-6").rename(directory.path / ".fastckpt/checkpoint-0-6")
+    (record / "model.pt").unlink()
+    (record / "draft").write_text(str(target.with_name(".fastckpt-0123456789ab")))
+    manifest = Manifest.from_json((record / "manifest.json").read_bytes())
+    found = target.stat()
+    files = [
+        replace(entry, stamp=Stamp(found.st_ino, found.st_mtime_ns)) if entry.name == "model.pt" else entry
+        for entry in manifest.files
+    ]
+    (record / "manifest.json").write_text(replace(manifest, files=tuple(files)).to_json())
+    return record
+
+
+def test_of_an_earlier_version_counts_until_its_path_is_taken_over(directory, target, earlier):
+    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    [stored, _] = directory.checkpoints()
+    assert stored.path_of("model.pt") == stored.path == target
+    assert stored.path_of("rank_0.pt") == earlier / "rank_0.pt"
+    directory.sweep()
+    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    os.utime(target)  # a copy of the directory is known by its digests
+    assert assert_sound(directory) == [(0, 6), (0, 5)]
+    publish(directory, SaveId(0, 8), str(target))
+    assert assert_sound(directory) == [(0, 8), (0, 5)] and not earlier.exists()
+    assert directory.scan().quarantined == []
+    assert_named(directory)
+    assert_clean(directory)
+
+
+def test_of_an_earlier_version_is_deleted_with_its_file(directory, target, earlier):
+    publish(directory, SaveId(0, 7))
+    directory.delete(SaveId(0, 6))
+    assert assert_sound(directory) == [(0, 7), (0, 5)] and not target.exists() and not earlier.exists()
+
+
+def test_of_an_earlier_version_whose_file_was_overwritten_is_damage(directory, target, earlier):
+    for content in (b"x" * target.stat().st_size, b"another size"):
         target.write_bytes(content)
         assert ids(directory) == [(0, 5)]
         [(path, why)] = directory.damaged()
-        assert path == target and "step 6 of history 0" in why
-        assert "were saved" in why or "was saved" in why
+        assert path == earlier and str(target) in why and ("were saved" in why or "was saved" in why)
         directory.sweep()
         assert target.read_bytes() == content
-    target.unlink()
-    [(path, why)] = directory.damaged()
-    assert "is not there" in why
-
-
-def test_a_moved_file_is_known_by_its_digest_which_is_read_once(directory, target, monkeypatch):
-    publish(directory, SaveId(0, 6), str(target))
-    os.utime(target)
-    reads = []
-    real = claims.digest
-    monkeypatch.setattr(claims, "digest", lambda path: reads.append(path) or real(path))
-    assert ids(directory) == ids(directory) == [(0, 6)]
-    assert reads == [target]
-
-
-def test_of_two_records_with_the_same_bytes_the_newer_one_has_the_file(directory, target, fast_path):
-    source = images(fast_path / "source", SaveId(0, 5))
-    directory.publish(SaveId(0, 5), source, target=str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
-    directory.publish(SaveId(0, 6), source, target=str(target))
-    revive(directory, SaveId(0, 5), fast_path / "record")
-    assert ids(directory) == [(0, 6)]
-    os.utime(target)
-    assert ids(CheckpointDirectory(directory.path)) == [(0, 6)]
-
-
-def test_an_older_file_put_back_counts_and_the_newer_one_is_reported(directory, target, fast_path):
-    publish(directory, SaveId(0, 5), str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
-    shutil.copy(target, fast_path / "old.pt")
-    publish(directory, SaveId(0, 6), str(target))
-    revive(directory, SaveId(0, 5), fast_path / "record")
-    shutil.copy(fast_path / "old.pt", target)
-    assert ids(directory) == [(0, 5)]
-    [(path, why)] = directory.damaged()
-    assert path == target and "step 6 of history 0" in why
 
 
 def test_a_file_of_the_users_own_at_the_target_is_replaced(directory, target):
@@ -179,5 +205,5 @@ def test_a_directory_at_the_target_is_an_error_that_leaves_nothing(directory, ta
     with pytest.raises(PersistError, match=r"ckpt\.pt: Is a directory"):
         publish(directory, SaveId(0, 6), str(target))
     assert assert_sound(directory) == [(0, 5)]
-    assert not (directory.path / ".fastckpt/checkpoint-0-6").exists()
+    assert not (directory.path / "checkpoint-6").exists()
     assert_clean(directory)

@@ -68,7 +68,7 @@ def test_phases_come_in_order_with_the_step(directory, monkeypatch):
     names = [name.removeprefix("persist.") for name, step in seen if step == 5]
     assert names == ["write"] * 3 + ["manifest", "retire", "rename", "tracker", "drop"]
     names = [name.removeprefix("persist.") for name, step in seen if step == 6]
-    assert names == ["write"] * 3 + ["manifest", "retire", "record", "rename", "tracker", "drop"]
+    assert names == ["write"] * 3 + ["manifest", "retire", "rename", "link", "tracker", "drop"]
 
 
 def test_the_same_step_of_a_newer_history_takes_the_place(directory):
@@ -178,7 +178,7 @@ def test_many_saves_leave_no_descriptor_or_file(directory):
         publish(directory, SaveId(0, step), str(directory.path / "ckpt.pt"))
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert assert_sound(directory) == [(0, 11), (0, 0)]
-    assert len(list((directory.path / ".fastckpt").iterdir())) == 2  # the record and the lock
+    assert len(list((directory.path / ".fastckpt").iterdir())) == 1  # the lock
 
 
 def test_a_relative_directory_stays_where_it_was(tmp_path, monkeypatch):

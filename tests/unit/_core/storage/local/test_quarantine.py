@@ -61,21 +61,11 @@ def test_a_file_that_its_user_named_stays_where_it_is(directory, fast_path, lost
     if lost:
         target.write_bytes(b"overwritten")
         [(bad, _)] = directory.damaged()
-        assert bad == target
+        assert bad == directory.path / "checkpoint-6"
     aside = directory.quarantine(bad, "it is bad")
     assert target.exists() and f"file: {target} (left" in (aside / "why.txt").read_text()
     assert aside.name.startswith("quarantine-2-6-") and (aside / "rank_0.pt").exists()
-    assert directory.damaged() == [] and assert_sound(directory) == [BAD, OLD]
-
-
-def test_the_newest_of_two_records_of_a_lost_file(directory, fast_path):
-    target = fast_path / "mine.pt"
-    publish(directory, OLD, str(target))
-    shutil.copytree(directory.path / ".fastckpt/checkpoint-0-5", fast_path / "record")
-    publish(directory, NEW, str(target))
-    shutil.copytree(fast_path / "record", directory.path / ".fastckpt/checkpoint-0-5")
-    target.unlink()
-    assert directory.quarantine(target, "lost").name.startswith("quarantine-2-6-")
+    assert directory.damaged() == [] and assert_sound(directory) == [OLD]
 
 
 def test_nothing_of_ours_touches_it(directory, fast_path):
@@ -124,14 +114,14 @@ def test_a_new_checkpoint_in_its_place_does_not_delete_it(directory, harm):
     assert_clean(directory)
 
 
-def test_a_replaced_record_that_is_damaged_is_not_deleted(directory, fast_path):
+def test_one_whose_path_is_taken_over_is_not_deleted_if_it_is_damaged(directory, fast_path):
     target = str(fast_path / "mine.pt")
     publish(directory, NEW, target)
-    os.truncate(directory.path / ".fastckpt/checkpoint-2-6/rank_0.pt", 0)
+    os.truncate(directory.path / "checkpoint-6/rank_0.pt", 0)
     publish(directory, SaveId(2, 7), target)
     [(aside, why)] = directory.scan().quarantined
     assert aside.name.startswith("quarantine-2-6-") and "rank_0.pt has 0 bytes" in why
-    assert assert_sound(directory) == [(2, 7), BAD, OLD]
+    assert assert_sound(directory) == [(2, 7), OLD]
 
 
 def test_killed_at_every_file_operation(fast_path, crash):
