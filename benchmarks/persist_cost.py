@@ -93,9 +93,10 @@ def train(log: Log) -> None:
 def ours(image: Path, folder: Path) -> None:
     """The way of every persist of ours, with manifest, renames and tracker."""
     from fastckpt._core.format.ids import SaveId
+    from fastckpt._core.storage.image_source import PublishRequest
     from fastckpt._core.storage.local.directory import CheckpointDirectory
 
-    CheckpointDirectory(folder).publish(SaveId(0, 1), {"model.pt": image})
+    CheckpointDirectory(folder).publish(PublishRequest(SaveId(0, 1), {"model.pt": image}))
 
 
 def buffered(image: Path, folder: Path) -> None:

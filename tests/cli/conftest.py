@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.rng_state import rng_state
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt_run.cli import main
 
@@ -61,7 +62,7 @@ def publish(directory: Path, step: int, history: int = 1, **options: Any) -> Non
     for name, content in files.items():
         torch.save(content, images / name)
     paths = {name: images / name for name in files}
-    CheckpointDirectory(directory).publish(SaveId(history, step), paths, **options)
+    CheckpointDirectory(directory).publish(PublishRequest(SaveId(history, step), paths, **options))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage import reading
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from tests.cli.conftest import Fastckpt, state
 from tests.unit._core.storage.s3 import S3, Fault, s3, s3_server  # noqa: F401 (fixtures)
@@ -22,7 +23,7 @@ def publish(folder: Path, step: int, content: Any = None) -> None:
     for name, value in {"model.pt": content or state(step), "rank_0.pt": {"step": step}}.items():
         torch.save(value, images / name)
     store = RemoteStore(URL)
-    store.publish(SaveId(1, step), {path.name: path for path in sorted(images.iterdir())})
+    store.publish(PublishRequest(SaveId(1, step), {path.name: path for path in sorted(images.iterdir())}))
     store.close()
 
 

@@ -14,6 +14,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.inspect.inventory import WHOLE, Inventory, InventoryFile, InventoryItem
 from fastckpt._core.inspect.which import REFUSE, decide
 from fastckpt._core.memory import slots
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory, Share
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.cli import harm
@@ -199,7 +200,7 @@ def test_a_second_store_is_the_farthest(fastckpt: Fastckpt, three: Path, tmp_pat
 
 def test_parts_of_several_nodes_do_not_count_yet(fastckpt: Fastckpt, three: Path):
     images = {"rank_1.pt": three.parent / "images-1-30/rank_0.pt"}
-    CheckpointDirectory(three).contribute(SaveId(1, 40), images, Share(1, 2), world_size=2)
+    CheckpointDirectory(three).contribute(PublishRequest(SaveId(1, 40), images, world_size=2), Share(1, 2))
     document = fastckpt("which", three, "--json").document
     assert document["choice"]["step"] == 30
     why = "writing: other nodes than 1 have not written their parts yet"

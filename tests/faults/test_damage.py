@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fastckpt._core.memory import slots
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 from tests.faults.resumer import digest
@@ -224,7 +225,9 @@ def test_by_code_in_a_pickle_runs_none_of_it(resumers, expected, directory, tmp_
     newest = CheckpointDirectory(directory).checkpoints()[0]
     files = {file: newest.path_of(file) for file in ("model.pt", "rank_0.pt", "rank_1.pt")}
     torch.save({"state": Exploit(tmp_path / "harm"), "rng": {}}, tmp_path / name)
-    CheckpointDirectory(directory).publish(newest.id._replace(step=70), files | {name: tmp_path / name}, world_size=2)
+    CheckpointDirectory(directory).publish(
+        PublishRequest(newest.id._replace(step=70), files | {name: tmp_path / name}, world_size=2)
+    )
     for verify in ("resume", "never"):
         answers = resumers(directory, verify=verify)
         assert found(answers) == expected(newest.id.step)

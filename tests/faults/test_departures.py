@@ -24,7 +24,7 @@ def test_after_a_rank_of_another_node_has_closed_saves_are_skipped_and_nobody_wa
     assert [line["saved"] for line in saves] == [line["step"] <= 3 for line in saves]
     assert {line["reason"] for line in saves if line["step"] > 3} == {f"rank {leaves} has closed"}
     storage = CheckpointDirectory(nodes.job.checkpoint_dir)
-    assert max(stored.id.step for stored in storage.checkpoints()) == 3 and storage.gathered() == []
+    assert max(stored.id.step for stored in storage.checkpoints()) == 3 and storage.scan().gathered == []
     text = nodes.text()
     assert f"5 saves were skipped, as rank {leaves} has closed: the newest checkpoint is step 3" in text
     for path in tmp_path.glob("closed.*"):

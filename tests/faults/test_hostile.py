@@ -22,6 +22,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.channel import pack
 from fastckpt._core.ipc.messages import MAX_SIZE, Ask, Failed, Hello, decode
 from fastckpt._core.memory.telemetry import telemetry_name
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.faults.jobs import Job, assert_as_if_nothing_had_happened
 
@@ -220,7 +221,7 @@ def test_a_manifest_that_leads_outside_and_code_in_a_pickle(new_job, uninterrupt
     for name, path in files.items():
         shutil.copy(job.checkpoint_dir / "checkpoint-20" / name, path)
     torch.save({"model": Exploit(f"touch {tmp_path}/harm")}, files["model.pt"])
-    CheckpointDirectory(job.checkpoint_dir).publish(SaveId(9, 29), files, world_size=2)
+    CheckpointDirectory(job.checkpoint_dir).publish(PublishRequest(SaveId(9, 29), files, world_size=2))
     job.run()
     assert job.resumes()[1:] == [(20, "storage")]
     assert not (tmp_path / "harm").exists()

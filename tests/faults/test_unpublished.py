@@ -39,14 +39,14 @@ def test_all_parts_are_there(nodes, uninterrupted):
     for node in (0, 1):
         nodes.wait_for_death(node)
     storage = CheckpointDirectory(nodes.job.checkpoint_dir)
-    assert nodes.job.stored() == [10] and [id.step for id in storage.gathered()] == [20]
+    assert nodes.job.stored() == [10] and [id.step for id in storage.scan().gathered] == [20]
     lose_memory(nodes)
     nodes.run("--wait", **OPTIONS)
     assert_all_struck(nodes.job)
     assert nodes.resumes() == [((0, ""), (0, "")), ((20, "storage"), (20, "storage"))]
     assert "is not resumed" not in nodes.text()
     as_if_nothing_had_happened(nodes.job, uninterrupted())
-    assert storage.gathered() == []
+    assert storage.scan().gathered == []
 
 
 def test_a_part_is_missing(nodes, uninterrupted):
@@ -67,4 +67,4 @@ def test_a_part_is_missing(nodes, uninterrupted):
     why = f"it lacks the parts of 1 of 2 nodes: {1 - written}"
     assert f"step 20 of history 1 on storage is not resumed: {why}; step 10 of history 1 is resumed" in nodes.text()
     as_if_nothing_had_happened(nodes.job, uninterrupted())
-    assert CheckpointDirectory(nodes.job.checkpoint_dir).gathered() == []
+    assert CheckpointDirectory(nodes.job.checkpoint_dir).scan().gathered == []

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.memory.ownership import Owner
-from fastckpt._core.saver.persistence.tenure import PATIENCE, Job, Tenure
+from fastckpt._core.saver.persistence.predecessor import PATIENCE, Job
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt.errors import PersistError, PlaceInUse
 
 logger = logging.getLogger("fastckpt")
@@ -82,5 +83,7 @@ class _Wait:
         if owner.process is not None and owner.process.kill():
             logger.warning(
                 "killed %s: %s was taken from it, and it has not let go of its memory in %.0f s",
-                owner, self._job.location, GIVE_WAY,
-            )  # fmt: skip
+                owner,
+                self._job.location,
+                GIVE_WAY,
+            )

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from threading import Event
@@ -21,10 +20,12 @@ from fastckpt._core.saver.memory_digests import MemoryDigests
 from fastckpt._core.saver.persistence.directory_mark import DirectoryMark
 from fastckpt._core.saver.persistence.durable_tiers import DurableTiers
 from fastckpt._core.saver.persistence.pending_persist import urgency_of
-from fastckpt._core.saver.persistence.persister import PIN
-from fastckpt._core.saver.persistence.tenure import Job, Opening
+from fastckpt._core.saver.persistence.persist_job import PIN
+from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.tenure import Opening
 from fastckpt._core.saver.readers import Readers
 from fastckpt._core.saver.reservation import Reservations
+from fastckpt._core.saver.skipped_saves import SkippedSaves
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.worker_progress import WorkerProgress
 from fastckpt._core.saver.writers import CLOSED, Loan, Writers
@@ -59,10 +60,7 @@ class Coordinator:
         self.digester = MemoryDigests(self.newest)
         self.writers = Writers(hello.local_world_size)
         self._decisions: dict[SaveId, Slot | Skip] = {}
-        self._skipping = False
-        self._warned_of_unlike = False
-        self._skipped_for: Counter[str] = Counter()
-        self._lost = SaveId(0, 0)
+        self._skipped = SkippedSaves()
         self._borrowed_from: set[int] = set()
         self._ended = False
 
@@ -103,7 +101,7 @@ class Coordinator:
     def join(self, hello: Hello, pid: int) -> int:
         """A writer says hello; the history that it writes. Raises FastckptError while it has another checkpointer."""
         if self.writers.is_new:
-            self._skipped_for.clear()  # others have come in place of those that were gone
+            self._skipped.reasons.clear()  # others have come in place of those that were gone
             self._borrowed_from.clear()
         history = self.writers.join(hello.local_rank, pid, hello.rank)
         try:
@@ -164,12 +162,8 @@ class Coordinator:
     def _lose(self, save: SaveId, why: str) -> None:
         """A save can never be whole, since a rank is gone."""
         newest = self.newest()
-        if save <= max(self._lost, newest.id if newest and newest.id else self._lost):
-            return  # it is counted, or of a rank that is late
-        self._lost = save
-        if not self._skipped_for[why]:
-            logger.warning("saves are skipped from step %d on: %s", save.step, why)
-        self._skipped_for[why] += 1
+        if newest is None or newest.id is None or save > newest.id:  # else it is of a rank that is late
+            self._skipped.lose(save, why)
 
     def _hear_of_other_nodes(self, closed: list[int]) -> None:
         if len(closed) == 3 and self.writers.elsewhere is None:
@@ -233,7 +227,7 @@ class Coordinator:
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.levels.trouble
         if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
-            self._warn_of(unlike)
+            self._skipped.warn_of_unlike(unlike)
             return Skipped(unlike, persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save and writer in decision.done:
             return Skipped("memory holds it already", persisted, trouble)
@@ -250,11 +244,8 @@ class Coordinator:
         if isinstance(decision, Skip):
             metrics.event("skipped", step=save.step, reason=decision.reason)
             self.persister.tally.skip(decision.reason)
-            if obstacle:
-                self._lose(save, obstacle)
-            elif not self._skipping:
-                logger.warning("saves are skipped from step %d on: %s", save.step, decision.reason)
-        self._skipping = isinstance(decision, Skip)
+            self._lose(save, obstacle) if obstacle else self._skipped.skip(save, decision.reason)
+        self._skipped.last_was_skipped = isinstance(decision, Skip)
         self._decisions[save] = decision
         while len(self._decisions) > DECISIONS:
             del self._decisions[min(self._decisions)]
@@ -269,15 +260,10 @@ class Coordinator:
             choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
         return choice if isinstance(choice, Skip) else self._begin(self.slots[choice], save)
 
-    def _warn_of(self, unlike: str) -> None:
-        if not self._warned_of_unlike:
-            self._warned_of_unlike = True
-            logger.warning("not every rank saves the same steps: %s", unlike)
-
     def _begin(self, slot: Slot, save: SaveId) -> Slot | Skip:
         lacking = slot.writers - slot.done
         if slot.id is not None and lacking and (over := self.writers.passed_over(slot.id, lacking)):
-            self._warn_of(f"{over}, which can never be resumed")
+            self._skipped.warn_of_unlike(f"{over}, which can never be resumed")
         try:
             if not self.arena.is_there():
                 self._restore()
@@ -374,12 +360,7 @@ class Coordinator:
         self._ended = True
         newest = self.newest()
         ids = [id for id in (newest.id if newest else None, self.persister.durable) if id is not None]
-        kept = max(ids, default=None)
-        for why, count in self._skipped_for.items() if kept is None or kept < self._lost else ():
-            saves = "1 save was" if count == 1 else f"{count} saves were"
-            logger.error(
-                "%s skipped, as %s: the newest checkpoint is %s in %s", saves, why, kept or "none", self._directory
-            )
+        self._skipped.report(max(ids, default=None), self._directory)
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
             self.arena.release()
@@ -387,8 +368,10 @@ class Coordinator:
             logger.error(
                 "%s is in memory only (%s). It is kept: the next job with this checkpoint directory on this host "
                 "resumes from it, or copy it with: cp -r %s DESTINATION",
-                newest.id, why, newest.path,
-            )  # fmt: skip
+                newest.id,
+                why,
+                newest.path,
+            )
         else:
             await asyncio.to_thread(self.arena.remove)
         return drained

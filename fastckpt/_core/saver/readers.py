@@ -4,7 +4,8 @@ import logging
 from pathlib import Path
 
 from fastckpt._core.ipc.messages import Resumed
-from fastckpt._core.saver.persistence.persister import PIN, Persister
+from fastckpt._core.saver.persistence.persist_job import PIN
+from fastckpt._core.saver.persistence.persister import Persister
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.storage.download_dir import remove_staging
 

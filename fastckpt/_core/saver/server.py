@@ -7,25 +7,25 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.ipc import messages as m
-from fastckpt._core.ipc.channel import bind, pack, peer, receive
+from fastckpt._core.ipc.channel import bind, peer
 from fastckpt._core.memory.census import sweep
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.stats import SaverStats
-from fastckpt._core.saver.worker_events import joined, told
+from fastckpt._core.saver.worker_connection import WorkerConnection
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.modes import choose
-from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
+from fastckpt.errors import PlaceInUse, ProtocolError
 
 logger = logging.getLogger("fastckpt")
 
@@ -62,7 +62,7 @@ class Saver:
         self._entering: Coordinator | None = None
         self._keepers: dict[tuple[str, int], Coordinator] = {}
         self._opening = asyncio.Lock()
-        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._connections: dict[asyncio.Task[None], WorkerConnection] = {}
         self._refused: set[int] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fastckpt-saver", daemon=True)
@@ -189,7 +189,7 @@ class Saver:
         task = asyncio.current_task()
         assert task is not None
         pid, uid = peer(writer.get_extra_info("socket"))
-        connection = self._connections[task] = _Connection(pid, self._keeper)
+        connection = self._connections[task] = WorkerConnection(pid, self._keeper)
         try:
             if uid != os.getuid():
                 self._refuse(pid, uid)
@@ -239,154 +239,5 @@ class Saver:
             on_failure.pop_all()
 
 
-class _Connection:
-    """Serves one writer, from its hello until it hangs up or dies."""
-
-    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]]) -> None:
-        self._pid = pid
-        self._find = find
-        self._keeper: Coordinator | None = None
-        self._rank = -1
-        self._heard = time.monotonic()
-
-    @property
-    def is_writer_elsewhere(self) -> bool:
-        """Whether it has said hello, and is no part of this process."""
-        return self._keeper is not None and self._pid != os.getpid()
-
-    @property
-    def is_writer_here(self) -> bool:
-        """Whether it has said hello, and is a part of this process."""
-        return self._keeper is not None and self._pid == os.getpid()
-
-    @property
-    def silence(self) -> float:
-        """Seconds since its last message."""
-        return time.monotonic() - self._heard
-
-    def may_finish(self, others: Collection["_Connection"]) -> bool:
-        """Whether a save may still become whole by writers of these connections."""
-        keeper = self._keeper
-        return keeper is not None and keeper.awaits({other._rank for other in others if other._keeper is keeper})
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        death = _watch(self._pid, reader)
-        try:
-            while (message := await receive(reader)) is not None:
-                self._heard = time.monotonic()
-                answer = await self._answer_anyway(message)
-                if isinstance(message, m.UNANSWERED):
-                    continue
-                writer.write(pack(answer))
-                await writer.drain()
-        finally:
-            death()
-            if self._keeper is not None:
-                self._keeper.lost(self._rank, self._pid)
-
-    async def _answer_anyway(self, message: m.Message) -> m.Message:
-        """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
-        with _Failure() as failure:
-            return await self._answer(message)
-        error = failure.error
-        if not isinstance(error, FastckptError | OSError):
-            logger.error("%s could not be answered", type(message).__name__, exc_info=error)
-        return m.Failed(type(error).__name__, str(error))
-
-    async def _answer(self, message: m.Message) -> m.Message:
-        if isinstance(message, m.Hello):
-            if message.local_rank >= message.local_world_size:
-                raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
-            keeper = await self._find(message)
-            welcome = _welcome(keeper, keeper.join(message, self._pid))
-            self._keeper, self._rank = keeper, message.local_rank  # one that is refused has nothing to lose
-            self._hello = message
-            joined(message, self._pid)
-            return welcome
-        if self._keeper is None:
-            raise ProtocolError(f"{type(message).__name__} before Hello")
-        return await self._act(self._keeper, message)
-
-    async def _act(self, keeper: Coordinator, message: m.Message) -> m.Message:
-        match message:
-            case m.BeginSave():
-                return await keeper.begin(self._rank, message)
-            case m.Reserve():
-                await keeper.prepare(self._rank, message.files)
-                return m.Done()
-            case m.Pin():
-                verified = [] if keeper.writers.latest else keeper.readers.verified()
-                held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
-                return m.Pinned(held, durable, verified, keeper.readers.lost())
-            case m.NextHistory():
-                return _welcome(keeper, keeper.writers.next_history(self._rank))
-            case m.Ask():
-                return keeper.status(self._rank)
-        self._note(keeper, message)
-        return m.Done()
-
-    def _note(self, keeper: Coordinator, message: m.Message) -> None:
-        match message:
-            case m.Committed():
-                keeper.committed(self._rank, message)
-            case m.Release():
-                keeper.readers.release(self._pid)
-            case m.Bad():
-                keeper.give_up(message)
-            case m.Resumed():
-                keeper.readers.resumed(message)
-            case m.Loaded() | m.Decided():
-                told(self._hello, message)
-            case m.Goodbye():
-                keeper.leave(self._rank, message)
-            case _:
-                raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
-
-
-class _Failure:
-    """Keeps the error that ended its with block; nobody else hears of it."""
-
-    error: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        self.error = error if isinstance(error, Exception) else None
-        return self.error is not None
-
-
 def _last_beat(lines: list[Telemetry]) -> int:
     return max([line.beat for line in lines], default=-1)
-
-
-def _welcome(keeper: Coordinator, history: int) -> m.Welcome:
-    return m.Welcome(str(keeper.arena.path), history, keeper.progress.name)
-
-
-def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
-    """End the reader's stream when the process dies; returns what ends the watch.
-
-    A socket's end is a hint alone: a forked child of the worker keeps it open.
-    """
-    loop = asyncio.get_running_loop()
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        reader.feed_eof()
-        return lambda: None
-
-    def stop() -> None:
-        nonlocal fd
-        if fd >= 0:  # else another watch may have the number by now
-            loop.remove_reader(fd)
-            os.close(fd)
-            fd = -1
-
-    def died() -> None:
-        metrics.event("writer_died", worker=pid)
-        reader.feed_eof()
-        stop()
-
-    loop.add_reader(fd, died)
-    return stop

@@ -1,9 +1,13 @@
-"""An image that is to be published, and what is known of its bytes."""
+"""The images that are to be published as a checkpoint, and what is known of their bytes."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import JSON, FileEntry, Manifest
 from fastckpt.errors import BadCheckpoint
 
 
@@ -16,7 +20,7 @@ class ImageSource:
     """A file to copy to storage.
 
     Attributes:
-        path: Where it lies.
+        path: Where it is.
         size: Bytes that it must have; None if that is not known.
         digest: The xxh3-128 that it must have; empty if that is not known.
     """
@@ -38,3 +42,48 @@ class ImageSource:
             raise BadSource(
                 f"{self.path} is damaged: its xxh3-128 is {digest}; it was {self.digest} once it was committed"
             )
+
+
+@dataclass(frozen=True)
+class PublishRequest:
+    """A checkpoint to publish, or a node's part of one.
+
+    Attributes:
+        id: What was saved.
+        images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
+        target: Path that the user chose for ``model.pt``, or for the directory of all files if it ends with "/"; empty
+            for the default.
+        parent: What this history was resumed from.
+        world_size: Ranks of the job.
+        details: What else to record.
+    """
+
+    id: SaveId
+    images: Mapping[str, Path | ImageSource]
+    target: str = ""
+    parent: SaveId | None = None
+    world_size: int = 1
+    details: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> dict[str, ImageSource]:
+        """The images, with what is known of their bytes."""
+        return {name: ImageSource.of(image) for name, image in self.images.items()}
+
+    def at(self, target: str) -> "PublishRequest":
+        """The same with a target as a manifest has it; raises BadCheckpoint if no manifest could describe it."""
+        request = replace(self, target=target)
+        request.manifest([FileEntry(name, 0, "0" * 32) for name in self.images]).to_json()
+        return request
+
+    def manifest(self, files: Iterable[FileEntry]) -> Manifest:
+        """The manifest of these files, as of now."""
+        return Manifest(
+            id=self.id,
+            parent=self.parent,
+            files=tuple(files),
+            world_size=self.world_size,
+            time=time.time(),
+            details=self.details,
+            target=self.target,
+        )

@@ -2,14 +2,14 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, Manifest
+from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.storage.history import Histories
-from fastckpt._core.storage.image_source import ImageSource
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.identity import DirectoryIdentity
@@ -40,27 +40,33 @@ class StoredCheckpoint(Protocol):
         """What a user would call it: a path or a URL."""
 
 
-class ScanResult(Protocol):
+Kept = TypeVar("Kept", bound=StoredCheckpoint)
+Kept_co = TypeVar("Kept_co", bound=StoredCheckpoint, covariant=True)
+Place = TypeVar("Place", Path, str)
+Place_co = TypeVar("Place_co", Path, str, covariant=True)
+
+
+class ScanResult(Protocol[Kept_co, Place_co]):
     """What a store holds, in one reading."""
 
     @property
-    def places(self) -> Sequence[Any]:
+    def places(self) -> Sequence[Kept_co]:
         """Every `StoredCheckpoint` with all files of its manifest, newest id first; an id may occur twice."""
 
     @property
-    def whole(self) -> Sequence[Any]:
+    def whole(self) -> Sequence[Kept_co]:
         """Each `StoredCheckpoint` once that as many ranks as saved it could resume, newest id first: what counts."""
 
     @property
-    def distinct(self) -> Sequence[Any]:
+    def distinct(self) -> Sequence[Kept_co]:
         """Each checkpoint (`StoredCheckpoint`) in ``places`` once, newest id first."""
 
     @property
-    def damaged(self) -> Sequence[tuple[Any, str]]:
+    def damaged(self) -> Sequence[tuple[Place_co, str]]:
         """Paths or URLs of what is there but not whole, and why."""
 
     @property
-    def quarantined(self) -> Sequence[tuple[Any, str]]:
+    def quarantined(self) -> Sequence[tuple[Place_co, str]]:
         """Paths or URLs of what was set aside because it was found bad, and why."""
 
     @property
@@ -82,15 +88,15 @@ class Pending(Protocol):
         """The nodes that have not written their part."""
 
 
-class Store(Protocol):
+class StoreOf(Protocol[Kept, Place]):
     """A durable place for the checkpoints of one job; see `CheckpointDirectory` and `RemoteStore`.
 
-    What one store returns as a checkpoint is given to that store alone. All methods raise PersistError if the place
-    refuses or does not answer.
+    What one store returns as a checkpoint (``Kept``) is given to that store alone. All methods raise PersistError if
+    the place refuses or does not answer.
     """
 
     @property
-    def path(self) -> Path | str:
+    def path(self) -> Place:
         """Where it is: a path or a URL."""
 
     @property
@@ -100,32 +106,11 @@ class Store(Protocol):
     read_back: bool
     """Whether `publish` reads what it wrote again, and compares it, before it counts."""
 
-    def publish(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        *,
-        target: str = "",
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> Manifest:
+    def publish(self, request: PublishRequest) -> Manifest:
         """Make one checkpoint of images; it is durable when this returns."""
 
-    def contribute(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        share: Share,
-        *,
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> Pending:
+    def contribute(self, request: PublishRequest, share: Share) -> Pending:
         """Make one node's part of a checkpoint of several nodes durable; it counts when all of them have done so."""
-
-    def gathered(self) -> Sequence[SaveId]:
-        """Checkpoints of which some nodes have made their part, but not all."""
 
     def settle(self) -> Sequence[Manifest | Unfinished]:
         """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
@@ -133,22 +118,22 @@ class Store(Protocol):
         Returns what is one checkpoint now, and what lacks parts. The first rank of a job calls it.
         """
 
-    def scan(self) -> ScanResult:
+    def scan(self) -> ScanResult[Kept, Place]:
         """All checkpoints, and what is damaged, in one reading."""
 
-    def checkpoints(self) -> Sequence[Any]:
+    def checkpoints(self) -> Sequence[Kept]:
         """All whole checkpoints (`StoredCheckpoint`), newest id first."""
 
-    def known(self) -> Sequence[Any]:
+    def known(self) -> Sequence[Kept]:
         """As `checkpoints`, but where that takes requests over a network, by what is known from earlier ones."""
 
-    def verify(self, stored: Any, names: Iterable[str] | None = None) -> None:
+    def verify(self, stored: Kept, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 
-    def file(self, stored: Any, name: str, into: Path) -> Path:
+    def file(self, stored: Kept, name: str, into: Path) -> Path:
         """Where a file of a checkpoint can be read once it is fetched: in place, or in the directory ``into``."""
 
-    def fetch(self, stored: Any, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
+    def fetch(self, stored: Kept, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
         """Have files of a checkpoint where `file` says; raises BadCheckpoint if one is not what was saved.
 
         Without ``digests`` their sizes alone are compared, unless they are downloaded.
@@ -157,10 +142,10 @@ class Store(Protocol):
     def delete(self, id: SaveId) -> None:
         """Remove a checkpoint; raises ConfigError if it is the newest whole one."""
 
-    def quarantine(self, bad: Any, why: str) -> Path | str:
+    def quarantine(self, bad: Kept | Place, why: str) -> Place:
         """Set a bad checkpoint aside, never to be loaded or deleted by us; where it is now."""
 
-    def sweep(self) -> Sequence[Path | str]:
+    def sweep(self) -> Sequence[Place]:
         """Remove or restore what crashed writers left; what was removed or restored."""
 
     def identity(self) -> DirectoryIdentity:
@@ -171,6 +156,10 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of threads and connections."""
+
+
+Store: TypeAlias = StoreOf[Any, Any]
+"""That of a location, whichever it is."""
 
 
 def is_url(location: str | os.PathLike[str]) -> bool:

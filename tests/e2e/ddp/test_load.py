@@ -25,6 +25,7 @@ from fastckpt._core.memory.arena import arena_path
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.saver import memory_digests
 from fastckpt._core.saver.persistence import persister
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import publish
 from fastckpt._core.storage.local import stored as stored_module
 from fastckpt._core.storage.local.directory import CheckpointDirectory
@@ -188,7 +189,7 @@ class TestTiers:
         """Another job on another host may have gone on meanwhile; here it is made from a copy."""
         ranks.start(1)
         save(ranks, 5)
-        CheckpointDirectory(directory).publish(_later(directory), _files(directory / "checkpoint-5"))
+        CheckpointDirectory(directory).publish(PublishRequest(_later(directory), _files(directory / "checkpoint-5")))
         (loaded,) = ranks.load()
         assert loaded["step"] == 5
         assert (ranks.members[0].loaded_step, ranks.members[0].loaded_from) == (9, "storage")
@@ -290,7 +291,7 @@ class TestResumePath:
         ranks.members[0].wait_latest_checkpoint(60)
         save(ranks, 2)
         ranks.end()
-        bad = mine if name == "model.pt" else ranks.directory / ".fastckpt" / "checkpoint-1-1" / name
+        bad = mine if name == "model.pt" else ranks.directory / "checkpoint-1" / name
         if name == "rank_1.pt":
             bad.unlink()
         else:
@@ -618,7 +619,7 @@ class TestStrangeFiles:
         for name, path in files.items():
             shutil.copy(two.directory / "checkpoint-2" / name, path)
         torch.save({"weights": Exploit(tmp_path / "harm")}, files["model.pt"])
-        CheckpointDirectory(two.directory).publish(_later(two.directory), files, world_size=2)
+        CheckpointDirectory(two.directory).publish(PublishRequest(_later(two.directory), files, world_size=2))
         two.start(2)
         assert [loaded["step"] for loaded in two.load()] == [2, 2]
         assert "not resumed from step 9" in said.text and "rank 1: UnpicklingError" in said.text

@@ -187,7 +187,7 @@ def test_a_step_that_one_node_has_skipped_is_overtaken(nodes: Nodes):
     nodes.save_alone(1, 0)
     nodes.save(2, 0, 1)
     assert nodes.wait(0, 1) == [2, 2]
-    assert CheckpointDirectory(nodes.directory).gathered() == []
+    assert CheckpointDirectory(nodes.directory).scan().gathered == []
 
 
 def test_a_node_that_waits_too_long_says_for_whom(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
@@ -226,7 +226,7 @@ def test_parts_of_a_dead_job_do_not_meet_those_of_the_next(nodes: Nodes):
     nodes.start_nodes()
     nodes.save_alone(1, 1)
     assert not any(nodes.directory.glob("checkpoint-*"))
-    assert len(CheckpointDirectory(nodes.directory).gathered()) == 2
+    assert len(CheckpointDirectory(nodes.directory).scan().gathered) == 2
 
 
 def test_a_checkpoint_by_its_directory_has_the_parts_of_all_nodes(nodes: Nodes):

@@ -20,6 +20,7 @@ from fastckpt._core.native.folder_checkpointer import (
     Tensors,
 )
 from fastckpt._core.retention import KeepLatestStepStrategy
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, NoLoadableCheckpoint
 
@@ -269,7 +270,7 @@ def test_a_strangers_manifest_says_nothing_of_other_places(directory, tmp_path, 
     (tmp_path / "state.json").write_text("{}")
     (tmp_path / "rank").write_bytes(b"1")
     images = {"state.json": tmp_path / "state.json", "optimizer/rank_0.pt": tmp_path / "rank"}
-    CheckpointDirectory(directory).publish(SaveId(0, 7), images, details={"folder": called})
+    CheckpointDirectory(directory).publish(PublishRequest(SaveId(0, 7), images, details={"folder": called}))
     with FolderCheckpointer(directory, NEEDS) as one, one.find() as found:
         assert found.path.name == "checkpoint-7" and found.path.is_relative_to(one._writer.link.arena)
 

@@ -5,17 +5,21 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Hello
-from fastckpt._core.policy.retention import from_json
+from fastckpt._core.policy.retention import KeepAll, Policy, from_json
 from fastckpt._core.policy.verify import level
+from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence.persister import Persister
-from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.saver.persistence.uploader import Uploader
 from fastckpt._core.saver.slot import Slot
+from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.store import Store
+from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import FastckptError, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -30,17 +34,34 @@ class DurableTiers:
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
         alone, first = hello.local_world_size == hello.world_size, hello.group_rank == 0
-        self.persister = Persister(hello.directory, hello.group_rank, newest_slot, copier, alone=alone)
-        remote = hello.remote if first else ""  # the nodes of a job share the first level
-        self.upload = Uploader(self.persister.storage, remote, copier)
-        self.persister.tenure = Tenure(self.persister.storage, job, enabled=first)
-        self.upload.tenure = Tenure(self.upload.remote, job) if self.upload.remote else None
+        storage = open_store(hello.directory, copier)
+        remote = open_store(hello.remote, copier) if hello.remote and first else None  # all nodes share the first tier
+        self.upload = Uploader(storage, remote, hello.remote, Tenure(remote, job) if remote else None)
+        self.persister = Persister(
+            storage,
+            Tenure(storage, job, enabled=first),
+            newest_slot,
+            SaverStats(hello.directory, remote=self.upload.copies if remote else None),
+            first=first,
+            alone=alone,
+            on_durable=self._became_durable,
+        )
+        self._policy: Policy = KeepAll()
+        self._retires = first
         self._tenures = [tenure for tenure in (self.persister.tenure, self.upload.tenure) if tenure]
         self._claimed = 0
         self._claiming: asyncio.Task[None] | None = None
-        self.persister.tally.remote = self.upload.copies if remote else None
-        self.persister.after = self.upload.look
-        self.persister.in_use = lambda: self.upload.busy
+
+    async def _became_durable(self) -> None:
+        """Upload what the first tier has now, and delete what its policy does not keep."""
+        self.upload.look()
+        if not self._retires or self._policy == KeepAll():
+            return
+        work = partial(retire, self.persister.storage, self._policy, lambda: self.upload.busy)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.persister.pool, work)
+        except (FastckptError, OSError) as error:
+            logger.warning("old checkpoints could not be deleted: %s", error)
 
     async def open(self, in_memory: SaveId | None) -> int:
         """Find out what is durable; the newest history there may be. Raises PersistError if that is unknown.
@@ -109,7 +130,7 @@ class DurableTiers:
     def join(self, hello: Hello) -> None:
         """Heed what a writer wishes."""
         if hello.local_rank == 0 and hello.policy:
-            self.persister.policy = from_json(hello.policy)
+            self._policy = from_json(hello.policy)
         if hello.local_rank == 0 and hello.remote_policy:
             self.upload.policy = from_json(hello.remote_policy)
         if level(hello.verify) == "always":

@@ -1,60 +1,35 @@
-"""Persists slots in the background: one at a time, again after a failure, then retires old checkpoints."""
+"""Persists slots in the background: one at a time, and again after a failure."""
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
-from fastckpt._core.policy.retention import KeepAll, Policy
-from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence.node_parts import NodeParts
 from fastckpt._core.saver.persistence.pending_persist import PendingPersist, Urgency
-from fastckpt._core.saver.persistence.publish_slot import hand_over
-from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.persistence.persist_job import PersistJob
+from fastckpt._core.saver.persistence.tenure import Tenure
 from fastckpt._core.saver.slot import Slot
 from fastckpt._core.saver.stats import SaverStats
 from fastckpt._core.storage.image_source import BadSource
-from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.store import Pending, Store, open_store
-from fastckpt.errors import FastckptError, PersistError, Superseded
+from fastckpt._core.storage.store import Store
+from fastckpt.errors import PersistError, Superseded
 
 logger = logging.getLogger("fastckpt")
 
 ATTEMPTS = 6
-PIN = "persist"
-"""How the pins of this part begin."""
 REMEMBERED = 64
 """How many persists are remembered, for ranks that ask for the same one later."""
 FIRST_PAUSE = 0.5
 """Seconds before the first retry; each further one waits twice as long."""
-
-
-@dataclass(eq=False)
-class _Job:
-    slot: Slot
-    id: SaveId
-    target: str
-    flush: bool
-    lasting: bool = True
-    attempts: int = 0
-
-    def pin(self) -> None:
-        """Keep the slot as it is."""
-        self.slot.pins[f"{PIN} {self.target}"] = f"step {self.id.step} is being persisted"
-
-    def unpin(self) -> None:
-        """Need the slot no more."""
-        self.slot.pins.pop(f"{PIN} {self.target}", None)
 
 
 class Persister:
@@ -65,36 +40,41 @@ class Persister:
     begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
     checkpoint is tried again.
 
+    Args:
+        storage: The store of the checkpoint directory.
+        tenure: The right to publish there.
+        newest_slot: The slot with the newest whole checkpoint.
+        tally: Counts for the report.
+        first: Whether this is the first node.
+        alone: Whether it is the only one.
+        on_durable: Called when a checkpoint has become durable, and waited for.
+
     Attributes:
         owed: What is to be persisted next, unless a newer one is.
-        after: Called when a checkpoint has become durable.
-        in_use: A durable checkpoint that must not be retired now.
         newest_history: The newest one that was opened, or of which nodes had written a part, when this was opened.
-        tenure: The right to publish in the storage.
     """
 
     def __init__(
         self,
-        location: str,
-        group_rank: int,
+        storage: Store,
+        tenure: Tenure,
         newest_slot: Callable[[], Slot | None],
-        copier: Copier,
+        tally: SaverStats,
         *,
-        alone: bool = True,
+        first: bool,
+        alone: bool,
+        on_durable: Callable[[], Awaitable[None]],
     ) -> None:
-        self._first = group_rank == 0
-        self.storage = open_store(location, copier)
-        self.tenure: Tenure
-        self.policy: Policy = KeepAll()
-        self.tally = SaverStats(location)
+        self._first = first
+        self.storage, self.tenure = storage, tenure
+        self.tally = tally
         self.news: list[SaveId] = []
         self.trouble = ""
-        self.after: Callable[[], None] = lambda: None
-        self.in_use: Callable[[], SaveId | None] = lambda: None
+        self._on_durable = on_durable
         self.newest_history = 0
         self.owed = PendingPersist(self.tally, self._pay, lambda: bool(self._jobs), alone=alone)
         self._newest_slot = newest_slot
-        self._jobs: list[_Job] = []
+        self._jobs: list[PersistJob] = []
         self._done: deque[tuple[SaveId, str]] = deque(maxlen=REMEMBERED)
         self._peers = NodeParts(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
@@ -172,7 +152,7 @@ class Persister:
 
     def _submit(self, slot: Slot, target: str, *, flush: bool = False, lasting: bool = True) -> None:
         assert slot.id is not None
-        job = _Job(slot, slot.id, target or slot.target, flush, lasting)
+        job = PersistJob(slot, slot.id, target or slot.target, flush, lasting)
         self.owed.paid(job.id)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
         if (job.id, job.target) in known:
@@ -236,10 +216,11 @@ class Persister:
                         self._submit(slot, target)
             self.owed.look()
 
-    async def _persist(self, job: _Job) -> BaseException | None:
+    async def _persist(self, job: PersistJob) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
         start = time.perf_counter()
-        work = asyncio.get_running_loop().run_in_executor(self.pool, self._hand_over, job.slot.path, job.id, job.target)
+        hand_over = partial(job.hand_over, self.storage, self.tenure)
+        work = asyncio.get_running_loop().run_in_executor(self.pool, hand_over)
         await asyncio.wait([work])
         if error := work.exception():
             return error
@@ -250,20 +231,7 @@ class Persister:
             self._peers.wait_for(result, job.target, partial(self._persisted, job, start), asked=not job.flush)
         return None
 
-    def _hand_over(self, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
-        """Publish what is in a slot, if no other job has come in the place of this one, then or meanwhile."""
-        if (opening := Opening.of_slot(slot)) is not None:  # else it is told what is wrong with it
-            self.tenure.hold(opening)
-        try:
-            result = hand_over(self.storage, slot, id, target)
-        except Superseded:
-            self.tenure.check()  # it knows whose the newer one is
-            raise
-        if isinstance(result, Manifest):
-            self.tenure.check()
-        return result
-
-    async def _persisted(self, job: _Job, start: float, manifest: Manifest) -> None:
+    async def _persisted(self, job: PersistJob, start: float, manifest: Manifest) -> None:
         seconds = time.perf_counter() - start
         self._done.append((job.id, job.target))
         self.tally.asked.discard((job.id, job.target))
@@ -271,12 +239,10 @@ class Persister:
         digests = {entry.name: entry.digest for entry in manifest.files}
         job.slot.attest(job.id, digests, start, of_first=self._first)
         self.trouble = ""
-        self.after()
         self.tally.made_durable(job.id, size := manifest.size, seconds)
         metrics.event("flush_done" if job.flush else "persisted", step=job.id.step, bytes=size, seconds=seconds)
         logger.info("persisted %s: %s in %.2f s", job.id, decimal(size), seconds)
-        if self._first and self.policy != KeepAll():
-            await self._retire()
+        await self._on_durable()
 
     def _complain(self, trouble: str, step: int, **more: Any) -> None:
         self.trouble = trouble
@@ -285,7 +251,7 @@ class Persister:
         self.tally.fail(trouble)
         logger.warning("%s", trouble)
 
-    async def _failed(self, job: _Job, error: BaseException) -> None:
+    async def _failed(self, job: PersistJob, error: BaseException) -> None:
         job.attempts += 1
         attempt = job.attempts
         self._complain(f"{job.id} could not be persisted (attempt {attempt}): {error}", job.id.step, attempt=attempt)
@@ -306,7 +272,7 @@ class Persister:
         while self._jobs:
             self._finish(self._jobs[0])
 
-    def _give_up(self, job: _Job, error: BadSource) -> None:
+    def _give_up(self, job: PersistJob, error: BadSource) -> None:
         """Memory is not what was committed there: it must not become a checkpoint on storage, nor be resumed from."""
         self._finish(job)
         self.trouble = f"{job.id} in memory is bad, and given up: {error}"
@@ -317,7 +283,7 @@ class Persister:
         if job.flush and newest is not None:
             self.flush(newest)
 
-    def _retarget(self, job: _Job) -> None:
+    def _retarget(self, job: PersistJob) -> None:
         """Let a retry persist the newest checkpoint: until storage is well again, older ones cannot be had as well."""
         newest = self._newest_slot()
         if newest is None or newest.id is None:
@@ -330,16 +296,9 @@ class Persister:
         job.slot, job.id = newest, newest.id
         job.pin()
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: PersistJob) -> None:
         job.unpin()
         self._jobs.remove(job)
-
-    async def _retire(self) -> None:
-        work = partial(retire, self.storage, self.policy, self.in_use)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self.pool, work)
-        except (FastckptError, OSError) as error:
-            logger.warning("old checkpoints could not be deleted: %s", error)
 
 
 def _look(storage: Store, *, sweep: bool) -> tuple[SaveId | None, int]:
@@ -349,5 +308,6 @@ def _look(storage: Store, *, sweep: bool) -> tuple[SaveId | None, int]:
             storage.sweep()
     except PersistError as error:
         logger.warning("%s", error)  # say, a read-only file system: it can be read all the same
-    durable = max((stored.id for stored in storage.checkpoints()), default=None)
-    return durable, max([id.history for id in storage.gathered()] + [storage.histories.newest()])
+    scan = storage.scan()
+    durable = max((stored.id for stored in scan.whole), default=None)
+    return durable, max([id.history for id in scan.gathered] + [storage.histories.newest()])

@@ -18,6 +18,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.processes import Process
+from fastckpt._core.saver.persistence.predecessor import Job, describe, has_died, wait_for_predecessor
 from fastckpt._core.storage.history import Record
 from fastckpt._core.storage.store import Store
 from fastckpt.errors import ConfigError, FastckptError, PersistError, PlaceInUse, Superseded
@@ -26,33 +27,8 @@ logger = logging.getLogger("fastckpt")
 
 RENEWAL = 5.0
 """Seconds after which a record is renewed."""
-STALE = 20.0
-"""Seconds without a renewal, by the clock of who looks, after which its holder counts as dead."""
-PATIENCE = 60.0
-"""Seconds for which a job waits for another one that lives."""
-PAUSE = 1.0
-"""Seconds between two looks."""
-LONGEST_LOOK = 5.0
-"""Seconds from one answer to the next beyond which the place was silent: then nobody could renew a record either."""
 LAST = 5.0
 """Seconds that the end of a job waits for what is under way."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is the same for all places to which a job saves.
-
-    Attributes:
-        launch: What no other launch is called.
-        location: Its checkpoint directory.
-        take_over: Whether it waits for nobody.
-        exclusive: Whether a place that cannot tell two jobs apart is refused.
-    """
-
-    launch: str
-    location: str
-    take_over: bool = False
-    exclusive: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,7 +91,7 @@ class Tenure:
         if not self._histories.excludes:
             self._accept()
             return 0
-        self._passed = self._wait()
+        self._passed = wait_for_predecessor(self._store, self._job, self._end)
         self._watch()
         return self._passed
 
@@ -129,7 +105,7 @@ class Tenure:
         with self._lock:
             number = self._histories.newest()
             newest = self._histories.read(number) if number else None
-            if newest and not newest.closed and newest.launch != launch and not _has_died(newest):
+            if newest and not newest.closed and newest.launch != launch and not has_died(newest):
                 return
             record = self._record(number + 1)
             if self._make(record):
@@ -150,50 +126,6 @@ class Tenure:
             )
         logger.warning("%s cannot tell two jobs apart: see that one at a time saves there", self._store.path)
         self._enabled = False
-
-    def _wait(self) -> int:
-        start = since = answered = time.monotonic()
-        last: Record | None = None
-        while True:
-            number, asked = self._histories.newest(fresh=last is None), time.monotonic()
-            newest = self._histories.read(number) if number else None
-            now = time.monotonic()
-            if newest is None or self._may_follow(newest):
-                return number
-            if last is None:
-                logger.warning(
-                    "waiting, for up to %.0f s, for %s: it saves to %s, or has died",
-                    PATIENCE,
-                    _who(newest),
-                    self._store.path,
-                )
-            if newest != last or max(now - asked, asked - answered) > LONGEST_LOOK:
-                last, since = newest, asked
-            answered = now
-            if asked - since >= STALE:
-                logger.warning("going on after %s: it has not renewed its record for %.0f s", _who(newest), now - since)
-                return number
-            if now - start > PATIENCE:
-                raise PlaceInUse(
-                    f"{self._store.path} is in use by another job, which lives: {_who(newest)}. End that job, or give "
-                    "this one another place; to take this one away from it, start with --fast-take-over."
-                )
-            if self._end.wait(PAUSE):
-                raise PersistError(f"the job ended while it waited for {_who(newest)}")
-
-    def _may_follow(self, record: Record) -> bool:
-        """Whether the history after this one may be opened at once."""
-        if record.closed or self._is_ours(record):
-            return True
-        if _has_died(record):
-            return True
-        if self._job.take_over:
-            logger.warning("taking over %s from %s", self._store.path, _who(record))
-        return self._job.take_over
-
-    def _is_ours(self, record: Record) -> bool:
-        same = self._job.launch == record.launch or self._job.launch in record.members
-        return same and record.location == self._job.location
 
     def hold(self, opening: Opening) -> None:
         """Hold the record of the history of a save that is to be published, or one that came later.
@@ -228,7 +160,7 @@ class Tenure:
         record = self._record(history, token=opening.token, members=opening.members, parent=opening.parent)
         if not self._make(record):
             there = self._histories.read(history) or Record(history)
-            if not self._is_ours(there):
+            if not self._job.owns(there):
                 self._lose_to(there)
             record = there
         self._passed = history
@@ -265,7 +197,7 @@ class Tenure:
         newer = {stored.id for stored in self._store.checkpoints() if known < stored.id and stored.id.history < history}
         for id in sorted(newer, reverse=True):
             whose = self._histories.read(id.history)
-            if whose is None or not self._is_ours(whose):
+            if whose is None or not self._job.owns(whose):
                 self.found = id
                 self._lose(f"{id} became durable in {self._store.path} while this job began: it has to resume that one")
 
@@ -282,7 +214,7 @@ class Tenure:
         self._looked = time.monotonic()
         if newest > (self._passed or 0):
             record = self._histories.read(newest)
-            if record is None or not self._is_ours(record):
+            if record is None or not self._job.owns(record):
                 self._lose_to(record or Record(newest))
             self._held, self._passed = None, newest  # an agent of this job has it, and renews it
         return newest
@@ -292,10 +224,10 @@ class Tenure:
             raise Superseded(self.lost)
 
     def _lose_to(self, record: Record) -> NoReturn:
-        metrics.event("superseded", place=str(self._store.path), history=record.history, holder=_who(record))
+        metrics.event("superseded", place=str(self._store.path), history=record.history, holder=describe(record))
         self._lose(
-            f"{self._store.path} has been taken by another job, which opened history {record.history}: {_who(record)}. "
-            "This job publishes nothing more there; what it holds in memory stays"
+            f"{self._store.path} has been taken by another job, which opened history {record.history}: "
+            f"{describe(record)}. This job publishes nothing more there; what it holds in memory stays"
         )
 
     def _lose(self, why: str) -> NoReturn:
@@ -352,17 +284,3 @@ class Tenure:
         finally:
             self._held = None
             self._lock.release()
-
-
-def _has_died(record: Record) -> bool:
-    """Whether its holder was a process of this host, and is no more."""
-    holder = Process.from_record(dict(record.holder))
-    return holder is not None and holder.is_here() and not holder.is_alive()
-
-
-def _who(record: Record) -> str:
-    """The holder of a record in words."""
-    process = Process.from_record(dict(record.holder)) or "a process that did not sign"
-    return f"{process} (launch {record.launch or 'unknown'}, checkpoint directory {record.location or 'unknown'}, " + (
-        f"history {record.history} since {record.since})"
-    )

@@ -17,9 +17,8 @@ from fastckpt._core.policy.retention import KeepAll, Policy
 from fastckpt._core.retention import retire
 from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.saver.stats import Copies
-from fastckpt._core.storage.image_source import ImageSource
-from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.store import Store, StoredCheckpoint, open_store
+from fastckpt._core.storage.image_source import ImageSource, PublishRequest
+from fastckpt._core.storage.store import Store, StoredCheckpoint
 from fastckpt.errors import FastckptError, Superseded
 
 logger = logging.getLogger("fastckpt")
@@ -39,23 +38,23 @@ class Uploader:
     One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
     store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
     way, `busy` names it, so that retention leaves it. Trouble is told and retried for as long as the job lasts; the
-    fast store goes on without regard to it. Without a location all this does nothing.
+    fast store goes on without regard to it. Without a remote store all this does nothing.
 
     Attributes:
         policy: What the remote store keeps.
-        remote: That store, and `tenure` the right to publish there; None without a location.
+        remote: That store, and `tenure` the right to publish there; None without one.
         copies: What became of the copies; the newest of them is what the remote store holds, as far as is known.
         trouble: Why the last upload failed; empty if it did not.
     """
 
-    def __init__(self, fast: Store, location: str, copier: Copier) -> None:
+    def __init__(self, fast: Store, remote: Store | None, location: str, tenure: Tenure | None) -> None:
         self.policy: Policy = KeepAll()
         self.copies = Copies(location)
         self.trouble = ""
         self.busy: SaveId | None = None
         self._fast = fast
-        self.remote = open_store(location, copier) if location else None
-        self.tenure: Tenure | None = None
+        self.remote = remote
+        self.tenure = tenure
         self._failures = 0
         self._news = False
         self._hurry = asyncio.Event()
@@ -203,4 +202,4 @@ class Uploader:
             entry.name: ImageSource(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
             for entry in kept.files
         }
-        self.remote.publish(kept.id, files, parent=kept.parent, world_size=kept.world_size, details=kept.details)
+        self.remote.publish(PublishRequest(kept.id, files, "", kept.parent, kept.world_size, kept.details))

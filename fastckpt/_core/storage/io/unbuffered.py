@@ -1,6 +1,7 @@
 """Writes and reads files past the page cache, and through it where that is refused."""
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -8,10 +9,15 @@ import os
 from pathlib import Path
 
 from fastckpt._core.storage.io.modes import open_file
-from fastckpt._core.storage.io.writeback import WriteBehind
 
 SECTOR = max(4096, mmap.PAGESIZE)
 """Every file system that has O_DIRECT takes it in this unit, and a file can be mapped from any multiple of it."""
+
+WAIT_BEFORE, WRITE, WAIT_AFTER = 1, 2, 4
+"""Flags of sync_file_range(2)."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def create(target: Path) -> int:
@@ -24,6 +30,37 @@ def create(target: Path) -> int:
             raise
     target.unlink(missing_ok=True)  # O_CREAT makes the file before O_DIRECT is refused
     return open_file(target, flags)
+
+
+class WriteBehind:
+    """Follows a writer to a file: of what it wrote, only the last two blocks lie in the page cache.
+
+    Without it a checkpoint fills the memory of the host with pages that are yet to be written, until the kernel
+    stops whoever writes next, and drives out what others have cached.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._last: tuple[int, int] | None = None
+
+    def wrote(self, offset: int, count: int) -> None:
+        """Have these bytes written, and wait for those before; raises OSError if storage fails."""
+        _sync(self._descriptor, offset, count, WRITE)
+        if self._last:
+            _sync(self._descriptor, *self._last, WAIT_BEFORE | WRITE | WAIT_AFTER)
+            os.posix_fadvise(self._descriptor, *self._last, os.POSIX_FADV_DONTNEED)
+        self._last = (offset, count)
+
+    def finish(self) -> None:
+        """Drop what is left; call when all is durable."""
+        if self._last:
+            os.posix_fadvise(self._descriptor, *self._last, os.POSIX_FADV_DONTNEED)
+
+
+def _sync(descriptor: int, offset: int, count: int, flags: int) -> None:
+    if _libc.sync_file_range(descriptor, offset, count, flags):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 class UnbufferedWriter:

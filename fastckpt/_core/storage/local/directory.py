@@ -1,21 +1,22 @@
 """The durable tier of one checkpoint directory."""
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, Manifest
+from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.storage.history import DirectoryHistories
-from fastckpt._core.storage.image_source import ImageSource
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.durable import explained
 from fastckpt._core.storage.local import part_files, removal
 from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
 from fastckpt._core.storage.local.layout import Layout
 from fastckpt._core.storage.local.part_files import Contribution, PartFiles
-from fastckpt._core.storage.local.publish import Publication, PublishRequest
+from fastckpt._core.storage.local.publish import Publication
 from fastckpt._core.storage.local.quarantine import quarantine
 from fastckpt._core.storage.local.scan import CheckpointReader, Scan
 from fastckpt._core.storage.local.stored import Stored, check_size, ours
@@ -57,72 +58,41 @@ class CheckpointDirectory:
         self._reader = CheckpointReader(self._layout)
         self.histories = DirectoryHistories(self._layout)
 
-    def publish(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        *,
-        target: str = "",
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> Manifest:
+    def publish(self, request: PublishRequest) -> Manifest:
         """Copy images to storage as one checkpoint; it is durable when this returns.
 
         It takes the place of a checkpoint of the same step, or of the same ``target``. The images must not change
         meanwhile.
 
-        Args:
-            id: What was saved.
-            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
-            target: Path that the user chose for ``model.pt``; empty for the default.
-            parent: What this history was resumed from.
-            world_size: Ranks of the job.
-            details: What else to record.
-
         Raises:
             PersistError: Storage refused, say for want of space. Older checkpoints are as they were and nothing
                 of this one is left; or it was complete, but could not be made durable.
-            ConfigError: ``target`` is part of another checkpoint.
+            ConfigError: The target is part of another checkpoint.
             BadSource: An image is not what was known of it.
-            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+            BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
         """
-        sources = {name: ImageSource.of(image) for name, image in images.items()}
-        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
-            own = self._layout.own(target, id)
-            request = PublishRequest(id, sources, own, parent, world_size, details or {}, self.read_back)
+        with self._explained(request):
+            request = request.at(self._layout.own(request.target, request.id))
             with self._layout.writing():
-                return Publication(self._layout, request, self._copier).run()
+                return Publication(self._layout, request, self._copier, read_back=self.read_back).run()
 
-    def contribute(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        share: Share,
-        *,
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> Contribution:
+    def contribute(self, request: PublishRequest, share: Share) -> Contribution:
         """Copy one node's images to storage, as its part of a checkpoint of several nodes, durably.
 
         It counts when the parts of all nodes are there and `Contribution.complete` has been called by one of them
-        since. The arguments and errors are those of `publish`, but a target is in the share. If the part is there
-        already, nothing is copied.
+        since. The errors are those of `publish`; the target is in the share. If the part is there already, nothing is
+        copied.
         """
-        sources = {name: ImageSource.of(image) for name, image in images.items()}
-        with explained(f"persist {id}", self.path, [source.path for source in sources.values()]):
-            share = replace(share, target=self._layout.own(share.target, id))
-            request = PublishRequest(id, sources, "", parent, world_size, details or {}, self.read_back)
-            own = PartFiles(self._layout, id, share)
+        with self._explained(request):
+            share = replace(share, target=self._layout.own(share.target, request.id))
+            own = PartFiles(self._layout, request.id, share)
+            request = request.at("")
             with self._layout.writing():
-                own.contribute(request, self._copier)
+                own.contribute(request, self._copier, read_back=self.read_back)
         return Contribution(self._layout, own)
 
-    def gathered(self) -> list[SaveId]:
-        """Checkpoints of which some nodes have made their part, but not all."""
-        with explained("look for parts", self.path):
-            return [id for id, _ in self._layout.parts()]
+    def _explained(self, request: PublishRequest) -> AbstractContextManager[None]:
+        return explained(f"persist {request.id}", self.path, [each.path for each in request.sources.values()])
 
     def settle(self) -> list[Manifest | Unfinished]:
         """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.
@@ -235,5 +205,6 @@ class CheckpointDirectory:
             if not alone:
                 return []
             done = [*removal.sweep(self._layout, self._reader), *part_files.sweep(self._layout, self._reader.scan())]
-            needed = {stored.id.history for stored in self.scan().places} | {id.history for id in self.gathered()}
+            scan = self.scan()
+            needed = {stored.id.history for stored in scan.places} | {id.history for id in scan.gathered}
             return done + [self._layout.private / name for name in self.histories.forget(needed)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import NAME, Manifest
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.durable import explained, remove, sync_directory, sync_tree, write_text
 from fastckpt._core.storage.io.modes import make_directory
@@ -17,7 +18,7 @@ from fastckpt._core.storage.local.commit import Commit
 from fastckpt._core.storage.local.layout import FILES, Layout
 from fastckpt._core.storage.local.named_file import named_file
 from fastckpt._core.storage.local.places import drop
-from fastckpt._core.storage.local.publish import PublishRequest, write_images
+from fastckpt._core.storage.local.publish import write_images
 from fastckpt._core.storage.local.scan import Scan
 from fastckpt._core.storage.local.stored import check_size, ours, read_manifest
 from fastckpt._core.storage.share import Share, Unfinished, assemble, lacking, name_of, share_of
@@ -45,7 +46,7 @@ class PartFiles:
         self._home = layout.home(id, share.target)
         self._named = named_file(layout, id, share.target)
 
-    def contribute(self, request: PublishRequest, copier: Copier) -> None:
+    def contribute(self, request: PublishRequest, copier: Copier, *, read_back: bool) -> None:
         """Write this node's part, unless it is there; on failure nothing is left of it, and the others' parts stay."""
         if self._at_home() or self._part(self._share.node):
             return
@@ -53,7 +54,7 @@ class PartFiles:
         self._withdraw(request)  # what one who died left of it
         with ExitStack() as on_failure:
             on_failure.callback(self._withdraw, request)
-            part = request.manifest(write_images(request, self._files, copier))
+            part = request.manifest(write_images(request, self._files, copier, read_back=read_back))
             with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
                 self._put(self._share.mark(part), self._place / name_of(self._share.node))
             on_failure.pop_all()

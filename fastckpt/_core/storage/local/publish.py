@@ -3,16 +3,12 @@
 import contextlib
 import errno
 import logging
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from fastckpt._core import metrics
-from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, NAME, FileEntry, Manifest
-from fastckpt._core.storage.image_source import ImageSource
+from fastckpt._core.format.manifest import NAME, FileEntry, Manifest
+from fastckpt._core.storage.image_source import ImageSource, PublishRequest
 from fastckpt._core.storage.io.copier import Copier, Copy
 from fastckpt._core.storage.io.direct import digest_file
 from fastckpt._core.storage.io.durable import sync_tree, write_text
@@ -24,44 +20,14 @@ from fastckpt._core.storage.local.named_file import remove_with_draft
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PublishRequest:
-    """What to publish; making one that no manifest could describe raises BadCheckpoint.
-
-    See `CheckpointDirectory.publish`; but ``target`` is as a manifest has it.
-    """
-
-    id: SaveId
-    images: Mapping[str, ImageSource]
-    target: str
-    parent: SaveId | None
-    world_size: int
-    details: Mapping[str, JSON]
-    read_back: bool = False
-
-    def __post_init__(self) -> None:
-        self.manifest([FileEntry(name, 0, "0" * 32) for name in self.images]).to_json()
-
-    def manifest(self, files: Iterable[FileEntry]) -> Manifest:
-        """The manifest of these files, as of now."""
-        return Manifest(
-            id=self.id,
-            parent=self.parent,
-            files=tuple(files),
-            world_size=self.world_size,
-            time=time.time(),
-            details=self.details,
-            target=self.target,
-        )
-
-
 class Publication:
     """One checkpoint on its way to storage. Made within `Layout.writing`, used once."""
 
-    def __init__(self, layout: Layout, request: PublishRequest, copier: Copier) -> None:
+    def __init__(self, layout: Layout, request: PublishRequest, copier: Copier, *, read_back: bool = False) -> None:
         self._layout = layout
         self._request = request
         self._copier = copier
+        self._read_back = read_back
         self._place = layout.draft("tmp")
         self._commit = Commit(layout, request.id, request.target, self._place)
 
@@ -70,7 +36,8 @@ class Publication:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._take_back)
             make_directory(self._place)
-            manifest = self._request.manifest(write_images(self._request, self._place, self._copier))
+            files = write_images(self._request, self._place, self._copier, read_back=self._read_back)
+            manifest = self._request.manifest(files)
             with metrics.phase("persist.manifest", step=self._request.id.step):
                 write_text(self._place / NAME, manifest.to_json())
                 sync_tree(self._place)
@@ -87,7 +54,7 @@ class Publication:
                 logger.warning("cannot clean up in %s: %s. The next sweep will.", self._layout.private, error)
 
 
-def write_images(request: PublishRequest, place: Path, copier: Copier) -> list[FileEntry]:
+def write_images(request: PublishRequest, place: Path, copier: Copier, *, read_back: bool) -> list[FileEntry]:
     """Copy images to a place; their bytes are durable, their names not."""
 
     def write(copy: Copy, image: tuple[str, ImageSource]) -> FileEntry:
@@ -97,12 +64,12 @@ def write_images(request: PublishRequest, place: Path, copier: Copier) -> list[F
             make_directory(path.parent, parents=True)
             size, digest = copy.file(source.path, path)
             source.compare(size, digest)
-        if request.read_back:
+        if read_back:
             with metrics.phase("persist.read_back", step=request.id.step, file=name):
                 _read_back(path, digest)
         return FileEntry(name, size, digest)
 
-    return copier.each(write, list(request.images.items()))
+    return copier.each(write, list(request.sources.items()))
 
 
 def _read_back(path: Path, digest: str) -> None:

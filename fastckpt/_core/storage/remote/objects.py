@@ -3,24 +3,18 @@
 import errno
 import inspect
 import math
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from enum import Enum
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import fsspec
-import xxhash
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile
 
-from fastckpt._core.storage.io.direct import CopyPacing
 from fastckpt._core.storage.remote.client_errors import LoggedErrors
 from fastckpt._core.storage.remote.filesystem import RemoteFilesystem
 from fastckpt._core.storage.remote.multipart import LARGEST_COUNT, Multipart, abort_abandoned
+from fastckpt._core.storage.remote.object_sink import ObjectSink, Stream
 from fastckpt.errors import BadCheckpoint
 
 PART = 16 * 2**20
@@ -45,19 +39,6 @@ class Creation(Enum):
     FILE = "an exclusive open"
     DIRECTORY = "a directory"
     NONE = "none"
-
-
-class ObjectSink(Protocol):
-    """Takes the bytes of one object, which nobody sees before they are all there."""
-
-    def write(self, part: bytes) -> Any:
-        """Take the next bytes."""
-
-    def commit(self) -> Any:
-        """Make the object."""
-
-    def discard(self) -> Any:
-        """Leave nothing."""
 
 
 class Objects:
@@ -85,42 +66,13 @@ class Objects:
             return path[len(self._root) + 1 :]
         return path if path.startswith("/") else "/" + path
 
-    def upload(self, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
-        """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
-
-        Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
-        reached.
-        """
-        digest = xxhash.xxh3_128()
-        with ExitStack() as on_exit:
-            reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-            on_exit.callback(os.close, reader)
-            size = os.fstat(reader).st_size
-            part = part_size(size)
-            if size <= part:
-                data = _read_exactly(reader, size, 0)
-                pace.wait_for(size)
-                digest.update(data)
-                self.put(name, data)
-                return size, digest.hexdigest()
-            sink = self._sink(name)
-            on_failure = on_exit.enter_context(ExitStack())
-            on_failure.callback(self.later, f"abort what was uploaded of {self.url(name)}", sink.discard)
-            for offset in range(0, size, part):
-                data = _read_exactly(reader, min(part, size - offset), offset)
-                pace.wait_for(len(data))
-                digest.update(data)
-                sink.write(data)
-            sink.commit()
-            on_failure.pop_all()
-        return size, digest.hexdigest()
-
-    def _sink(self, name: str) -> ObjectSink:
+    def sink(self, name: str) -> ObjectSink:
+        """What makes a large object of its bytes."""
         path = self.path(name)
         if self._client.is_s3:
             return Multipart(self._client, path, self._pool)
         self._make_directory(path)
-        return _Stream(self._client, path)
+        return Stream(self._client, path, PART)
 
     def put(self, name: str, data: bytes) -> None:
         """Make an object of bytes, at once."""
@@ -325,37 +277,3 @@ def part_size(size: int) -> int:
     """Bytes of each part but the last, of an object of that size."""
     mebibytes = math.ceil(size / LARGEST_COUNT / 2**20)
     return max(PART, mebibytes * 2**20)
-
-
-class _Stream:
-    """A file of fsspec that is written in one go."""
-
-    def __init__(self, client: RemoteFilesystem, path: str) -> None:
-        self._told = partial(client.told, f"write {path}")
-        with self._told():
-            self._file = client.fs.open(path, "wb", block_size=PART)
-
-    def write(self, part: bytes) -> None:
-        """Send the next bytes."""
-        with self._told():
-            self._file.write(part)
-
-    def commit(self) -> None:
-        """Make the object."""
-        with self._told():
-            self._file.close()
-
-    def discard(self) -> None:
-        """Leave nothing, where the file system can do that; else what was written, without a manifest."""
-        if isinstance(self._file, AbstractBufferedFile):
-            self._file.discard()
-            self._file.closed = True  # else its destructor would make the object after all
-        else:
-            self._file.close()
-
-
-def _read_exactly(reader: int, size: int, offset: int) -> bytes:
-    data = os.pread(reader, size, offset)
-    if len(data) != size:
-        raise BadCheckpoint(f"a file ended at {offset + len(data)} while it was uploaded; {offset + size} expected")
-    return data

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MAX_TEXT, MODEL, NAME, Manifest
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
-from fastckpt._core.storage.local.publish import PublishRequest
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.catalog import Catalog, id_of, is_shared, shared_place
 from fastckpt._core.storage.remote.client_errors import ExplainedErrors, LoggedErrors
@@ -29,12 +29,12 @@ class PartObjects:
         self._objects = objects
         self._share = share
 
-    def contribute(self, request: PublishRequest, copier: Copier) -> None:
+    def contribute(self, request: PublishRequest, copier: Copier, *, read_back: bool) -> None:
         """Write this node's part, unless it is there."""
         sizes = self._sizes()
         if NAME in sizes or self._part(self._share.node, sizes):
             return
-        part = request.manifest(upload_images(self._objects, copier, request, self.place))
+        part = request.manifest(upload_images(self._objects, copier, request, self.place, read_back=read_back))
         check_complete(self._objects, part, self.place)
         with metrics.phase("persist.part", step=self.id.step, node=self._share.node):
             self._objects.put(f"{self.place}/{name_of(self._share.node)}", self._share.mark(part).to_json().encode())

@@ -4,7 +4,7 @@ import errno
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,12 +12,11 @@ from pathlib import Path
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import JSON, MODEL, NAME, FileEntry, Manifest
-from fastckpt._core.storage.image_source import ImageSource
+from fastckpt._core.format.manifest import MODEL, NAME, FileEntry, Manifest
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.local.identity import DirectoryIdentity, parsed
 from fastckpt._core.storage.local.layout import PRIVATE, TRACKER
-from fastckpt._core.storage.local.publish import PublishRequest
 from fastckpt._core.storage.local.quarantine import WHY
 from fastckpt._core.storage.remote.catalog import (
     Catalog,
@@ -80,71 +79,43 @@ class RemoteStore:
         self.path = self._objects.url()
         self.read_back = False
 
-    def publish(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        *,
-        target: str = "",
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> Manifest:
+    def publish(self, request: PublishRequest) -> Manifest:
         """Upload images as one checkpoint; it is durable when this returns.
 
-        It takes the place of older checkpoints of the same step. The images must not change meanwhile.
-
-        Args:
-            id: What was saved.
-            images: The files by their names in the checkpoint, perhaps with what is known of their bytes.
-            target: Where the user wants a copy of ``model.pt``: a URL of this protocol, or relative to this store's.
-            parent: What this history was resumed from.
-            world_size: Ranks of the job.
-            details: What else to record.
+        It takes the place of older checkpoints of the same step. The images must not change meanwhile. The target is
+        where the user wants a copy of ``model.pt``: a URL of this protocol, or relative to this store's.
 
         Raises:
             PersistError: The store refused, or could not be reached for longer than its client tries. Older
                 checkpoints are as they were; nothing of this one counts, and what is left of it a sweep removes.
-            ConfigError: ``target`` is not in such a store, or part of a checkpoint.
+            ConfigError: The target is not in such a store, or part of a checkpoint.
             BadSource: An image is not what was known of it.
-            BadCheckpoint: The arguments are such as no manifest can hold, say a name with ``..``.
+            BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
         """
-        with ExplainedErrors(f"persist {id}", self.path):
-            sources = {name: ImageSource.of(image) for name, image in images.items()}
-            own = _own(self._objects, target)
-            request = PublishRequest(id, sources, own, parent, world_size, details or {}, self.read_back)
-            place = new_place(id)
+        with ExplainedErrors(f"persist {request.id}", self.path):
+            request = request.at(_own(self._objects, request.target))
+            place = new_place(request.id)
             with ExitStack() as on_failure:
                 left = f"remove what is left of {self._objects.url(place)}"
                 on_failure.callback(self._objects.later, left, lambda: self._remove(place))
-                manifest = request.manifest(upload_images(self._objects, self._copier, request, place))
+                files = upload_images(self._objects, self._copier, request, place, read_back=self.read_back)
+                manifest = request.manifest(files)
                 check_complete(self._objects, manifest, place)
                 if request.target:
                     self._objects.copy(f"{place}/{MODEL}", request.target)
-                with metrics.phase("persist.manifest", step=id.step):
+                with metrics.phase("persist.manifest", step=request.id.step):
                     self._objects.put(f"{place}/{NAME}", manifest.to_json().encode())
                 on_failure.pop_all()
             self._finish(manifest, place)
         return manifest
 
-    def contribute(
-        self,
-        id: SaveId,
-        images: Mapping[str, Path | ImageSource],
-        share: Share,
-        *,
-        parent: SaveId | None = None,
-        world_size: int = 1,
-        details: Mapping[str, JSON] | None = None,
-    ) -> RemoteContribution:
+    def contribute(self, request: PublishRequest, share: Share) -> RemoteContribution:
         """Upload one node's images, as its part of a checkpoint of several; see `CheckpointDirectory.contribute`."""
         self._known = None  # other nodes may publish it
-        with ExplainedErrors(f"persist {id}", self.path):
-            sources = {name: ImageSource.of(image) for name, image in images.items()}
+        with ExplainedErrors(f"persist {request.id}", self.path):
             share = replace(share, target=_own(self._objects, share.target))
-            gathering = PartObjects(self._objects, self._catalog, id, share)
-            request = PublishRequest(id, sources, "", parent, world_size, details or {}, self.read_back)
-            gathering.contribute(request, self._copier)
+            gathering = PartObjects(self._objects, self._catalog, request.id, share)
+            gathering.contribute(request.at(""), self._copier, read_back=self.read_back)
         return RemoteContribution(self.path, gathering, self._finish)
 
     def _finish(self, manifest: Manifest, place: str) -> None:
@@ -159,10 +130,6 @@ class RemoteStore:
                 self._known = others + [stored for stored in there.places if stored.name not in replaced]
             for old in replaced:
                 self._remove(old)
-
-    def gathered(self) -> list[SaveId]:
-        """Checkpoints of which some nodes have made their part, but not all."""
-        return self.scan().gathered
 
     def settle(self) -> list[Manifest | Unfinished]:
         """Publish what nodes have written whole, and nobody has published, if it is newer than all that counts.

@@ -1,30 +1,38 @@
 """Uploads the images of a checkpoint, several at a time."""
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import xxhash
+
 from fastckpt._core import metrics
 from fastckpt._core.format.manifest import FileEntry, Manifest
-from fastckpt._core.storage.image_source import ImageSource
+from fastckpt._core.storage.image_source import ImageSource, PublishRequest
 from fastckpt._core.storage.io.copier import Copier, Copy
-from fastckpt._core.storage.local.publish import PublishRequest
+from fastckpt._core.storage.io.direct import CopyPacing
 from fastckpt._core.storage.remote.download import download
-from fastckpt._core.storage.remote.objects import Objects
-from fastckpt.errors import PersistError
+from fastckpt._core.storage.remote.objects import Objects, part_size
+from fastckpt.errors import BadCheckpoint, PersistError
 
 
-def upload_images(objects: Objects, copier: Copier, request: PublishRequest, place: str) -> list[FileEntry]:
+def upload_images(
+    objects: Objects, copier: Copier, request: PublishRequest, place: str, *, read_back: bool
+) -> list[FileEntry]:
     """Upload images to a place, read them again if asked; raises BadSource as `ImageSource.compare`."""
 
     def upload(copy: Copy, image: tuple[str, ImageSource]) -> FileEntry:
         name, source = image
         object = f"{place}/{name}"
         with metrics.phase("persist.write", step=request.id.step, file=name):
-            entry = FileEntry(name, *objects.upload(source.path, object, copy))
+            entry = FileEntry(name, *_upload(objects, source.path, object, copy))
             source.compare(entry.size, entry.digest)
-        if request.read_back:
+        if read_back:
             with metrics.phase("persist.read_back", step=request.id.step, file=name):
                 download(objects, object, entry, None)
         return entry
 
-    return copier.each(upload, list(request.images.items()))
+    return copier.each(upload, list(request.sources.items()))
 
 
 def check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
@@ -36,3 +44,41 @@ def check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
                 f"{objects.url(place)}/{entry.name} was uploaded with {entry.size} bytes, but the store has "
                 f"{found.get(entry.name, 'none')}. Save again; see whether somebody deletes objects there."
             )
+
+
+def _upload(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
+    """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
+
+    Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
+    reached.
+    """
+    digest = xxhash.xxh3_128()
+    with ExitStack() as on_exit:
+        reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        on_exit.callback(os.close, reader)
+        size = os.fstat(reader).st_size
+        part = part_size(size)
+        if size <= part:
+            data = _read_exactly(reader, size, 0)
+            pace.wait_for(size)
+            digest.update(data)
+            objects.put(name, data)
+            return size, digest.hexdigest()
+        sink = objects.sink(name)
+        on_failure = on_exit.enter_context(ExitStack())
+        on_failure.callback(objects.later, f"abort what was uploaded of {objects.url(name)}", sink.discard)
+        for offset in range(0, size, part):
+            data = _read_exactly(reader, min(part, size - offset), offset)
+            pace.wait_for(len(data))
+            digest.update(data)
+            sink.write(data)
+        sink.commit()
+        on_failure.pop_all()
+    return size, digest.hexdigest()
+
+
+def _read_exactly(reader: int, size: int, offset: int) -> bytes:
+    data = os.pread(reader, size, offset)
+    if len(data) != size:
+        raise BadCheckpoint(f"a file ended at {offset + len(data)} while it was uploaded; {offset + size} expected")
+    return data

@@ -14,7 +14,8 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.arena import Arena
 from fastckpt._core.saver import admission
 from fastckpt._core.saver.admission import admit
-from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PersistError, PlaceInUse
 from tests.unit._core.saver.persistence.test_tenure import Other, soon, stop  # noqa: F401 (a fixture)

@@ -27,7 +27,9 @@ from fastckpt._core.memory.presence import Presence
 from fastckpt._core.memory.telemetry import TelemetryBlock, telemetry_name, unlink
 from fastckpt._core.saver import coordinator as keeper
 from fastckpt._core.saver.persistence import persister
-from fastckpt._core.saver.server import Saver, _watch
+from fastckpt._core.saver.server import Saver
+from fastckpt._core.saver.worker_connection import _watch
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import StorageType
 from fastckpt.errors import AgentLost, ArenaInUse, FastckptError, PersistError, PlaceInUse, SaverError
@@ -122,11 +124,11 @@ class TestStorageRefuses:
     def refusing(self, monkeypatch, times: int) -> list[int]:
         publish, tried = CheckpointDirectory.publish, []
 
-        def sometimes(self: CheckpointDirectory, id: object, *args: object, **options: object) -> object:
-            tried.append(id.step)  # type: ignore[attr-defined]
+        def sometimes(self: CheckpointDirectory, request: PublishRequest) -> object:
+            tried.append(request.id.step)
             if len(tried) <= times:
                 raise PersistError("no space left for it")
-            return publish(self, id, *args, **options)  # type: ignore[arg-type]
+            return publish(self, request)
 
         monkeypatch.setattr(CheckpointDirectory, "publish", sometimes)
         return tried
@@ -382,7 +384,7 @@ class TestFailingToOpen:
 
         ranks.start(0)
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointDirectory, "checkpoints", refuse)
+            patch.setattr(CheckpointDirectory, "scan", refuse)
             for rank in (0, 1):
                 with pytest.raises(FastckptError, match="the disk cannot be read"):
                     ranks.members.append(ranks.join(rank, 2))
@@ -392,7 +394,7 @@ class TestFailingToOpen:
     def test_of_a_fault_of_our_own_the_arena_is_free_again(self, ranks: Ranks, monkeypatch):
         ranks.start(0)
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointDirectory, "checkpoints", lambda *_: 1 / 0)
+            patch.setattr(CheckpointDirectory, "scan", lambda *_: 1 / 0)
             with pytest.raises(SaverError, match="ZeroDivisionError"):
                 ranks.members.append(ranks.join(0, 1))
         ranks.members.append(ranks.join(0, 1))
@@ -663,7 +665,7 @@ class TestPins:
         one.save_checkpoint(2, state(2), storage_type=MEMORY)
         program = f"""
 import os, signal, time
-from fastckpt.ipc import messages as m
+from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel
 channel = Channel({ranks.saver.address!r}, 10)
 channel.ask(m.Hello({str(ranks.directory)!r}, 0, 1, 1, 0, 0))

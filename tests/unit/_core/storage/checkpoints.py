@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import JSON
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.local.part_files import Contribution
 from fastckpt._core.storage.share import Share
@@ -22,7 +23,7 @@ def images(path: Path, id: SaveId) -> dict[str, Path]:
 def publish(directory: CheckpointDirectory, id: SaveId, target: str = "", parent: SaveId | None = None) -> None:
     source = directory.path.parent / f"image-{id.history}-{id.step}"
     details: dict[str, JSON] = {"omp_num_threads": 1}
-    directory.publish(id, images(source, id), target=target, parent=parent, details=details)
+    directory.publish(PublishRequest(id, images(source, id), target=target, parent=parent, details=details))
 
 
 def images_of_node(path: Path, id: SaveId, node: int) -> dict[str, Path]:
@@ -40,7 +41,7 @@ def contribute(directory: CheckpointDirectory, id: SaveId, share: Share) -> Cont
     """Write a node's part, as in a job with one rank on each node."""
     images = images_of_node(directory.path.parent / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
     details: dict[str, JSON] = {"attempt": share.attempt, "omp_num_threads": 1}
-    return directory.contribute(id, images, share, world_size=share.nodes, details=details)
+    return directory.contribute(PublishRequest(id, images, world_size=share.nodes, details=details), share)
 
 
 def ids(directory: CheckpointDirectory) -> list[SaveId]:

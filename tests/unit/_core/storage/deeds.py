@@ -66,7 +66,7 @@ class Deed:
         assert found[:1] in ([self.after[:1]] if over else [self.before[:1], self.after[:1]])
         assert lasting <= set(found) <= lasting | set(self.after if over else self.before + self.after)
         self._check_tracker(over)
-        gathered = self.directory.gathered()  # if all of its parts are there, the sweep publishes it
+        gathered = self.directory.scan().gathered  # if all of its parts are there, the sweep publishes it
         self.directory.sweep()
         left = assert_sound(self.directory)
         assert left[0] in [found[0], *gathered] if found else set(left) <= set(gathered)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, images, publish
 from tests.unit._core.storage.crasher import die_at_operation
@@ -87,7 +88,7 @@ def save(id: SaveId, target: str = "") -> tuple[Deed, Callable[[CheckpointDirect
 
     def deed(directory: CheckpointDirectory) -> None:
         named = target and f"{directory.path.parent}/{target}"
-        directory.publish(id, SOURCES[id], target=named)
+        directory.publish(PublishRequest(id, SOURCES[id], target=named))
 
     def check(directory: CheckpointDirectory, killed: bool) -> None:
         found = assert_sound(CheckpointDirectory(directory.path))

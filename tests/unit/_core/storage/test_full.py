@@ -10,6 +10,7 @@ import pytest
 from fastckpt._core import metrics
 from fastckpt._core.byte_sizes import binary
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, images, publish
@@ -43,13 +44,13 @@ def test_full(small, tmp_path, target, size):
     source = large(tmp_path, size)
     for _ in range(2):
         with pytest.raises(PersistError) as caught:
-            directory.publish(SaveId(0, 9), source, target=target and str(directory.path / target))
+            directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
         assert "No space left" in str(caught.value) and "MiB is free. Free space" in str(caught.value)
         assert f"needs {binary(size + 8)}" in str(caught.value)
         assert assert_sound(directory) == [(0, 1)]
         assert_clean(directory)
     source["model.pt"].write_bytes(b"small")
-    directory.publish(SaveId(0, 9), source, target=target and str(directory.path / target))
+    directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
     assert directory.checkpoints()[0].id == (0, 9)
 
 
@@ -67,7 +68,7 @@ def test_full_to_the_last_byte_of_each_file(small, tmp_path, target):
                 pass
         os.truncate(filler, max(0, filler.stat().st_size // 4096 - pages) * 4096)
         try:
-            directory.publish(SaveId(0, 2), source, target=target and str(directory.path / target))
+            directory.publish(PublishRequest(SaveId(0, 2), source, target=target and str(directory.path / target)))
             outcomes.add("published")
         except PersistError as error:
             assert "No space left" in str(error)
@@ -89,14 +90,14 @@ def test_read_only(small, tmp_path, target):
     source, named = images(tmp_path / "source", SaveId(0, 3)), target and str(directory.path / target)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     with pytest.raises(PersistError, match=r"Read-only file system\. Remount"):
-        directory.publish(SaveId(0, 3), source, target=named)
+        directory.publish(PublishRequest(SaveId(0, 3), source, target=named))
     with pytest.raises(PersistError, match="Read-only"):
         directory.delete(SaveId(0, 1))
     with pytest.raises(PersistError, match="Read-only"):
         directory.sweep()
     assert assert_sound(directory) == [(0, 2), (0, 1)]
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
-    directory.publish(SaveId(0, 3), source, target=named)
+    directory.publish(PublishRequest(SaveId(0, 3), source, target=named))
     assert assert_sound(directory)[0] == (0, 3)
 
 
@@ -110,7 +111,7 @@ def test_a_limit_on_file_sizes(tmp_path, target):
     resource.setrlimit(resource.RLIMIT_FSIZE, (MiB, before[1]))
     try:
         with pytest.raises(PersistError, match=r"File too large\. It needs 3\.0 MiB; .* Raise the limit"):
-            directory.publish(SaveId(0, 9), source, target=target and str(directory.path / target))
+            directory.publish(PublishRequest(SaveId(0, 9), source, target=target and str(directory.path / target)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert assert_sound(directory) == [(0, 1)]

@@ -13,6 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.remote.objects import Creation
 from fastckpt._core.storage.remote.remote_store import RemoteStore
@@ -107,10 +108,12 @@ def test_a_sweep_removes_the_records_that_decide_nothing(store: Store, tmp_path:
     store.sweep()
     assert all(histories.read(number) for number in range(1, 41)), "no checkpoint is newer than any of them"
     for history in (3, 20):
-        store.publish(SaveId(history, history), images(tmp_path / f"images-{history}", SaveId(history, history)))
+        store.publish(
+            PublishRequest(SaveId(history, history), images(tmp_path / f"images-{history}", SaveId(history, history)))
+        )
     assert len([*store.sweep()]) == 18 and store.sweep() == []
     assert [n for n in range(1, 41) if histories.read(n)] == [3, *range(20, 41)] and histories.newest() == 40
-    store.publish(SaveId(40, 40), images(tmp_path / "images-40", SaveId(40, 40)))
+    store.publish(PublishRequest(SaveId(40, 40), images(tmp_path / "images-40", SaveId(40, 40))))
     store.sweep()
     assert [n for n in range(1, 41) if histories.read(n)] == [3, 20, *range(25, 41)], "the newest 16 stay"
     assert [stored.id for stored in store.checkpoints()] == [(40, 40), (20, 20), (3, 3)]
@@ -174,7 +177,7 @@ def test_a_store_of_which_nothing_is_known_excludes_nobody(tmp_path: Path) -> No
 
 def published(directory: CheckpointDirectory, folder: Path, *ids: SaveId) -> None:
     for id in ids:
-        directory.publish(id, images(folder / f"{id.history}-{id.step}", id))
+        directory.publish(PublishRequest(id, images(folder / f"{id.history}-{id.step}", id)))
 
 
 def ids(directory: CheckpointDirectory) -> list[SaveId]:

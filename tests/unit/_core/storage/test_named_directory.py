@@ -6,6 +6,7 @@ import os
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, images, publish
@@ -47,7 +48,7 @@ def test_one_step_under_two_names(directory):
 
 def test_files_in_directories_of_it(directory, fast_path):
     found = images(fast_path / "source", SaveId(0, 5))
-    directory.publish(SaveId(0, 5), found | {"optimizer_0/.metadata": found["rank_0.pt"]})
+    directory.publish(PublishRequest(SaveId(0, 5), found | {"optimizer_0/.metadata": found["rank_0.pt"]}))
     [stored] = directory.checkpoints()
     assert (stored.path / "optimizer_0/.metadata").read_bytes() == b"0.5 rank"
     directory.verify(stored)
@@ -69,12 +70,16 @@ def test_names_that_would_not_be_found_are_refused(directory, name):
 def test_a_framework_finds_the_newest_one_by_its_own_file(directory, fast_path):
     found = images(fast_path / "source", SaveId(0, 5))
     for step in (5, 6):
-        directory.publish(SaveId(0, step), found, target=f"{directory.path}/step{step}/", details={"tracker": "latest"})
+        directory.publish(
+            PublishRequest(
+                SaveId(0, step), found, target=f"{directory.path}/step{step}/", details={"tracker": "latest"}
+            )
+        )
         assert (directory.path / "latest").read_text() == f"step{step}"
-    directory.publish(SaveId(0, 7), found)
+    directory.publish(PublishRequest(SaveId(0, 7), found))
     assert (directory.path / "latest").read_text() == "step6"
     for name in ("../latest", ".latest", "a/latest", "", 5):
-        directory.publish(SaveId(0, 8), found, details={"tracker": name})
+        directory.publish(PublishRequest(SaveId(0, 8), found, details={"tracker": name}))
     assert {path.name for path in directory.path.parent.iterdir()} == {"source", "dir"}
 
 

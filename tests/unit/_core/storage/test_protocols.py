@@ -20,6 +20,7 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import open_store
 from fastckpt.ddp import StorageType
@@ -122,7 +123,7 @@ def test_a_store_does_all_that_is_asked_of_it(url: str, tmp_path: Path):
         assert reader.checkpoints() == [] and store.mark("1" * 32) == "1" * 32 == reader.identity().mark
         for step in (10, 20, 30):
             target = "best.pt" if step == 20 else ""
-            store.publish(SaveId(1, step), {"model.pt": model, "rank_0.pt": own}, target=target)
+            store.publish(PublishRequest(SaveId(1, step), {"model.pt": model, "rank_0.pt": own}, target=target))
         for found in [pool.submit(reader.checkpoints) for _ in range(12)]:
             assert [stored.id.step for stored in found.result(60)] == [30, 20, 10]
         newest, middle, _ = reader.checkpoints()

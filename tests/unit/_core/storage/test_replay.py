@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
@@ -89,7 +90,7 @@ def by_nodes(target: str) -> Callable[..., Deed]:
 
         def act(directory: CheckpointDirectory) -> None:
             shares = [Share(node, 2, target=named) for node in range(2)]
-            first, _ = [directory.contribute(NEW, sources[n], shares[n], world_size=2) for n in (1, 0)]
+            first, _ = [directory.contribute(PublishRequest(NEW, sources[n], world_size=2), shares[n]) for n in (1, 0)]
             assert first.complete()
 
         return record(path / "root", act, kill_after=kill_after)
@@ -108,7 +109,7 @@ def by_nodes_in_turn(target: str) -> Callable[[Path], Deed]:
         source = images_of_node(path / "source", NEW, 1)
 
         def act(directory: CheckpointDirectory) -> None:
-            part = directory.contribute(NEW, source, Share(1, 2, target=named), world_size=2)
+            part = directory.contribute(PublishRequest(NEW, source, world_size=2), Share(1, 2, target=named))
             assert part.complete()
 
         return record(root, act, after=killed)
@@ -121,7 +122,7 @@ def _publish(path: Path, id: SaveId, target: str, kill_after: int | None = None,
 
     def act(directory: CheckpointDirectory) -> None:
         with lower_layer(directory.path) if lower else nullcontext():
-            directory.publish(id, source, target=target)
+            directory.publish(PublishRequest(id, source, target=target))
 
     return record(path / "root", act, kill_after=kill_after)
 

@@ -7,6 +7,7 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt.errors import ConfigError
 from tests.unit._core.storage.checkpoints import images
@@ -24,7 +25,7 @@ class Asked:
 
     def publish(self, step: int, history: int = 1) -> int:
         before, id = len(self._requests), SaveId(history, step)
-        self.store.publish(id, images(self._folder / f"{history}-{step}", id))
+        self.store.publish(PublishRequest(id, images(self._folder / f"{history}-{step}", id)))
         return len(self._requests) - before
 
     def keep(self, count: int) -> int:

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote import filesystem as client_module
 from fastckpt._core.storage.remote import objects as objects_module
 from fastckpt._core.storage.remote import wait_notice as waiting_module
@@ -30,7 +31,7 @@ def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s
     model.write_bytes(os.urandom(11 * MIB))
     hang = s3.befalls(Fault("hang", "PUT|DELETE", r"partNumber=2|checkpoint-1.*(uploadId|manifest)", times=10**6))
     with pytest.raises(PersistError, match=r"no answer in 5 s \(to upload part [123] of checkpoint-1/.*model\.pt\)"):
-        store.publish(SaveId(1, 1), {"model.pt": model})
+        store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
     assert not store._objects._cleaner.submit(int).done(), "that takes as long again"
     lines = [line for line in said.messages if "has not answered for" in line]
     assert any("run has not answered for 0 s (to upload part " in line and line.endswith("up to 5 s") for line in lines)
@@ -39,7 +40,7 @@ def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s
     assert hang.struck > 2
     s3.proxy.faults.clear()
     assert len(store.sweep()) == 1 and s3.objects() == {} and s3.uploads() == []
-    store.publish(SaveId(1, 1), {"model.pt": model})
+    store.publish(PublishRequest(SaveId(1, 1), {"model.pt": model}))
     assert [stored.id for stored in store.scan().places] == [(1, 1)]
     store.close()
 

@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest, Stamp
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_named, assert_sound, ids, images, publish
@@ -66,7 +67,7 @@ def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
     publish(directory, old, str(target))
     shutil.copytree(directory.path / "checkpoint-5", fast_path / "kept")
     source = images(fast_path / "source", old if same_bytes else new)
-    directory.publish(new, source, target=str(target))
+    directory.publish(PublishRequest(new, source, target=str(target)))
     publish(directory, SaveId(0, 9))
     shutil.copytree(fast_path / "kept", directory.path / "checkpoint-5")  # as if a crash had kept it
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.damaged() == []

@@ -13,9 +13,12 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.retention import KeepLast
 from fastckpt._core.retention import retire
+from fastckpt._core.saver.persistence import predecessor
 from fastckpt._core.saver.persistence import tenure as tenure_module
-from fastckpt._core.saver.persistence.tenure import Job, Opening, Tenure
+from fastckpt._core.saver.persistence.predecessor import Job
+from fastckpt._core.saver.persistence.tenure import Opening, Tenure
 from fastckpt._core.storage.history import Record
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import commit as commit_module
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import FastckptError, PlaceInUse, Superseded
@@ -26,8 +29,9 @@ from tests.unit._core.storage.conftest import fast_path  # noqa: F401 (a fixture
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """All is as long as it is, but a tenth of it."""
-    for name in ("RENEWAL", "STALE", "PATIENCE", "PAUSE", "LONGEST_LOOK"):
-        monkeypatch.setattr(tenure_module, name, getattr(tenure_module, name) / 10)
+    monkeypatch.setattr(tenure_module, "RENEWAL", tenure_module.RENEWAL / 10)
+    for name in ("STALE", "PATIENCE", "PAUSE", "LONGEST_LOOK"):
+        monkeypatch.setattr(predecessor, name, getattr(predecessor, name) / 10)
 
 
 class Saver:
@@ -50,7 +54,9 @@ class Saver:
     def save(self, step: int) -> SaveId:
         id = SaveId(self.history, step)
         self.tenure.hold(Opening(id, f"round of {self.tenure._job.launch}", (), self.parent))
-        self.store.publish(id, images(self._scratch / f"{id.history}-{id.step}", id), parent=self.parent)
+        self.store.publish(
+            PublishRequest(id, images(self._scratch / f"{id.history}-{id.step}", id), parent=self.parent)
+        )
         self.tenure.check()
         self.reported.append(id)
         retire(self.store, KeepLast(2), lambda: None)

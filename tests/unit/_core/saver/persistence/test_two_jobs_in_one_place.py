@@ -11,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.saver.persistence import persister
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import ConfigError, PersistError
@@ -33,7 +34,7 @@ def test_what_became_durable_before_the_first_save_is_resumed_first(
     (stored,) = saved.checkpoints()
     saved.histories.write(replace(saved.histories.read(1), launch="a job that stood still"))
     files = {entry.name: stored.path_of(entry.name) for entry in stored.manifest.files}
-    saved.publish(other, files, details=stored.manifest.details)
+    saved.publish(PublishRequest(other, files, details=stored.manifest.details))
     assert two.save_checkpoint(2, state(2), storage_type=StorageType.DISK).saved
     with pytest.raises(PersistError, match=r"step 5 of history 1 became durable .* it has to resume that one"):
         two.wait_latest_checkpoint(60)

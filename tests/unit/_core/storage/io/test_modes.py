@@ -10,6 +10,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.arena import arena_path
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.io import modes
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
@@ -44,7 +45,7 @@ def everything(path: Path) -> CheckpointDirectory:
     publish(directory, SaveId(0, 1))
     publish(directory, SaveId(0, 2), str(path / "named/deep/model.pt"))
     nested = images(path.with_name("images"), SaveId(0, 3))
-    directory.publish(SaveId(0, 3), nested | {"deep/in/side.pt": nested["rank_0.pt"]})
+    directory.publish(PublishRequest(SaveId(0, 3), nested | {"deep/in/side.pt": nested["rank_0.pt"]}))
     shutil.rmtree(path.with_name("images"))
     contribute(directory, SaveId(0, 4), Share(0, 2))
     directory.mark("1" * 32)

@@ -8,6 +8,7 @@ import pytest
 
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 from tests.unit._core.storage.checkpoints import assert_clean, assert_sound, ids, images, publish
@@ -28,7 +29,7 @@ def test_layout_and_manifest(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(2, 7))
     source |= {"rank_1.pt": source["rank_0.pt"]}
     manifest = directory.publish(
-        SaveId(2, 7), source, parent=SaveId(1, 5), world_size=2, details={"omp_num_threads": 1}
+        PublishRequest(SaveId(2, 7), source, parent=SaveId(1, 5), world_size=2, details={"omp_num_threads": 1})
     )
     place = directory.path / "checkpoint-7"
     assert {path.name for path in place.iterdir()} == {*source, "manifest.json"}
@@ -81,7 +82,7 @@ def test_the_same_step_of_a_newer_history_takes_the_place(directory):
 def test_files_in_folders(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(0, 1))
     names = {"global_step1/mp_rank_00.pt": source["model.pt"], "global_step1/deep/er.pt": source["rank_0.pt"]}
-    directory.publish(SaveId(0, 1), names)
+    directory.publish(PublishRequest(SaveId(0, 1), names))
     [stored] = directory.checkpoints()
     directory.verify(stored)
     assert stored.path_of("global_step1/deep/er.pt").read_bytes() == source["rank_0.pt"].read_bytes()
@@ -92,13 +93,13 @@ def test_names_that_lead_outside_are_refused_before_anything_is_written(director
     source = images(tmp_path / "source", SaveId(0, 1))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(BadCheckpoint, match="file name"):
-        directory.publish(SaveId(0, 1), {name: source["model.pt"]})
+        directory.publish(PublishRequest(SaveId(0, 1), {name: source["model.pt"]}))
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_details_that_are_no_json_are_refused(directory, tmp_path):
     with pytest.raises(BadCheckpoint, match="JSON"):
-        directory.publish(SaveId(0, 1), {}, details={"a": b"bytes"})
+        directory.publish(PublishRequest(SaveId(0, 1), {}, details={"a": b"bytes"}))
     assert not directory.path.exists()
 
 
@@ -166,7 +167,7 @@ def test_a_missing_image_is_a_clear_error(directory, tmp_path):
     source = images(tmp_path / "source", SaveId(0, 2))
     source["rank_0.pt"].unlink()
     with pytest.raises(PersistError, match=r"rank_0\.pt: No such file"):
-        directory.publish(SaveId(0, 2), source)
+        directory.publish(PublishRequest(SaveId(0, 2), source))
     assert assert_sound(directory) == [(0, 1)]
     assert_clean(directory)
 

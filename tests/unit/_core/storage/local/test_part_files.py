@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local import layout, part_files
 from fastckpt._core.storage.local.directory import CheckpointDirectory
 from fastckpt._core.storage.share import Share
@@ -107,7 +108,7 @@ def test_another_attempt_replaces_what_the_first_one_published(directory):
 
 def test_parts_of_unlike_jobs_are_refused(directory, fast_path):
     contribute(directory, NEW, Share(0, 2))
-    odd = directory.contribute(NEW, {"rank_1.pt": Path(__file__)}, Share(1, 2), world_size=5)
+    odd = directory.contribute(PublishRequest(NEW, {"rank_1.pt": Path(__file__)}, world_size=5), Share(1, 2))
     with pytest.raises(BadCheckpoint, match="numbers of ranks"):
         odd.complete()
     assert ids(directory) == []
@@ -115,7 +116,7 @@ def test_parts_of_unlike_jobs_are_refused(directory, fast_path):
 
 def test_a_file_that_another_node_wrote_over_is_missed(directory):
     contribute(directory, NEW, Share(0, 2))
-    again = directory.contribute(NEW, {"rank_0.pt": Path(__file__)}, Share(1, 2), world_size=2)
+    again = directory.contribute(PublishRequest(NEW, {"rank_0.pt": Path(__file__)}, world_size=2), Share(1, 2))
     assert again.complete() is None and again.missing() == [0] and ids(directory) == []
 
 
@@ -177,7 +178,7 @@ def test_what_is_complete_is_published_by_whoever_comes(directory, target):
 
 def test_parts_that_do_not_go_together_are_told_of(directory):
     contribute(directory, NEW, Share(0, 2))
-    directory.contribute(NEW, {"rank_1.pt": Path(__file__)}, Share(1, 2), world_size=5)
+    directory.contribute(PublishRequest(NEW, {"rank_1.pt": Path(__file__)}, world_size=5), Share(1, 2))
     [unfinished] = directory.settle()
     assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
 

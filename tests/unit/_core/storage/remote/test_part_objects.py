@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.objects import Objects
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.share import Share
@@ -20,7 +21,9 @@ OLD, NEW = SaveId(0, 7), SaveId(1, 7)
 
 def contribute(store, tmp_path, id, share):  # noqa: F811
     images = images_of_node(tmp_path / f"image-{id.history}-{id.step}-of-{share.node}", id, share.node)
-    return store.contribute(id, images, share, world_size=share.nodes, details={"attempt": share.attempt})
+    return store.contribute(
+        PublishRequest(id, images, world_size=share.nodes, details={"attempt": share.attempt}), share
+    )
 
 
 def ids(store):  # noqa: F811
@@ -35,12 +38,12 @@ def ids(store):  # noqa: F811
 def test_the_last_part_makes_it_whole(store, tmp_path, order, target):  # noqa: F811
     contributions = []
     for count, node in enumerate(order):
-        assert ids(store) == [] and store.gathered() == [NEW] * bool(count)
+        assert ids(store) == [] and store.scan().gathered == [NEW] * bool(count)
         contributions.append(contribute(store, tmp_path, NEW, Share(node, 3, target=target)))
         assert contributions[-1].missing() == sorted(order[count + 1 :])
         manifest = contributions[-1].complete()
         assert (manifest is None) == (count < 2)
-    assert ids(store) == [NEW] and store.gathered() == []
+    assert ids(store) == [NEW] and store.scan().gathered == []
     assert [contribution.complete() for contribution in contributions] == [manifest] * 3
     assert {entry.name for entry in manifest.files} > {"model.pt", "rank_0.pt", "rank_1.pt", "rank_2.pt"}
     assert manifest.target == target and manifest.details == {"attempt": ""}
@@ -78,15 +81,15 @@ def test_parts_of_unlike_jobs_are_refused(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, NEW, Share(0, 2))
     images = images_of_node(tmp_path / "odd", NEW, 1)
     with pytest.raises(BadCheckpoint, match="numbers of ranks"):
-        store.contribute(NEW, images, Share(1, 2), world_size=5).complete()
+        store.contribute(PublishRequest(NEW, images, world_size=5), Share(1, 2)).complete()
 
 
 def test_leftover_parts_go_with_the_next_publication(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, OLD, Share(0, 2))
-    assert store.sweep() == [] and store.gathered() == [OLD]
+    assert store.sweep() == [] and store.scan().gathered == [OLD]
     for node in (0, 1):
         last = contribute(store, tmp_path, NEW, Share(node, 2))
-    assert last.complete() and store.gathered() == [] and ids(store) == [NEW]
+    assert last.complete() and store.scan().gathered == [] and ids(store) == [NEW]
 
 
 def test_what_is_complete_is_published_by_whoever_comes(store, tmp_path):  # noqa: F811
@@ -105,7 +108,7 @@ def test_what_is_complete_is_published_by_whoever_comes(store, tmp_path):  # noq
 
 def test_parts_that_do_not_go_together_are_told_of(store, tmp_path):  # noqa: F811
     contribute(store, tmp_path, NEW, Share(0, 2))
-    store.contribute(NEW, images_of_node(tmp_path / "odd", NEW, 1), Share(1, 2), world_size=5)
+    store.contribute(PublishRequest(NEW, images_of_node(tmp_path / "odd", NEW, 1), world_size=5), Share(1, 2))
     [unfinished] = store.settle()
     assert unfinished.id == NEW and "cannot be published: the parts of step 7" in unfinished.why
 

@@ -17,6 +17,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote import filesystem as client_module
 from fastckpt._core.storage.remote import objects as objects_module
 from fastckpt._core.storage.remote.remote_store import RemoteStore
@@ -100,7 +101,7 @@ def opened(url: str) -> Iterator[RemoteStore]:
 
 
 def publish(store: RemoteStore, folder: Path, id: SaveId, **options: Any) -> None:
-    store.publish(id, images(folder / f"image-{id.history}-{id.step}", id), **options)
+    store.publish(PublishRequest(id, images(folder / f"image-{id.history}-{id.step}", id), **options))
 
 
 def cleaned(store: RemoteStore) -> None:
@@ -145,7 +146,7 @@ def test_what_is_published_is_found_and_fetched(store, tmp_path):
 
 
 def test_a_large_file_travels_in_parts(store, large, tmp_path):
-    store.publish(SaveId(0, 1), large)
+    store.publish(PublishRequest(SaveId(0, 1), large))
     stored = store.checkpoints()[0]
     store.fetch(stored, ["model.pt"], tmp_path / "into")
     store.verify(stored)
@@ -386,11 +387,12 @@ def test_what_a_killed_process_left_is_swept(on_s3, s3, large, tmp_path):  # noq
     program = f"""
 import pathlib
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote import objects
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 objects.PART = 5 * 2**20
 folder = pathlib.Path({str(large["model.pt"].parent)!r})
-RemoteStore("s3://bucket/run1").publish(SaveId(1, 1), {{path.name: path for path in folder.iterdir()}})
+RemoteStore("s3://bucket/run1").publish(PublishRequest(SaveId(1, 1), {{path.name: path for path in folder.iterdir()}}))
 """
     process = subprocess.Popen([sys.executable, "-c", program])
     try:
@@ -457,7 +459,7 @@ def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how):  # noqa: 
     """Each kind of request of a publication meets it once."""
     faults = [Fault(how, *request) for request in REQUESTS.values()]
     s3.befalls(*faults)
-    on_s3.publish(SaveId(0, 1), large)
+    on_s3.publish(PublishRequest(SaveId(0, 1), large))
     assert [fault.struck for fault in faults] == [1] * len(REQUESTS)
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     assert (tmp_path / "fetched-0-1/model.pt").read_bytes() == large["model.pt"].read_bytes()
@@ -467,7 +469,7 @@ def test_passing_trouble_is_overcome(on_s3, s3, large, tmp_path, how):  # noqa: 
 
 
 def test_passing_trouble_while_reading(on_s3, s3, large, tmp_path):  # noqa: F811
-    on_s3.publish(SaveId(0, 1), large)
+    on_s3.publish(PublishRequest(SaveId(0, 1), large))
     for how in ("drop", 500, 503, "cut", "flip"):
         fault = s3.befalls(Fault(how, "GET", "model.pt", after=1))
         on_s3.fetch(on_s3.checkpoints()[0], ["model.pt"], tmp_path / "into")
@@ -482,14 +484,14 @@ def test_lasting_trouble_is_an_error_and_leaves_nothing(on_s3, s3, large, tmp_pa
         if path != "prefix=":  # without lists nothing can be cleaned up
             fault = s3.befalls(Fault(403, verb, path, times=1000))
             with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credent"):
-                on_s3.publish(SaveId(1, 1), large)
+                on_s3.publish(PublishRequest(SaveId(1, 1), large))
             assert fault.struck
             cleaned(on_s3)
             s3.proxy.faults.clear()
             assert s3.objects() == before
             assert s3.uploads() == []
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
-    on_s3.publish(SaveId(1, 1), large)
+    on_s3.publish(PublishRequest(SaveId(1, 1), large))
     assert ids(on_s3) == [(1, 1)]
 
 
@@ -548,11 +550,12 @@ def test_an_upload_holds_few_parts_in_memory(on_s3, s3, tmp_path):  # noqa: F811
     program = f"""
 import resource, pathlib
 from fastckpt._core.format.ids import SaveId
+from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 store = RemoteStore("s3://bucket/big")
 store.checkpoints()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-store.publish(SaveId(0, 1), {{"model.pt": pathlib.Path({str(big / "model.pt")!r})}})
+store.publish(PublishRequest(SaveId(0, 1), {{"model.pt": pathlib.Path({str(big / "model.pt")!r})}}))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 store.close()
 """

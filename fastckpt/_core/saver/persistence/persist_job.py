@@ -1,6 +1,7 @@
-"""Gives what is in a slot to a durable store: whole, or as one node's part."""
+"""The persist of one slot: what is in it goes to a durable store, whole or as one node's part."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,55 @@ from fastckpt._core.format.completeness import RANKS, lacks, missing_files
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, OF_EACH_NODE, OF_NODE, Manifest
 from fastckpt._core.memory import slots
-from fastckpt._core.storage.image_source import BadSource, ImageSource
+from fastckpt._core.saver.persistence.tenure import Opening, Tenure
+from fastckpt._core.saver.slot import Slot
+from fastckpt._core.storage.image_source import BadSource, ImageSource, PublishRequest
 from fastckpt._core.storage.share import Share
 from fastckpt._core.storage.store import Pending, Store
+from fastckpt.errors import Superseded
+
+PIN = "persist"
+"""How the pins of persists begin."""
+
+
+@dataclass(eq=False)
+class PersistJob:
+    """A slot that is to be persisted, and stays as it is until then.
+
+    Attributes:
+        target: Where its user wants the model.
+        flush: Whether nobody asked for it.
+        lasting: Whether no newer save may overtake it.
+        attempts: How often it has failed.
+    """
+
+    slot: Slot
+    id: SaveId
+    target: str
+    flush: bool
+    lasting: bool = True
+    attempts: int = 0
+
+    def pin(self) -> None:
+        """Keep the slot as it is."""
+        self.slot.pins[f"{PIN} {self.target}"] = f"step {self.id.step} is being persisted"
+
+    def unpin(self) -> None:
+        """Need the slot no more."""
+        self.slot.pins.pop(f"{PIN} {self.target}", None)
+
+    def hand_over(self, storage: Store, tenure: Tenure) -> Manifest | Pending:
+        """Publish what is in the slot, if no other job has come in the place of this one, then or meanwhile."""
+        if (opening := Opening.of_slot(self.slot.path)) is not None:  # else it is told what is wrong with it
+            tenure.hold(opening)
+        try:
+            result = hand_over(storage, self.slot.path, self.id, self.target)
+        except Superseded:
+            tenure.check()  # it knows whose the newer one is
+            raise
+        if isinstance(result, Manifest):
+            tenure.check()
+        return result
 
 
 def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest | Pending:
@@ -41,9 +88,9 @@ def hand_over(storage: Store, slot: Path, id: SaveId, target: str) -> Manifest |
     if nodes == 1:
         if missing := missing_files(sources.keys(), world_size, details):
             raise BadSource(f"{slot} is {lacks(missing, world_size)}")
-        return storage.publish(id, sources, target=target, parent=since, world_size=world_size, details=details)
+        return storage.publish(PublishRequest(id, sources, target, since, world_size, details))
     share = Share(node, nodes, details.get("attempt", ""), target)
-    part = storage.contribute(id, sources, share, parent=since, world_size=world_size, details=details)
+    part = storage.contribute(PublishRequest(id, sources, "", since, world_size, details), share)
     return part.complete() or part
 
 

@@ -1,0 +1,49 @@
+"""The saves of one directory that were skipped, or can never be whole: what is logged of them."""
+
+import logging
+from collections import Counter
+
+from fastckpt._core.format.ids import SaveId
+
+logger = logging.getLogger("fastckpt")
+
+
+class SkippedSaves:
+    """Each reason is logged once, when it begins; the end of the job counts what no later checkpoint made up for.
+
+    Attributes:
+        reasons: How many saves were lost since a rank is gone, by reason.
+        last_was_skipped: Whether the save before was skipped: no warning is needed then.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+        self.last_was_skipped = False
+        self._newest = SaveId(0, 0)
+        self._warned = False
+
+    def lose(self, save: SaveId, why: str) -> None:
+        """A save can never be whole, since a rank is gone; it is counted once."""
+        if save <= self._newest:
+            return
+        self._newest = save
+        if not self.reasons[why]:
+            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+        self.reasons[why] += 1
+
+    def skip(self, save: SaveId, why: str) -> None:
+        """A save found no slot."""
+        if not self.last_was_skipped:
+            logger.warning("saves are skipped from step %d on: %s", save.step, why)
+
+    def warn_of_unlike(self, unlike: str) -> None:
+        """Ranks save different steps; logged once."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("not every rank saves the same steps: %s", unlike)
+
+    def report(self, kept: SaveId | None, directory: str) -> None:
+        """At the end of the job: what was lost after the newest checkpoint, ``kept``."""
+        for why, count in self.reasons.items() if kept is None or kept < self._newest else ():
+            saves = "1 save was" if count == 1 else f"{count} saves were"
+            logger.error("%s skipped, as %s: the newest checkpoint is %s in %s", saves, why, kept or "none", directory)

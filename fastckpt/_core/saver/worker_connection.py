@@ -1,0 +1,153 @@
+"""The connection of one worker to the saver: answers its messages, and notices its end."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+from fastckpt._core import metrics
+from fastckpt._core.ipc import messages as m
+from fastckpt._core.ipc.channel import pack, receive
+from fastckpt._core.saver.coordinator import Coordinator
+from fastckpt._core.saver.worker_events import joined, told
+from fastckpt.errors import FastckptError, ProtocolError
+
+logger = logging.getLogger("fastckpt")
+
+
+class WorkerConnection:
+    """Serves one writer, from its hello until it hangs up or dies."""
+
+    def __init__(self, pid: int, find: Callable[[m.Hello], Coroutine[Any, Any, Coordinator]]) -> None:
+        self._pid = pid
+        self._find = find
+        self._keeper: Coordinator | None = None
+        self._rank = -1
+        self._heard = time.monotonic()
+
+    @property
+    def is_writer_elsewhere(self) -> bool:
+        """Whether it has said hello, and is no part of this process."""
+        return self._keeper is not None and self._pid != os.getpid()
+
+    @property
+    def is_writer_here(self) -> bool:
+        """Whether it has said hello, and is a part of this process."""
+        return self._keeper is not None and self._pid == os.getpid()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._heard
+
+    def may_finish(self, others: Collection["WorkerConnection"]) -> bool:
+        """Whether a save may still become whole by writers of these connections."""
+        keeper = self._keeper
+        return keeper is not None and keeper.awaits({other._rank for other in others if other._keeper is keeper})
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        death = _watch(self._pid, reader)
+        try:
+            while (message := await receive(reader)) is not None:
+                self._heard = time.monotonic()
+                answer = await self._answer_anyway(message)
+                if isinstance(message, m.UNANSWERED):
+                    continue
+                writer.write(pack(answer))
+                await writer.drain()
+        finally:
+            death()
+            if self._keeper is not None:
+                self._keeper.lost(self._rank, self._pid)
+
+    async def _answer_anyway(self, message: m.Message) -> m.Message:
+        """The answer, or the error; one of our own must not make the worker believe that the saver is gone."""
+        try:
+            return await self._answer(message)
+        except Exception as error:
+            if not isinstance(error, FastckptError | OSError):
+                logger.error("%s could not be answered", type(message).__name__, exc_info=error)
+            return m.Failed(type(error).__name__, str(error))
+
+    async def _answer(self, message: m.Message) -> m.Message:
+        if isinstance(message, m.Hello):
+            if message.local_rank >= message.local_world_size:
+                raise ProtocolError(f"local rank {message.local_rank} of {message.local_world_size}")
+            keeper = await self._find(message)
+            welcome = _welcome(keeper, keeper.join(message, self._pid))
+            self._keeper, self._rank = keeper, message.local_rank  # one that is refused has nothing to lose
+            self._hello = message
+            joined(message, self._pid)
+            return welcome
+        if self._keeper is None:
+            raise ProtocolError(f"{type(message).__name__} before Hello")
+        return await self._act(self._keeper, message)
+
+    async def _act(self, keeper: Coordinator, message: m.Message) -> m.Message:
+        match message:
+            case m.BeginSave():
+                return await keeper.begin(self._rank, message)
+            case m.Reserve():
+                await keeper.prepare(self._rank, message.files)
+                return m.Done()
+            case m.Pin():
+                verified = [] if keeper.writers.latest else keeper.readers.verified()
+                held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
+                return m.Pinned(held, durable, verified, keeper.readers.lost())
+            case m.NextHistory():
+                return _welcome(keeper, keeper.writers.next_history(self._rank))
+            case m.Ask():
+                return keeper.status(self._rank)
+        self._note(keeper, message)
+        return m.Done()
+
+    def _note(self, keeper: Coordinator, message: m.Message) -> None:
+        match message:
+            case m.Committed():
+                keeper.committed(self._rank, message)
+            case m.Release():
+                keeper.readers.release(self._pid)
+            case m.Bad():
+                keeper.give_up(message)
+            case m.Resumed():
+                keeper.readers.resumed(message)
+            case m.Loaded() | m.Decided():
+                told(self._hello, message)
+            case m.Goodbye():
+                keeper.leave(self._rank, message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is an answer, not a question")
+
+
+def _welcome(keeper: Coordinator, history: int) -> m.Welcome:
+    return m.Welcome(str(keeper.arena.path), history, keeper.progress.name)
+
+
+def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
+    """End the reader's stream when the process dies; returns what ends the watch.
+
+    A socket's end is a hint alone: a forked child of the worker keeps it open.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        reader.feed_eof()
+        return lambda: None
+
+    def stop() -> None:
+        nonlocal fd
+        if fd >= 0:  # else another watch may have the number by now
+            loop.remove_reader(fd)
+            os.close(fd)
+            fd = -1
+
+    def died() -> None:
+        metrics.event("writer_died", worker=pid)
+        reader.feed_eof()
+        stop()
+
+    loop.add_reader(fd, died)
+    return stop
