@@ -43,7 +43,7 @@ def launch_of(place: RankInfo) -> str:
 
 
 def leave_own_saver(*, failed: bool) -> None:
-    """End the saver of this process if all writers have taken leave; else that waits until this process exits.
+    """End the saver of this process if all writers have deregistered; else that waits until this process exits.
 
     ``failed`` is whether an exception ended the writer that leaves: then the others may be waiting for this process.
     """

@@ -135,7 +135,7 @@ class Bad:
 
     Attributes:
         memory: Ids (history and step) of those in memory: they must neither be offered again nor persisted.
-        storage: Whether some on storage were bad, too: what is durable must be looked up anew.
+        storage: Whether some on storage were bad, too: what is durable must be looked up again.
     """
 
     memory: list[list[int]]

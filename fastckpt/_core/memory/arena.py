@@ -88,11 +88,11 @@ class Arena:
         return arena
 
     def is_there(self) -> bool:
-        """Whether it is still ours: somebody may have removed it, and another job have made it anew."""
+        """Whether it is still ours: somebody may have removed it, and another job have made it again."""
         return is_named(self._lock, self.path / OWNER)
 
     def restore(self) -> None:
-        """Make the arena anew after somebody has removed it; what it held is lost, but its mappings stay valid.
+        """Make the arena again after somebody has removed it; what it held is lost, but its mappings stay valid.
 
         Raises OSError or ArenaInUse, and leaves nothing of it: half an arena would pass for one.
         """

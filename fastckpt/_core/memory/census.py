@@ -1,4 +1,4 @@
-"""What lies in shared memory, whose it is, and what of it nobody owns any more."""
+"""Lists what is in shared memory, whose it is, and what of it nobody owns any more."""
 
 import enum
 import logging

@@ -1,4 +1,4 @@
-"""Which checkpoint directory the memory in an arena belongs to."""
+"""The record that binds the memory in an arena to its checkpoint directory."""
 
 from dataclasses import dataclass
 from pathlib import Path

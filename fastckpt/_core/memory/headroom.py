@@ -1,4 +1,4 @@
-"""How much memory, or disk, arenas can take before something fails or is killed."""
+"""Computes how much memory, or disk, arenas can take before something fails or is killed."""
 
 import enum
 import os

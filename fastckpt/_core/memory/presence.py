@@ -1,4 +1,4 @@
-"""Who may write to an arena: each writer signs there and shares a lock, which an adopter must have for itself."""
+"""The writers of an arena: each signs there and shares a lock, which an adopter must have for itself."""
 
 import errno
 import logging
@@ -59,7 +59,7 @@ class Presence:
             time.sleep(0.01)
 
     def renew(self) -> None:
-        """Be present in an arena that its owner has made anew since; raises OSError or ArenaInUse."""
+        """Be present in an arena that its owner has made again since; raises OSError or ArenaInUse."""
         if self._lock < 0 or not is_named(self._lock, self._arena / LOCK):
             self.close()
             self._enter()
@@ -73,7 +73,7 @@ class Presence:
 
 
 def signed(arena: Path) -> list[tuple[Path, Process]]:
-    """The signatures of writers that have not taken leave, the dead among them, and whose they are."""
+    """The signatures of writers that have not deregistered, the dead among them, and whose they are."""
     found = [(arena / name, read_record(arena / name)) for name in names_in(arena) if name.startswith(_SIGNATURE)]
     return [(path, process) for path, record in found if (process := Process.from_record(record)) is not None]
 

@@ -1,4 +1,4 @@
-"""Who a process is, beyond its number, which the kernel gives to others later."""
+"""Identifies a process beyond its number, which the kernel gives to others later."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Where the workers of a launch that has no agent find the saver of their node."""
+"""The address at which workers of a launch without an agent find the saver of their node."""
 
 import contextlib
 import os

@@ -133,7 +133,7 @@ def commit(slot: Path, writer: int, record: SlotDone) -> None:
 
 
 def write_digests(slot: Path, id: SaveId, digests: dict[str, str]) -> None:
-    """Say what the images of a committed save hold; only its owner may, while the slot cannot be begun anew.
+    """Say what the images of a committed save hold; only its owner may, while the slot cannot be begun again.
 
     Args:
         slot: The slot's directory.

@@ -41,7 +41,7 @@ class Telemetry:
         beat: When it said something last; 0 for never.
         stalled: How long it has spent in saves and waiting for them, all in all.
         named: How many steps it had completed when it named ``step``.
-        pid: The process that speaks; 0 once it has taken leave.
+        pid: The process that speaks; 0 once it has deregistered.
         stacks: How to ask for its Python stacks, as `memory.stacks` knows it; 0 if one cannot.
         allowed: How long its phase may last, as it says itself; 0 if it does not say.
         phase: What it is doing, such as "snapshot.fill"; empty for taking steps.
@@ -65,7 +65,7 @@ class TelemetryBlock:
     """The blocks of all local ranks of a node, in a POSIX shared memory object."""
 
     def __init__(self, name: str, ranks: int = 0) -> None:
-        """Open ``name``, or make it anew with room for ``ranks`` if that is given, and own it until `close`."""
+        """Open ``name``, or make it again with room for ``ranks`` if that is given, and own it until `close`."""
         if ranks:
             unlink(name)
         self._lock = -1
@@ -169,7 +169,7 @@ class Line:
         self._words[_STALLED] += nanoseconds
 
     def leave(self) -> None:
-        """Say that the process takes leave: when it did something last stands."""
+        """Record that the process deregisters: when it did something last stands."""
         beat = self._words[_BEAT]
         self._words[_PID] = 0
         self.enter("")

@@ -1,4 +1,4 @@
-"""Where a launch has its arenas, and what launches that had theirs in another place left there."""
+"""Chooses where a launch has its arenas, and finds what launches with another place left there."""
 
 import errno
 import logging

@@ -119,7 +119,7 @@ class Coordinator:
             self._settle(local_rank)
 
     def leave(self, local_rank: int, message: Goodbye) -> None:
-        """A writer takes leave: what waits for it takes what it lends, or will not be whole."""
+        """A writer deregisters: what waits for it takes what it lends, or will not be whole."""
         self._hear_of_other_nodes(message.closed)
         loan = Loan(message.lends, message.details) if message.lends else None
         self.writers.leave(local_rank, message.history, loan)
@@ -219,7 +219,7 @@ class Coordinator:
             self.persister.flush(newest)
 
     async def begin(self, writer: int, message: BeginSave) -> Granted | Skipped:
-        """Choose a slot for a save, once for all writers, and anew for one that asks again; raises ArenaTooSmall."""
+        """Choose a slot for a save, once for all writers, and again for one that asks again; raises ArenaTooSmall."""
         save = SaveId(message.history, message.step)
         self._hear_of_other_nodes(message.closed)
         again = self.writers.begin(writer, save)

@@ -39,7 +39,7 @@ class Reservations:
         self._warned = False
 
     def look_again(self) -> None:
-        """Count anew what is there when that is needed next: others may have removed some of it."""
+        """Count again what is there when that is needed next: others may have removed some of it."""
         self._present.clear()
 
     def clear_away(self, slot: Slot, names: set[str]) -> None:

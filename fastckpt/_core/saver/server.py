@@ -106,7 +106,7 @@ class Saver:
 
     @property
     def deserted(self) -> bool:
-        """Whether all writers of all checkpoint directories have taken leave."""
+        """Whether all writers of all checkpoint directories have deregistered."""
 
         async def ask() -> bool:
             return all(keeper.writers.deserted for keeper in self._keepers.values())

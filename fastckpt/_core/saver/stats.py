@@ -1,4 +1,4 @@
-"""What became of the checkpoints of one directory, counted by the saver for the end of the job."""
+"""Counts what became of the checkpoints of one directory, for the report at the end of the job."""
 
 import re
 import time

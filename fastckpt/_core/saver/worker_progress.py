@@ -1,4 +1,4 @@
-"""How far the workers of a node are, as they say it in the telemetry block, for when they cannot say it any more."""
+"""Reads how far the workers of a node are from the telemetry block, also after they have died."""
 
 import logging
 import threading

@@ -128,7 +128,7 @@ class Writers:
         return self.next_history(rank)
 
     def leave(self, rank: int, history: int, loan: Loan | None = None) -> None:
-        """A rank that wrote a history takes leave."""
+        """A rank that wrote a history deregisters."""
         self._present.pop(rank, None)
         self._gone[rank] = Departure(CLOSED, self._latest.get(rank), history, loan)
 
@@ -198,7 +198,7 @@ class Writers:
 
     @property
     def deserted(self) -> bool:
-        """Whether all have taken leave."""
+        """Whether all have deregistered."""
         return self._gone.keys() >= self.all and not self._present
 
     def lenders(self, save: SaveId) -> Iterator[tuple[int, Loan]]:

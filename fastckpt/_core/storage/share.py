@@ -1,4 +1,4 @@
-"""What one of several nodes has of a checkpoint, as a manifest of its own, and how these make one."""
+"""One node's part of a checkpoint as a manifest of its own, and how parts make one checkpoint."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What a durable place for checkpoints does, and which one a location means."""
+"""The protocol of a durable place for checkpoints, and the store that a location means."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The durable levels of a checkpoint directory: the directory itself, and perhaps a remote store behind it."""
+"""The durable tiers of a checkpoint directory: the directory itself, and perhaps a remote store."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ FURTHER_WORDS = 60.0
 
 
 class DurableTiers:
-    """Memory is persisted to the first level; what is durable there is uploaded to the second."""
+    """Memory is persisted to the first tier; what is durable there is uploaded to the second."""
 
     def __init__(self, hello: Hello, newest_slot: Callable[[], Slot | None], copier: Copier, job: Job) -> None:
         alone, first = hello.local_world_size == hello.world_size, hello.group_rank == 0
@@ -83,7 +83,7 @@ class DurableTiers:
             return 0  # it counts as one that may hold many: see `Uploader.open`
 
     def claim(self, slot: Slot) -> None:
-        """Open the history of what is whole in a slot in all levels, in the background, unless that was done."""
+        """Open the history of what is whole in a slot in all tiers, in the background, unless that was done."""
         if slot.id is None or slot.id.history <= self._claimed or (self._claiming and not self._claiming.done()):
             return
         self._claiming = asyncio.create_task(self._claim(slot, slot.id.history))
@@ -128,7 +128,7 @@ class DurableTiers:
         return [text for text in await asyncio.gather(*looks) if text]
 
     def join(self, hello: Hello) -> None:
-        """Heed what a writer wishes."""
+        """Apply the options of a writer."""
         if hello.local_rank == 0 and hello.policy:
             self._policy = from_json(hello.policy)
         if hello.local_rank == 0 and hello.remote_policy:
@@ -144,11 +144,11 @@ class DurableTiers:
 
     @property
     def newest(self) -> SaveId | None:
-        """The newest durable checkpoint of all levels; None if there is none."""
+        """The newest durable checkpoint of all tiers; None if there is none."""
         return max((save for save in (self.persister.durable, self.upload.copies.newest) if save), default=None)
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Find out anew what is durable, since some of it was found bad; then call ``then``."""
+        """Look again for what is durable, since some of it was found bad; then call ``then``."""
         self.persister.look_again(then)
         self.upload.forget()
 
@@ -187,7 +187,7 @@ class DurableTiers:
         await asyncio.gather(*(asyncio.to_thread(tenure.step_down) for tenure in self._tenures))
 
     async def leave(self) -> None:
-        """Say in each level that this job has ended, so that others need not wait for it."""
+        """Record in each tier that this job has ended, so that others need not wait for it."""
         await asyncio.gather(*(asyncio.to_thread(tenure.close) for tenure in self._tenures))
 
 

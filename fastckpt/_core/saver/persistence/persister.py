@@ -89,7 +89,7 @@ class Persister:
         return self.durable
 
     def look_again(self, then: Callable[[], None]) -> None:
-        """Find out anew what is durable, since some of it was found bad; then call ``then``."""
+        """Look again for what is durable, since some of it was found bad; then call ``then``."""
         self._looking = asyncio.create_task(self._look_again(then))
 
     async def _look_again(self, then: Callable[[], None]) -> None:
@@ -160,7 +160,7 @@ class Persister:
         if lasting:
             self.tally.asked.add((job.id, job.target))
         if self._jobs and self._jobs[0].attempts:
-            self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try anew
+            self._jobs[0].attempts = 1  # a retry takes the newest checkpoint anyway: let it try again
             self._jobs[0].flush |= flush
             return
         job.pin()

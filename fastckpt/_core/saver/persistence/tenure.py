@@ -168,7 +168,7 @@ class Tenure:
             return  # the agent of another node was first
         self._held, self._is_new = record, True
         self._watch()
-        self._look()  # one that stood still for long may have made a record anew that was removed since
+        self._look()  # one that stood still for long may have made again a record that was removed since
 
     def _record(self, history: int, **opening: Any) -> Record:
         """The record by which this process opens a history."""
@@ -258,7 +258,7 @@ class Tenure:
                 self._histories.write(self._held)
             except PersistError:
                 if self._histories.read(self._held.history) is None:
-                    self._held = None  # somebody has removed it: the next persist makes it anew
+                    self._held = None  # somebody has removed it: the next persist makes it again
                 raise
 
     def stop(self) -> None:

@@ -97,7 +97,7 @@ class Uploader:
             self._task = asyncio.create_task(self._run())
 
     def forget(self) -> None:
-        """Some of what the remote store held was found bad: find out anew what it holds."""
+        """Some of what the remote store held was found bad: look again for what it holds."""
         self.copies.newest = None
         self.look()
 

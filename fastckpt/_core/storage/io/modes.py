@@ -1,4 +1,4 @@
-"""Who may read what is made on storage: as the umask of the job says, or as its user chose."""
+"""Modes of files on storage: as the umask of the job says, or as its user chose."""
 
 import logging
 import os

@@ -33,10 +33,10 @@ def create(target: Path) -> int:
 
 
 class WriteBehind:
-    """Follows a writer to a file: of what it wrote, only the last two blocks lie in the page cache.
+    """Follows a writer to a file: of what it wrote, only the last two blocks are in the page cache.
 
     Without it a checkpoint fills the memory of the host with pages that are yet to be written, until the kernel
-    stops whoever writes next, and drives out what others have cached.
+    stops whoever writes next, and evicts what others have cached.
     """
 
     def __init__(self, descriptor: int) -> None:

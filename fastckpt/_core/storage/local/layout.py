@@ -1,4 +1,4 @@
-"""Where everything lies in a checkpoint directory."""
+"""The paths of a checkpoint directory, and its locks."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Which checkpoints of a directory count: the reader's rule."""
+"""The reader's rule: finds the checkpoints of a directory that count."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

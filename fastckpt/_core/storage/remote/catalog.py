@@ -1,4 +1,4 @@
-"""Which checkpoints at a URL count: the reader's rule for objects."""
+"""The reader's rule for objects: finds the checkpoints at a URL that count."""
 
 import hashlib
 import re

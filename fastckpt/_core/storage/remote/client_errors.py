@@ -1,4 +1,4 @@
-"""What a store's client raises, of which there is no list, as errors that say what was done and what to do."""
+"""Turns what a store's client raises, of which there is no list, into errors that name the remedy."""
 
 import logging
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Where the bytes of one large object go while it is made."""
+"""Sinks for the bytes of one large object while it is made."""
 
 from functools import partial
 from typing import Any, Protocol
