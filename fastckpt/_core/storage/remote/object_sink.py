@@ -21,7 +21,7 @@ class ObjectSink(Protocol):
         """Leave nothing."""
 
 
-class Stream:
+class StreamSink:
     """A file of fsspec that is written in one go."""
 
     def __init__(self, client: RemoteFilesystem, path: str, block_size: int) -> None:

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fastckpt._core.storage.remote.client_errors import LoggedErrors
 from fastckpt._core.storage.remote.filesystem import RemoteFilesystem
 from fastckpt._core.storage.remote.multipart import LARGEST_COUNT, Multipart, abort_abandoned
-from fastckpt._core.storage.remote.object_sink import ObjectSink, Stream
+from fastckpt._core.storage.remote.object_sink import ObjectSink, StreamSink
 from fastckpt.errors import BadCheckpoint
 
 PART = 16 * 2**20
@@ -72,7 +72,7 @@ class Objects:
         if self._client.is_s3:
             return Multipart(self._client, path, self._pool)
         self._make_directory(path)
-        return Stream(self._client, path, PART)
+        return StreamSink(self._client, path, PART)
 
     def put(self, name: str, data: bytes) -> None:
         """Make an object of bytes, at once."""

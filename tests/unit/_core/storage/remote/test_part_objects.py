@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.remote.objects import Objects
+from fastckpt._core.storage.remote import upload
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.share import Share
 from fastckpt.errors import BadCheckpoint, PersistError
@@ -61,16 +61,16 @@ def test_what_does_not_belong_together_does_not_meet(store, tmp_path):  # noqa: 
 
 def test_an_object_that_was_lost_is_noticed_before_the_part_counts(store, tmp_path, monkeypatch):  # noqa: F811
     """Somebody deleted it, or aborted its upload: the persist has failed, and is tried again."""
-    upload, lost = Objects.upload, []
+    real, lost = upload._upload, []
 
     def lose_the_first(objects, source, name, pace):
-        done = upload(objects, source, name, pace)
+        done = real(objects, source, name, pace)
         if not lost:
             lost.append(name)
             objects.remove(name)
         return done
 
-    monkeypatch.setattr(Objects, "upload", lose_the_first)
+    monkeypatch.setattr(upload, "_upload", lose_the_first)
     with pytest.raises(PersistError, match="but the store has none"):
         contribute(store, tmp_path, NEW, Share(0, 1))
     assert contribute(store, tmp_path, NEW, Share(0, 1)).complete()
