@@ -663,7 +663,7 @@ class TestPins:
         one.save_checkpoint(2, state(2), storage_type=MEMORY)
         program = f"""
 import os, signal, time
-from fastckpt.ipc import messages as m
+from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import Channel
 channel = Channel({ranks.saver.address!r}, 10)
 channel.ask(m.Hello({str(ranks.directory)!r}, 0, 1, 1, 0, 0))

@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[4]
 JOB = """
     import os, sys
     from pathlib import Path
-    from fastckpt._core.config import Place, Settings
-    from fastckpt.engine import saver, service
-    from fastckpt._core.client.connection import Link
+    from fastckpt._core.config import RankInfo, Settings
+    from fastckpt._core import in_process_saver as service
+    from fastckpt._core.saver import server as saver
+    from fastckpt._core.client.connection import SaverClient
     from fastckpt._core.client.save_results import TO_MEMORY
     from fastckpt._core.client.saver_options import wishes
     from fastckpt._core.format.ids import SaveId
@@ -26,9 +27,9 @@ JOB = """
     told, tell = os.pipe()
 
     def rank(number):
-        place = Place(rank=number, local_rank=number, world_size=2, local_world_size=2, master="launch:1")
+        place = RankInfo(rank=number, local_rank=number, world_size=2, local_world_size=2, master="launch:1")
         address = service.saver_address(place, Settings.from_environment())
-        return Link(wishes(sys.argv[1], None, "never"), place, address)
+        return SaverClient(wishes(sys.argv[1], None, "never"), place, address)
 
     def begin(link, step):
         files = {f"rank_{link.place.rank}.pt": 4096}
@@ -37,7 +38,7 @@ JOB = """
 
     def save(link, step):
         slot, files = begin(link, step)
-        record = slots.Done(SaveId(link.history, step), files, {"world_size": 2, "rank": link.place.rank})
+        record = slots.SlotDone(SaveId(link.history, step), files, {"world_size": 2, "rank": link.place.rank})
         slots.commit(slot, link.place.rank, record)
         link.committed(record.id, TO_MEMORY)
 

@@ -266,7 +266,7 @@ def test_a_node_is_killed_at_every_file_operation(fast_path, crash, target, node
 @pytest.mark.parametrize("rounds", [15])
 def test_publishers_race(fast_path, target, rounds):
     """Nodes in processes of their own, all at once: one publishes, the others find it published."""
-    command = [sys.executable, str(Path(__file__).with_name("crasher.py"))]
+    command = [sys.executable, str(Path(__file__).parents[1] / "crasher.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     nodes = [subprocess.Popen(command, **pipes) for _ in range(3)]
