@@ -13,7 +13,6 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
-from fastckpt_run.help import launcher_parser
 from fastckpt_run.options import parse
 from fastckpt_run.shutdown import given_up
 from fastckpt_run.torchrun_patches import substituted
@@ -63,7 +62,7 @@ def _main(argv: Sequence[str] | None) -> None:
 @record
 def run(argv: Sequence[str]) -> None:
     """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
-    settings, arguments = parse(launcher_parser(), argv)
+    settings, arguments = parse(argv)
     with substituted(settings):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
 
