@@ -88,13 +88,11 @@ def _remove(entry: ArenaEntry, *, force: bool, yes: bool) -> str:
 
 def _table(screen: Screen, entries: list[ArenaEntry], outcomes: dict[Path, str]) -> None:
     columns = ["STATE", ">SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
-    rows = [
-        [
-            str(entry.state), decimal(entry.size), known(entry.newest) if entry.newest else "nothing",
-            f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?", entry.directory or "?", str(entry.path),
-        ]
-        for entry in entries
-    ]  # fmt: skip
+    rows = list[list[str]]()
+    for entry in entries:
+        owner = f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?"
+        newest = known(entry.newest) if entry.newest else "nothing"
+        rows.append([str(entry.state), decimal(entry.size), newest, owner, entry.directory or "?", str(entry.path)])
     if outcomes:
         columns = [*columns, "WHAT"]
         rows = [[*row, outcomes[entry.path]] for row, entry in zip(rows, entries, strict=True)]

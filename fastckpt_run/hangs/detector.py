@@ -123,9 +123,13 @@ class HangWatch:
         self._pace.see(lines)
         self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
         allowed = limits(
-            self._setting, self._pace.slowest(now), len(self._hangs),
-            start=self._pace.start, sees_all=self._sees_all, may_restart=may_restart,
-        )  # fmt: skip
+            self._setting,
+            self._pace.slowest(now),
+            len(self._hangs),
+            start=self._pace.start,
+            sees_all=self._sees_all,
+            may_restart=may_restart,
+        )
         sights = self._sights(now, lines)
         if occupied(list(sights.values()), allowed):
             self._waits.pass_by(passed)
@@ -239,11 +243,9 @@ def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None
         told |= {"silent": sight.silent if sight else None, "step": last.step, "steps": last.steps, "phase": last.phase}
         found.append(told | {"state": witness.state, "place": witness.place})
         text = hang.stacks.get(rank, Stacks()).text.rstrip() or "its stacks cannot be had"
-        logger.error(
-            "rank %d (local rank %d, pid %d, state %s) after %d steps, %s:\n%s",
-            ranks[rank], rank, pids[rank], witness.state or "exited", witness.steps,
-            f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer", text,
-        )  # fmt: skip
+        process = f"local rank {rank}, pid {pids[rank]}, state {witness.state or 'exited'}"
+        silence = f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer"
+        logger.error("rank %d (%s) after %d steps, %s:\n%s", ranks[rank], process, witness.steps, silence, text)
     metrics.event("hang", culprits=[ranks[r] for r in hang.culprits], reason=hang.reason, silent=silent, ranks=found)
 
 

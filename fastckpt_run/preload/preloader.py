@@ -16,8 +16,8 @@ from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.fork_request import ForkReport, ForkRequest, ignored_signals
 from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
 from fastckpt_run.preload.orphans import reap
-from fastckpt_run.preload.script_analysis import Script, read
 from fastckpt_run.preload.template_process import Template, TemplateError, inheritance
+from fastckpt_run.script_analysis import Script, read
 
 logger = logging.getLogger("fastckpt.launcher")
 

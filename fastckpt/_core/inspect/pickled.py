@@ -34,9 +34,19 @@ _TYPED = {
 """The types of elements by the names of torch's storage classes."""
 _SIZES = {"bool": 1, "bfloat16": 2, "complex32": 4, "complex64": 8, "complex128": 16, "quint4x2": 1, "quint2x4": 1}
 _ERRORS = (
-    pickle.UnpicklingError, ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
-    MemoryError, RuntimeError, TypeError, ValueError, struct.error,
-)  # fmt: skip
+    pickle.UnpicklingError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 """What a damaged pickle can raise."""
 
 

@@ -12,10 +12,8 @@ from fastckpt._core.report.launches import Launch, LaunchRound, Sample
 USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
 DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
 SETUP, RESUME, END, DOWN, UNEXPLAINED = "setup", "resume", "end", "down", "unexplained"
-CAUSES = (
-    USEFUL, STALL, REPEATED, INTERRUPTED, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN,
-    UNEXPLAINED,
-)  # fmt: skip
+_OF_STEPS = (USEFUL, STALL, REPEATED, INTERRUPTED)
+CAUSES = (*_OF_STEPS, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN, UNEXPLAINED)
 TRAINING = frozenset({USEFUL, STALL, REPEATED})
 
 
