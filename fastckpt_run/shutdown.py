@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from fastckpt._core.saver.server import Saver
+from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -61,14 +61,14 @@ def _counted(before: int) -> Iterator[list[signal.Signals]]:
         if left > 0:
             logger.warning("%s: the last flush goes on; %d more to give it up", received[-1].name, left)
 
-    numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is _terminate_process_handler]
+    numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is SIGNAL_HANDLER]
     for number in numbers:
         signal.signal(number, count)
     try:
         yield received
     finally:
         for number in numbers:
-            signal.signal(number, _terminate_process_handler)
+            signal.signal(number, SIGNAL_HANDLER)
 
 
 def signals_in(error: BaseException | None) -> int:

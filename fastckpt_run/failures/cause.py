@@ -2,6 +2,7 @@
 
 import re
 import sysconfig
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -11,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fastckpt
 from fastckpt_run.failures.tracebacks import last_traceback, tail_of
+from fastckpt_run.torchrun_patches import is_shown
 
 _RANK = re.compile(r"^\[rank\d{1,9}\]: ?", re.MULTILINE)
 """What torch puts before each line of a traceback once there is a process group."""
@@ -78,3 +80,30 @@ def _plain(text: str) -> str:
     """A line without what a terminal would obey, of reasonable length."""
     text = "".join(c if c.isprintable() else " " for c in text).strip()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lost: str) -> None:
+    """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is.
+
+    ``hung`` are the pids of workers that were killed for that; ``lost`` says why all were stopped, if none had failed.
+    """
+    if failure.exitcode < 0 and not isinstance(failure.message, dict):
+        if failure.pid in hung:
+            failure.message += ", from the agent, because it hung"
+        elif failure.local_rank in getattr(workers, "stopped", ()):
+            failure.message += f", from the agent, because {lost or 'another worker had failed'}"
+    elif is_shown(workers, failure.local_rank):
+        failure.message = f"{_summary(failure)}see above for what the worker printed"
+    elif not isinstance(failure.message, dict):
+        failure.message = _last_traceback(Path(workers.stderrs[failure.local_rank]))
+
+
+def _summary(failure: ProcessFailure) -> str:
+    return f"{failure.message.get('message')}; " if isinstance(failure.message, dict) else ""
+
+
+def _last_traceback(log: Path) -> str:
+    """The end of a redirected stderr, from its last traceback on."""
+    if not log.is_file():
+        return "not known: its stderr was not shown"
+    return "\n  ".join([f"see {log}", *last_traceback(tail_of(str(log)))]).rstrip()

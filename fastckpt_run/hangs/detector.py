@@ -15,9 +15,9 @@ from fastckpt._core.memory.stacks import Stacks, ask
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.hangs import Observation, Witness, culprits, hung, limits, occupied
 from fastckpt_run.failures.deaths import peek
-from fastckpt_run.grace import kill_group
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
 from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
+from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt_run.failures.deaths import peek
-from fastckpt_run.grace import ask_to_end
+from fastckpt_run.workers import ask_to_end
 from tests.e2e.launcher.conftest import Jobs, program, until
 
 

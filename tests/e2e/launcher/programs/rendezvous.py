@@ -7,7 +7,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from fastckpt_run.rendezvous import forget_last_round, hastened
+from fastckpt_run.torchrun_patches import forget_last_round, hastened
 
 
 def handler(name: str, most: int) -> DynamicRendezvousHandler:
