@@ -3,8 +3,9 @@
 import struct
 import zipfile
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from fastckpt._core.inspect.pickled import describe
 from fastckpt.errors import BadCheckpoint
 
 LARGEST_PICKLE = 2**30
@@ -77,6 +78,10 @@ class Archive(Opened):
         except _ERRORS as error:
             raise BadCheckpoint(f"{name} is no torch.save file (a zip archive): {error}") from error
 
+    def state(self) -> Any:
+        """What it holds: containers and values as they are; tensors and all else described."""
+        return describe(self.pickled(), self.name)
+
     def pickled(self) -> bytearray:
         """The pickle of the state; raises BadCheckpoint if there is none, or none of a sane size."""
         extent = self.extent("data.pkl")
@@ -86,9 +91,13 @@ class Archive(Opened):
 
     def byteorder(self) -> str:
         """The order of bytes in its tensors: "little" or "big"."""
-        return (
-            self.read(self.extent("byteorder")).decode(errors="replace") if "byteorder" in self._entries else "little"
-        )
+        if "byteorder" not in self._entries:
+            return "little"
+        return self.read(self.extent("byteorder")).decode(errors="replace")
+
+    def stored(self, key: str) -> Extent:
+        """Where the bytes of a storage lie."""
+        return self.extent(f"data/{key}")
 
     def extent(self, entry: str) -> Extent:
         """Where an entry lies, such as ``data/0``, the first storage; raises BadCheckpoint if it is not there."""

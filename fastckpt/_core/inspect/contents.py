@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Protocol
 
 from fastckpt._core.format.types import SAFETENSORS
 from fastckpt._core.inspect.archive import Archive, Extent, Opened
-from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, element_size
+from fastckpt._core.inspect.pickled import Object, Storage, Tensor, element_size
 from fastckpt.errors import BadCheckpoint
 
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -53,17 +53,7 @@ def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> File
         return _Safetensors(file, name)
     other = _Other(file, name, digest)
     is_archive = other.begins_with(b"PK\3\4") and ending != ".distcp"  # this is many files of torch.save in a row
-    return _Torch(file, name) if ending in _TORCH or is_archive else other
-
-
-class _Torch(Archive):
-    """A file of torch.save."""
-
-    def state(self) -> Any:
-        return describe(self.pickled(), self.name)
-
-    def stored(self, key: str) -> Extent:
-        return self.extent(f"data/{key}")
+    return Archive(file, name) if ending in _TORCH or is_archive else other
 
 
 class _Other(Opened):

@@ -5,8 +5,7 @@ each of these is an archive of torch.save.
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -29,17 +28,10 @@ class Chunk:
     file: str
     extent: Extent
 
-
-class DistributedPiece(Archive):
-    """One archive, taken out of its file."""
-
-    def state(self) -> Any:
-        """What it holds: a tensor described, or a value."""
-        return describe(self.pickled(), self.name)
-
-    def stored(self, key: str) -> Extent:
-        """Where the bytes of a storage lie in it."""
-        return self.extent(f"data/{key}")
+    @property
+    def name(self) -> str:
+        """The archive, in errors."""
+        return f"{self.file} at {self.extent.offset}"
 
 
 class Distributed:
@@ -86,10 +78,9 @@ class Distributed:
             raise BadCheckpoint(f"{self.name} says that {key!r} lies in {len(chunks)} places")
         return chunks[0]
 
-    @contextmanager
-    def piece(self, chunk: Chunk) -> Iterator[DistributedPiece]:
+    def piece(self, chunk: Chunk) -> Archive:
         """The archive of a chunk; raises BadCheckpoint if it is not there, or damaged."""
-        yield DistributedPiece(io.BytesIO(self.read(chunk)), f"{chunk.file} at {chunk.extent.offset}")
+        return Archive(io.BytesIO(self.read(chunk)), chunk.name)
 
     def read(self, chunk: Chunk) -> bytearray:
         """The bytes of the archive of a chunk."""
@@ -98,8 +89,7 @@ class Distributed:
 
     def _value(self, key: str) -> Any:
         """A value that is no tensor; tensors within it have storages of their own."""
-        with self.piece(self.only_chunk(key)) as piece:
-            return _renamed(piece.state(), f"{key}/")
+        return _renamed(self.piece(self.only_chunk(key)).state(), f"{key}/")
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any:

@@ -1,11 +1,13 @@
 """Reads the elements of tensors from a file piece by piece, so that no state has to fit into memory."""
 
 import io
+import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -13,7 +15,7 @@ import torch
 
 from fastckpt._core.inspect.archive import Extent
 from fastckpt._core.inspect.contents import FileContents, contents
-from fastckpt._core.inspect.distcp_state import Distributed, nested
+from fastckpt._core.inspect.distcp_state import Chunk, Distributed, nested
 from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
 from fastckpt._core.inspect.tree import Tree, tree_of
@@ -23,6 +25,16 @@ from fastckpt.errors import BadCheckpoint
 BLOCK = 2**21
 """Elements that are read at once."""
 _AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
+_UNLOADABLE = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    OSError,
+)
 _PACKED = ("quint4x2", "quint2x4")
 
 
@@ -104,10 +116,10 @@ class StateFile(AbstractContextManager["StateFile"]):
         """All elements of a tensor in their order, as `Elements.blocks` gives them."""
         return self._elements.blocks(tensor)
 
-    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
-        """The state of a DCP checkpoint, whole; ``load`` reads an archive of a value."""
+    def gathered(self) -> Any:
+        """The state of a DCP checkpoint, whole, in memory."""
         assert isinstance(self._elements, Chunks)
-        return self._elements.gathered(load)
+        return self._elements.gathered()
 
     def close(self) -> None:
         """Close the file."""
@@ -132,22 +144,24 @@ class Chunks:
         key, slash, own = tensor.storage.key.rpartition("/")
         [value] = self._whole.chunks(key) if slash and len(self._whole.chunks(key)) == 1 else [None]
         if value is not None and not self._whole.chunks(tensor.storage.key):  # within a value that is no tensor
-            with self._whole.piece(value) as piece:
-                within = replace(tensor, storage=replace(tensor.storage, key=own))
-                yield from Elements(piece, piece.name).blocks(within)
+            within = replace(tensor, storage=replace(tensor.storage, key=own))
+            yield from Elements(self._whole.piece(value), value.name).blocks(within)
             return
         shape = tensor.shape or (1,)
         elements = self.tensor(tensor).reshape(shape)
         for index, start, count in _pieces(shape):
             yield elements[index].narrow(0, start, count).reshape(-1)
 
-    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
-        """The whole state; ``load`` reads an archive of a value."""
-        flat = {key: self._loaded(key, tensor, load) for key, tensor in self._whole.tensors.items()}
+    def gathered(self) -> Any:
+        """The whole state."""
+        flat = {key: self.tensor(one) if one else self._value(key) for key, one in self._whole.tensors.items()}
         return nested(flat, self._whole.paths)
 
-    def _loaded(self, key: str, tensor: Tensor | None, load: Callable[[BinaryIO], Any]) -> Any:
-        return self.tensor(tensor) if tensor else load(io.BytesIO(self._whole.read(self._whole.only_chunk(key))))
+    def _value(self, key: str) -> Any:
+        return self._loaded(self._whole.only_chunk(key))
+
+    def _loaded(self, chunk: Chunk) -> Any:
+        return load(io.BytesIO(self._whole.read(chunk)), chunk.name)
 
     def tensor(self, tensor: Tensor) -> torch.Tensor:
         """All of a tensor."""
@@ -155,22 +169,33 @@ class Chunks:
         key = tensor.storage.key
         made, found = _room(tensor, self._whole.name), 0
         for chunk in self._whole.chunks(key):
-            with self._whole.piece(chunk) as piece:
-                part = piece.state()
-                if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != tensor.dtype:
-                    raise BadCheckpoint(f"{piece.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+            part = self._loaded(chunk)
+            if isinstance(part, torch.Tensor) and part.is_quantized:
+                part = part.int_repr()
+            if not isinstance(part, torch.Tensor) or part.shape != chunk.sizes or part.dtype != made.dtype:
+                raise BadCheckpoint(f"{chunk.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+            try:
                 place = made
-                try:
-                    for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                        place = place.narrow(dimension, begin, size)
-                except (RuntimeError, ValueError, IndexError) as error:
-                    raise BadCheckpoint(f"{piece.name} does not fit into {key!r}: {error}") from error
-                blocks = list(Elements(piece, piece.name).blocks(part))
-                place.copy_(torch.cat(blocks).reshape(chunk.sizes)) if blocks else None
-                found += part.count
+                for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                    place = place.narrow(dimension, begin, size)
+                place.copy_(part)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise BadCheckpoint(f"{chunk.name} does not fit into {key!r}: {error}") from error
+            found += part.numel()
         if found != tensor.count:
             raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
         return made
+
+
+def load(source: Path | BinaryIO, name: str) -> Any:
+    """A state, by torch and without running code that it names; raises BadCheckpoint if that is not possible."""
+    try:
+        return torch.load(source, map_location="cpu", mmap=isinstance(source, Path), weights_only=True)
+    except _UNLOADABLE as error:
+        raise BadCheckpoint(
+            f"{name} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
+            f"torch.load(weights_only=False) and save what you need of it."
+        ) from error
 
 
 def _room(tensor: Tensor, name: str) -> torch.Tensor:

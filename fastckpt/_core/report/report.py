@@ -9,7 +9,7 @@ from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
 from fastckpt._core.report.failure_causes import FailureCause
 from fastckpt._core.report.frequency import DecidedIntervals, decided
-from fastckpt._core.report.goodput import Span, Spent, Steps, trains_from
+from fastckpt._core.report.goodput import Spent, Steps, trains_from
 from fastckpt._core.report.launches import Failure, Launch, LaunchRound, Sample, launch_of, weights
 
 
@@ -318,8 +318,3 @@ def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
 def _last_progress(placed: Placed) -> Iterable[Event]:
     """What was counted in a launch, for each checkpoint directory."""
     return {text(event, "directory"): event for event in placed.launch.events if event["event"] == "progress"}.values()
-
-
-def spans(chain: list[Placed]) -> Iterator[tuple[Placed, Span]]:
-    """All spans of a node's launches, in order."""
-    yield from ((placed, span) for placed in chain for span in placed.spent.spans)
