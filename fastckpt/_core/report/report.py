@@ -7,10 +7,9 @@ from itertools import pairwise
 
 from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
-from fastckpt._core.report.failure_causes import FailureCause
 from fastckpt._core.report.frequency import DecidedIntervals, decided
 from fastckpt._core.report.goodput import Spent, Steps, trains_from
-from fastckpt._core.report.launches import Failure, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
 
 
 @dataclass(frozen=True)
