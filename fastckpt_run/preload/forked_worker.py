@@ -8,10 +8,11 @@ import io
 import os
 import runpy
 import signal
+import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,12 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from fastckpt_run.parent_death import die_with
-from fastckpt_run.preload import environment, process_title
+from fastckpt_run.preload import environment
 from fastckpt_run.preload.fork_request import GO, ForkReport, ForkRequest
+
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_kept: list[object] = []
+"""What /proc shows of this process: the kernel reads it from where it is."""
 
 
 class ForkedProcess:
@@ -33,7 +38,7 @@ class ForkedProcess:
         self._pid = os.getpid()
         said = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment)
-        process_title.show(self._order.argv, self._order.environment)
+        _show(self._order.argv, self._order.environment)
         _restore_signals(set(self._order.ignored))
         if os.read(go, 1) != GO:
             os._exit(1)
@@ -154,6 +159,26 @@ def _end_by_interrupt() -> None:
 
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{Path.cwd()}/{path}"
+
+
+def _show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have /proc show this command line and environment, where the kernel lets it."""
+    arguments, variables = (
+        b"".join(os.fsencode(text) + b"\0" for text in texts)
+        for texts in (argv, (f"{name}={value}" for name, value in environment.items()))
+    )
+    text = ctypes.create_string_buffer(arguments + variables)
+    start = ctypes.addressof(text)
+    middle, end = start + len(arguments), start + len(arguments) + len(variables)
+    stat = [0, *map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:])]
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    # struct prctl_mm_map: code, data, brk and stack as they are (numbered as in proc_pid_stat(5), from 3), then the
+    # arguments and the environment; no auxv, and no other executable.
+    memory = (*stat[23:25], *stat[42:44], stat[44], libc.sbrk(0), stat[25])
+    image = struct.pack("=12Q2I", *memory, start, middle, middle, end, 0, 0, 0xFFFFFFFF)
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, image, len(image), 0)
+    _kept.append(text)
 
 
 def _restore_signals(ignored: set[int]) -> None:

@@ -62,21 +62,21 @@ class ImportOutcome:
 
 def preload(plan: ImportPlan) -> ImportOutcome:
     """Import the base and what ``plan`` says; the first fault ends it."""
-    start = Traces.now()
+    start = Traces()
     with recorded() as read, seeds_counted():
         importlib.import_module(BASE[0])
         at_once = set(read)
         for name in BASE:
             importlib.import_module(name)
         late = set(read) - at_once
-        if fault := next(iter((*_misread(read), *Traces.now().base_faults(start))), ""):
+        if fault := next(iter((*_misread(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
         with _beside_the_script(plan.folder):
-            now = Traces.now()
+            now = Traces()
             for name, attributes in [*plan.asked, *_installed(plan)]:
                 before = now
                 fault = _import(name, attributes)
-                now = Traces.now()
+                now = Traces()
                 if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
                     return ImportOutcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
