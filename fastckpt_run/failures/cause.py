@@ -47,17 +47,28 @@ def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -
         reported: The traceback that a preloaded worker has left; empty if there is none.
         workers: Whose streams may have been caught.
     """
-    stderrs = getattr(workers, "stderrs", {})
-    log = str(stderrs.get(failure.local_rank) or "")
+    log = _log_of(failure, workers)
     if failure.exitcode < 0:  # a traceback before a signal would be another matter
         return Cause(log=log)
-    return _read(reported or recorded(failure) or (tail_of(log) if log else ""), log)
+    return _read(last_words(failure, reported, workers), log)
 
 
-def recorded(failure: ProcessFailure) -> str:
-    """The traceback in a worker's error file, which torch's ``record`` wrote; empty if there is none."""
+def last_words(failure: ProcessFailure, reported: str, workers: PContext | None) -> str:
+    """What a worker wrote last: a traceback, or the end of its stderr; empty if neither is known.
+
+    Args:
+        failure: As torch found it; its message is that of the error file, if torch's ``record`` wrote one.
+        reported: The traceback that a preloaded worker has left; empty if there is none.
+        workers: Whose streams may have been caught.
+    """
     extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
-    return str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    recorded = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    return reported or recorded or tail_of(_log_of(failure, workers))
+
+
+def _log_of(failure: ProcessFailure, workers: PContext | None) -> str:
+    """The path of the file to which a worker's stderr went; empty if it was not caught."""
+    return str(getattr(workers, "stderrs", {}).get(failure.local_rank) or "")
 
 
 def _read(words: str, log: str) -> Cause:

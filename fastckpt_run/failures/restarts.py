@@ -14,9 +14,8 @@ from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
 from fastckpt_run.failures.cannot_start import broken_syntax, names_us, why_not_started
-from fastckpt_run.failures.cause import recorded
+from fastckpt_run.failures.cause import last_words
 from fastckpt_run.failures.deaths import describe
-from fastckpt_run.failures.tracebacks import tail_of
 from fastckpt_run.script import script_of
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -141,7 +140,7 @@ class Restarts:
     def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
         """Why the script cannot start; empty unless that is certain."""
         for failure in failures:
-            words = self._last_words(failure.pid) or _last_words(failure, workers)
+            words = last_words(failure, self._last_words(failure.pid), workers)
             why = why_not_started(words, failure.exitcode) if words else self._guess(failure.exitcode)
             if why:
                 return why
@@ -187,10 +186,3 @@ def _way(attempt: Attempt) -> str:
             else f"{begin} and came no step further"
         )
     return "; ".join(ways)
-
-
-def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
-    """The end of what a worker wrote to its stderr, if that was caught, or recorded of its exception."""
-    if isinstance(failure.message, dict):
-        return recorded(failure)
-    return tail_of(workers.stderrs[failure.local_rank]) if workers is not None else ""

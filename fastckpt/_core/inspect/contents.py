@@ -22,7 +22,9 @@ _NAMES = {code: name for name, code in SAFETENSORS.items()}
 
 
 class FileContents(Protocol):
-    """What can be read of a file without running any code that it names."""
+    """What can be read of a file without running any code that it names; ``name`` is its path, for errors."""
+
+    name: str
 
     def state(self) -> Any:
         """Containers and values as they are; tensors and all else described."""

@@ -38,54 +38,49 @@ _UNLOADABLE = (
 _PACKED = ("quint4x2", "quint2x4")
 
 
-class Elements:
-    """The elements of tensors in what was read of a file, which ``path`` names in errors."""
+def elements(contents: FileContents, tensor: Tensor) -> Iterator[torch.Tensor]:
+    """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
 
-    def __init__(self, contents: FileContents, path: str) -> None:
-        self._contents, self._path = contents, path
+    One whose elements are not contiguous is read whole. Quantized ones come as their integers, packed ones as bytes.
 
-    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
+    Raises:
+        BadCheckpoint: The file does not hold them.
+    """
+    if tensor.storage is None or not tensor.count:
+        return
+    if (order := contents.byteorder()) != sys.byteorder:
+        raise BadCheckpoint(f"{contents.name} has {order}-endian tensors; read it on such a machine")
+    stored = contents.stored(tensor.storage.key)
+    if tensor.dtype in _PACKED:
+        tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
+    for block in _cut(contents, tensor, stored):
+        seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
+        yield -seen if "neg" in tensor.views else seen
 
-        One whose elements do not lie side by side is read whole. Quantized ones come as their integers, packed ones
-        as bytes.
 
-        Raises:
-            BadCheckpoint: The file does not hold them.
-        """
-        if tensor.storage is None or not tensor.count:
-            return
-        if (order := self._contents.byteorder()) != sys.byteorder:
-            raise BadCheckpoint(f"{self._path} has {order}-endian tensors; read it on such a machine")
-        stored = self._contents.stored(tensor.storage.key)
-        if tensor.dtype in _PACKED:
-            tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
-        dtype = _torch_type(tensor.dtype, self._path)
-        for block in self._cut(tensor, dtype, stored):
-            seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
-            yield -seen if "neg" in tensor.views else seen
+def _cut(contents: FileContents, tensor: Tensor, stored: Extent) -> Iterator[torch.Tensor]:
+    dtype = _torch_type(tensor.dtype, contents.name)
 
-    def _cut(self, tensor: Tensor, dtype: torch.dtype, stored: Extent) -> Iterator[torch.Tensor]:
-        shape, stride = tensor.shape or (1,), tensor.stride or (1,)
-        if _lies_side_by_side(shape, stride):
-            for index, start, count in _pieces(shape):
-                first = sum(i * step for i, step in zip((*index, start), stride, strict=False))
-                yield self._elements(dtype, stored, tensor.offset + first, count * prod(shape[len(index) + 1 :]))
-            return
-        reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        whole = self._elements(dtype, stored, tensor.offset, reach).as_strided(shape, stride)
-        for index, start, count in _pieces(shape):
-            flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
-            yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
-
-    def _elements(self, dtype: torch.dtype, stored: Extent, first: int, count: int) -> torch.Tensor:
-        size = dtype.itemsize
-        if (first + count) * size > stored.size:
+    def read(first: int, count: int) -> torch.Tensor:
+        end = (first + count) * dtype.itemsize
+        if end > stored.size:
             raise BadCheckpoint(
-                f"{self._path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
+                f"{contents.name} is damaged: a tensor ends at byte {end} of a storage of {stored.size}"
             )
-        data = self._contents.read(Extent(stored.offset + first * size, count * size))
+        data = contents.read(Extent(stored.offset + first * dtype.itemsize, count * dtype.itemsize))
         return torch.frombuffer(data, dtype=dtype)
+
+    shape, stride = tensor.shape or (1,), tensor.stride or (1,)
+    if _is_contiguous(shape, stride):
+        for index, start, count in _pieces(shape):
+            first = sum(i * step for i, step in zip((*index, start), stride, strict=False))
+            yield read(tensor.offset + first, count * prod(shape[len(index) + 1 :]))
+        return
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    whole = read(tensor.offset, reach).as_strided(shape, stride)
+    for index, start, count in _pieces(shape):
+        flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
+        yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
 
 
 class StateFile(AbstractContextManager["StateFile"]):
@@ -99,27 +94,29 @@ class StateFile(AbstractContextManager["StateFile"]):
         self.path = path = str(file.path)
         self._file = open_file(file.path, file.size)
         try:
-            self._elements, state = self._look(file)
-            self.tree: Tree = tree_of(state, path)
+            self.tree: Tree = tree_of(self._look(file), path)
         except BaseException:
             self._file.close()
             raise
 
-    def _look(self, file: InventoryFile) -> tuple["Elements | Chunks", Any]:
+    def _look(self, file: InventoryFile) -> Any:
         if file.has_parts:
             whole = Distributed(self._file, self.path, lambda name: _part(file, name))
-            return Chunks(whole), whole.state()
-        found = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
-        return Elements(found, self.path), found.state()
+            self._contents: Chunks | FileContents = Chunks(whole)
+            return whole.state()
+        self._contents = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
+        return self._contents.state()
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor in their order, as `Elements.blocks` gives them."""
-        return self._elements.blocks(tensor)
+        """All elements of a tensor in their order, as `elements` gives them."""
+        if isinstance(self._contents, Chunks):
+            return self._contents.blocks(tensor)
+        return elements(self._contents, tensor)
 
     def gathered(self) -> Any:
         """The state of a DCP checkpoint, whole, in memory."""
-        assert isinstance(self._elements, Chunks)
-        return self._elements.gathered()
+        assert isinstance(self._contents, Chunks)
+        return self._contents.gathered()
 
     def close(self) -> None:
         """Close the file."""
@@ -138,19 +135,19 @@ class Chunks:
         self._whole = whole
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor, cut as `Elements.blocks` cuts them; raises BadCheckpoint if they are not there."""
+        """All elements of a tensor, cut as `elements` cuts them; raises BadCheckpoint if they are not there."""
         if tensor.storage is None or not tensor.count:
             return
         key, slash, own = tensor.storage.key.rpartition("/")
         [value] = self._whole.chunks(key) if slash and len(self._whole.chunks(key)) == 1 else [None]
         if value is not None and not self._whole.chunks(tensor.storage.key):  # within a value that is no tensor
             within = replace(tensor, storage=replace(tensor.storage, key=own))
-            yield from Elements(self._whole.piece(value), value.name).blocks(within)
+            yield from elements(self._whole.piece(value), within)
             return
         shape = tensor.shape or (1,)
-        elements = self.tensor(tensor).reshape(shape)
+        whole = self.tensor(tensor).reshape(shape)
         for index, start, count in _pieces(shape):
-            yield elements[index].narrow(0, start, count).reshape(-1)
+            yield whole[index].narrow(0, start, count).reshape(-1)
 
     def gathered(self) -> Any:
         """The whole state."""
@@ -228,7 +225,7 @@ def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]
         yield from (((i, *index), start, count) for index, start, count in _pieces(shape[1:]))
 
 
-def _lies_side_by_side(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     wanted = [prod(shape[i + 1 :]) for i in range(len(shape))]
     return all(size == 1 or step == want for size, step, want in zip(shape, stride, wanted, strict=True))
 
