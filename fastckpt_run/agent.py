@@ -51,7 +51,7 @@ class FastckptAgent(HookedAgent):
     - Workers that another's failure takes along are killed at once, or after ``stop_grace``, with their children.
     - Each round starts with an empty store, so that restarted workers find each other.
     - There is no restart where it would be in vain; progress gives restarts back.
-    - A group that is beyond repair is a failure, with an exit code that says so.
+    - A group that is beyond repair is a failure, with an exit code of its own.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FastckptAgent(HookedAgent):
         super().__init__(spec, **arguments)
         self._job_settings = settings
         self._saver = Saver(settings)
-        self._chronicle = EventRecorder(self._saver, keep=settings.event_log)
+        self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
@@ -77,8 +77,8 @@ class FastckptAgent(HookedAgent):
         """Run the job to its end, and its last flush to its end."""
         require_script(self.get_worker_group().spec)
         self._open_events()
-        self._chronicle.begin(self.get_worker_group().spec)
-        metrics.listen(self._notice.hear)
+        self._recorder.begin(self.get_worker_group().spec)
+        metrics.listen(self._notice.observe)
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
@@ -104,9 +104,9 @@ class FastckptAgent(HookedAgent):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
-            metrics.unlisten(self._notice.hear)
-            self._chronicle.end(outcome)
-            conclude(self._chronicle.lines)
+            metrics.unlisten(self._notice.observe)
+            self._recorder.end(outcome)
+            conclude(self._recorder.lines)
 
     def _open_events(self) -> None:
         try:
@@ -118,7 +118,7 @@ class FastckptAgent(HookedAgent):
         """Meet the other nodes, in a store that is empty."""
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
-        with metrics.phase("launch.rendezvous"), hastened(handler), self._chronicle.meeting(group):
+        with metrics.phase("launch.rendezvous"), hastened(handler), self._recorder.meeting(group):
             forget_last_round(handler)
             proceed()
 
@@ -149,11 +149,11 @@ class FastckptAgent(HookedAgent):
             died = self._watch.wait(0.0)
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
-            self._tell(death)
+            self._record_death(death)
         if deaths:
             self._prepare_stop({death.local_rank for death in died}, deaths)
         self._preloader.tend()
-        self._chronicle.look()
+        self._recorder.look()
         self._notice.look(self.restarts_left)
         result = proceed()
         if result.state == WorkerState.SUCCEEDED:
@@ -162,14 +162,14 @@ class FastckptAgent(HookedAgent):
             return self._stop_at_once()
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-            self._tell(Death(first.local_rank, first.pid, first.exitcode))
+            self._record_death(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
             self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._end_if_lost()
-            self._tell_why(result)
+            self._report_failures(result)
         return result
 
-    def _tell_why(self, result: RunResult) -> None:
+    def _report_failures(self, result: RunResult) -> None:
         group, culprits = self.get_worker_group(), dict[int, tuple[int, Cause]]()
         died = {group.workers[death.local_rank].global_rank for death in self._died} & result.failures.keys()
         for rank in sorted(died or result.failures):  # torch may name another one first than we have seen
@@ -183,9 +183,9 @@ class FastckptAgent(HookedAgent):
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
         """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
         if any((death.exitcode or 0) > 0 for death in failed):
-            self._have_saved(partial(self._saver.let_copies_end, dead))
+            self._attempt(partial(self._saver.let_copies_end, dead))
         if self._job_settings.stop_grace:  # what is newest now need not wait for those that are asked to end
-            self._have_saved(self._saver.flush)
+            self._attempt(self._saver.flush)
 
     def _allow(self, restarts: int) -> None:
         """Change how many restarts are left, but not how many there were: that number names each of them."""
@@ -206,12 +206,12 @@ class FastckptAgent(HookedAgent):
         if self.context is not None:
             self.context.close()  # those that run are stopped for another node: as for a failure on this one
         proceed()
-        self._chronicle.look(now=True)
+        self._recorder.look(now=True)
         self._notice.stopped()
         metrics.event("workers_stopped", pids=[worker.id for worker in self.get_worker_group().workers])
-        self._have_saved(self._saver.breakpoint)
+        self._attempt(self._saver.breakpoint)
 
-    def _have_saved(self, how: Callable[[], None]) -> None:
+    def _attempt(self, how: Callable[[], None]) -> None:
         try:
             how()
         except (FastckptError, OSError, TimeoutError):
@@ -219,16 +219,16 @@ class FastckptAgent(HookedAgent):
             logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
 
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
-        """End the workers, and kill what they leave behind."""
+        """End the workers, and kill what is left of their process groups."""
         if signalled:  # workers may take long to end, and whoever sent it may not wait
-            self._have_saved(self._saver.flush)
+            self._attempt(self._saver.flush)
         proceed()
         self._watch.close()
         if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
             for pid in self.context.pids().values():
                 kill_orphans(pid)
 
-    def _tell(self, death: Death) -> None:
+    def _record_death(self, death: Death) -> None:
         self._died.append(death)
         worker = self.get_worker_group().workers[death.local_rank]
         metrics.event(

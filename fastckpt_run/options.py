@@ -113,7 +113,7 @@ def _destination(field: Field[Any]) -> str:
 
 
 def _described(field: Field[Any]) -> dict[str, Any]:
-    """What argparse is to know of the option of a setting; its help is what the docstring of Settings says."""
+    """The arguments of add_argument for a setting; the help is that of the docstring of Settings."""
     default: Any = field.default
     texts = dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
     kind, switch = type(default), isinstance(default, bool)

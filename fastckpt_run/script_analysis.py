@@ -98,7 +98,7 @@ class Script:
 
 
 class _Walk:
-    """Follows a script from import to import as Python would, into what lies beside it.
+    """Follows a script from import to import as Python would, into the modules of its folder.
 
     Attributes:
         sets: Variables set before an import that comes later.
@@ -118,7 +118,7 @@ class _Walk:
         return SourceWatch(self._seen)
 
     def enter(self, module: str) -> None:
-        """Run what lies beside the script and is run when ``module`` is imported."""
+        """Run the files of the script's folder that are run when ``module`` is imported."""
         if self._folder is None:
             return
         place = self._folder

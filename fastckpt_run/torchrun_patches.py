@@ -167,7 +167,7 @@ class ScriptWorkers(SubprocessContext):
 
 
 class FunctionWorkers(MultiprocessContext):
-    """Workers that run a function, with the same manners."""
+    """Workers that run a function, which end in the same way."""
 
     def __init__(self, *args: Any, grace: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -187,10 +187,10 @@ class FunctionWorkers(MultiprocessContext):
         if self._pc is not None:
             failed = {rank for rank, process in enumerate(self._pc.processes) if peek(process.pid)}
             if failed:
-                self._kill_all_but_tell(failed)
+                self._kill_others(failed)
         return super()._poll()
 
-    def _kill_all_but_tell(self, failed: set[int]) -> None:
+    def _kill_others(self, failed: set[int]) -> None:
         assert self._pc is not None
         others = [p.pid for rank, p in enumerate(self._pc.processes) if rank not in failed and p.is_alive()]
         if self._grace:

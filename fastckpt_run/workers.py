@@ -57,7 +57,7 @@ def kill_group(leader: int) -> None:
 
 
 def wake(leader: int) -> None:
-    """Let all processes of a child's group run: stopped ones (SIGSTOP) would not hear that they are to end."""
+    """Let all processes of a child's group run: stopped ones (SIGSTOP) would not receive SIGTERM."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGCONT)
 

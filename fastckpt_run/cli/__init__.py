@@ -1,4 +1,4 @@
-"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; tells what happened."""
+"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; reports on jobs."""
 
 import click
 
@@ -25,7 +25,7 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it and exit."
 )
 def main() -> None:
-    """Look at checkpoints, check, compare, export and remove them; tell what happened.
+    """Look at checkpoints, check, compare, export and remove them; report on jobs.
 
     DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
     DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if

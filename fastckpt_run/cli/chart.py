@@ -65,11 +65,11 @@ def _steps() -> Iterator[int]:
 
 
 def lane(bars: Iterable[Bar], axis: Axis) -> str:
-    """The bars of a lane, first ones below; those too thin to be told apart are drawn as one."""
-    told_apart = list(_merged(bars, axis))
-    filled = 2 * sum(bar.end - bar.begin for bar in told_apart) > axis.end - axis.begin
-    crowded = filled and len(told_apart) > _CROWD
-    drawn = "".join(_rectangle(bar, axis, crowded=crowded) for bar in told_apart)
+    """The bars of a lane, first ones below; those too thin to be distinguished are drawn as one."""
+    distinct = list(_merged(bars, axis))
+    filled = 2 * sum(bar.end - bar.begin for bar in distinct) > axis.end - axis.begin
+    crowded = filled and len(distinct) > _CROWD
+    drawn = "".join(_rectangle(bar, axis, crowded=crowded) for bar in distinct)
     return f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
 
 

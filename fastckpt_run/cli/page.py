@@ -47,8 +47,8 @@ def _summary(found: Report) -> str:
         (f"{len(incidents(found.failures)):,}", "failures"),
     ]
     cards = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)
-    said = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
-    return f'<section class="figures">{cards}</section>\n<ul class="facts">{said}</ul>\n'
+    listed = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
+    return f'<section class="figures">{cards}</section>\n<ul class="facts">{listed}</ul>\n'
 
 
 def _time(found: Report) -> str:

@@ -23,15 +23,15 @@ from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, de
 @click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N with the smallest (max: largest) metric.")
 @click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; also repeated.")
 @REMOTE
-@click.option("--yes", is_flag=True, help="Delete; without it, only tell what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only list what would be deleted.")
 @answering
 def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> CommandOutput:
-    """Delete the checkpoints on storage that none of the options keeps; by default, only tell which.
+    """Delete the checkpoints on storage that none of the options keeps; by default, only list them.
 
     The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
     did not resume from are judged apart: of each the newest is kept, unless --drop-history names it. This is safe
-    beside a running job: each deletion tells its sweeps to keep off, and is whole or not at all. With --remote, DIR and
-    the store are both pruned, each by what it holds.
+    while a job runs: its own sweeps skip what is being deleted, and a deletion is whole or not at all. With --remote,
+    DIR and the store are both pruned, each by what it holds.
     """
     policies = _policies(**keep)
     inventory = take(directory, Settings.from_environment().arenas, remote)

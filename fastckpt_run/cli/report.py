@@ -1,4 +1,4 @@
-"""`fastckpt report`: what happened in all launches of a training, and where the time went."""
+"""`fastckpt report`: what happened in all launches of a job, and where the time went."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "re
 @REMOTE
 @answering
 def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
-    """Tell what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
+    """Report what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
-    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it tells what
-    that holds, and DIR may be lost.
+    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it reports
+    what that holds, and DIR may be lost.
     """
     from fastckpt._core.report.events import find, read
     from fastckpt._core.report.report import report as report_on
@@ -124,7 +124,7 @@ def _show(screen: Screen, found: "Report", directory: str) -> None:
 
     launches = sum(len(chain) for chain in found.nodes.values())
     if not launches:
-        screen.line(f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell")
+        screen.line(f"{directory}: no launch of fastckpt-run is logged; under torchrun there is no agent that logs")
         return
     screen.line(
         f"{directory}: {formatting.count(launches, 'launch', 'launches')} "

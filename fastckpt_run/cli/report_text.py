@@ -32,7 +32,7 @@ def facts(found: Report) -> list[str]:
     rate = (
         f" at {formatting.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
     )
-    said = [
+    lines = [
         f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
         + (
             f", {formatting.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time"
@@ -44,19 +44,19 @@ def facts(found: Report) -> list[str]:
         f"{counts.persist_failures:,} attempts failed",
     ]
     if found.decisions:
-        said.append(f"frequency: {formatting.frequency(found.decisions)}")
+        lines.append(f"frequency: {formatting.frequency(found.decisions)}")
     if counts.uploads or counts.upload_failures:
         newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
-        said.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
+        lines.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
     for one in found.superseded[-SHOWN:]:
-        said.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
+        lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
     if counts.bad_checkpoints:
-        said.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
+        lines.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
     if found.unreadable or found.events_lost:
-        said.append(
+        lines.append(
             f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
         )
-    return said
+    return lines
 
 
 def when(nanoseconds: int) -> str:

@@ -1,4 +1,4 @@
-"""`fastckpt shm`: what lies in shared memory on this host, and the removal of what nobody owns."""
+"""`fastckpt shm`: the shared memory of jobs on this host, and the removal of what nobody owns."""
 
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ def ls() -> CommandOutput:
 @shm.command()
 @click.argument("arenas", nargs=-1, metavar="[ARENA]...")
 @click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
-@click.option("--yes", is_flag=True, help="Remove; without it, only tell what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only list what would be removed.")
 @answering
 def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> CommandOutput:
-    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only tell which.
+    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only list them.
 
     Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
     checkpoint: the next launch with its directory resumes from it. Exit code 1 if one could not be removed.

@@ -1,4 +1,4 @@
-"""What the agent says at the end of a job of what became of its checkpoints."""
+"""The summary that the agent logs at the end of a job: its checkpoints, and where its time went."""
 
 import logging
 from collections import Counter
@@ -26,7 +26,7 @@ _SMALLEST = 1000
 
 
 def report(tallies: Iterable[SaverStats]) -> None:
-    """Log a block for each checkpoint directory of which there is something to say, and record it as an event."""
+    """Log a block for each checkpoint directory that was used, and record it as an event."""
     for tally in tallies:
         lines = list(_lines(tally))
         if lines:
@@ -51,7 +51,7 @@ def report(tallies: Iterable[SaverStats]) -> None:
 
 
 def conclude(lines: Iterable[bytes]) -> None:
-    """Log where the time of this launch went, as its events tell it."""
+    """Log where the time of this launch went, according to its events."""
     try:
         found = report_on([parsed(Path(), lines)])
     except (ArithmeticError, LookupError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Tell a script that cannot start, however often one tries, from one that began and failed."""
+"""Distinguish a script that can never start from one that began and failed."""
 
 import ast
 import builtins
@@ -63,7 +63,7 @@ def broken_syntax(script: Path) -> str:
     except SyntaxError as error:
         return f"{type(error).__name__}: {error}"
     except (ValueError, RecursionError):
-        pass  # not for us to say
+        pass  # Python itself will report it
     return ""
 
 

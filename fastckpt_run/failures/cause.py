@@ -1,4 +1,4 @@
-"""What a worker that failed said last: its exception, the frame that raised it, and the file that has its stderr."""
+"""The cause of a worker's failure: its exception, the frame that raised it, and the file that has its stderr."""
 
 import re
 import sysconfig
@@ -20,7 +20,7 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<f
 _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
 _LONGEST = 200
-"""Characters of an exception that are told."""
+"""Characters of an exception that are shown."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _read(words: str, log: str) -> Cause:
 
 
 def _raises_for_others(file: str) -> bool:
-    """Whether it is of torch, fastckpt or Python's library, whose errors tell of what a script gave them."""
+    """Whether it is of torch, fastckpt or Python's library, whose errors are caused by what a script gave them."""
     return file.startswith(_TOOLS) or (file.startswith(_PYTHON) and "-packages/" not in file)
 
 
@@ -96,7 +96,7 @@ def _plain(text: str) -> str:
 def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lost: str) -> None:
     """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is.
 
-    ``hung`` are the pids of workers that were killed for that; ``lost`` says why all were stopped, if none had failed.
+    ``hung`` are the pids of workers that were killed for that; ``lost`` is why all were stopped, if none had failed.
     """
     if failure.exitcode < 0 and not isinstance(failure.message, dict):
         if failure.pid in hung:

@@ -1,4 +1,4 @@
-"""Decide after each failure whether the workers are started again, and say why if not."""
+"""Decide after each failure whether the workers are started again, and log why if not."""
 
 import logging
 import time
@@ -26,10 +26,10 @@ resumes the newest checkpoint. If the cause is not in the job, allow more with -
 
 
 class Restarts:
-    """What all starts of a node's workers came to, as the workers said it in the telemetry, and what follows from it.
+    """The outcome of all starts of a node's workers, according to the telemetry, and what follows from it.
 
     Attributes:
-        limit: What --max-restarts says.
+        limit: The value of --max-restarts.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Restarts:
         self._start = time.monotonic_ns()
 
     def started(self) -> None:
-        """The workers are started: what they had said before is not theirs."""
+        """The workers are started: older telemetry is not theirs."""
         self._start = time.monotonic_ns()
 
     def interrupted(self) -> None:
@@ -80,7 +80,7 @@ class Restarts:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
         stopped = getattr(workers, "stopped", ())
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
-        began = bool(self._attempts) or any(self._heard().values())
+        began = bool(self._attempts) or any(self._telemetry_of_start().values())
         self._end(failed=True, why=self._described(culprits))
         if not self.limit:
             return 0
@@ -93,17 +93,21 @@ class Restarts:
             self._give_up("spent", f"no restart: --max-restarts allows {self.limit}, and none is left", left)
         return back
 
-    def _heard(self) -> dict[str, list[Telemetry]]:
-        """What the workers have said since they were started."""
-        told = self._telemetry()
-        return {directory: [line for line in lines if line.beat >= self._start] for directory, lines in told.items()}
+    def _telemetry_of_start(self) -> dict[str, list[Telemetry]]:
+        """The telemetry of the workers since they were started."""
+        telemetry = self._telemetry()
+        return {
+            directory: [line for line in lines if line.beat >= self._start] for directory, lines in telemetry.items()
+        }
 
     def _attempt(self, why: str = "") -> Attempt:
         """What the workers have come to if they fail now."""
-        heard = self._heard()
-        self._watched |= any(heard.values())
-        stretches = {directory: _stretch(lines) for directory, lines in heard.items() if any(map(_has_moved, lines))}
-        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), why=why)
+        telemetry = self._telemetry_of_start()
+        self._watched |= any(telemetry.values())
+        stretches = {
+            directory: _stretch(lines) for directory, lines in telemetry.items() if any(map(_has_moved, lines))
+        }
+        return Attempt(self._watched, stretches, max(map(_seconds, telemetry.values()), default=0.0), why=why)
 
     def _end(self, *, failed: bool, why: str = "") -> None:
         attempt = self._attempt(why)
@@ -177,7 +181,7 @@ def _way(attempt: Attempt) -> str:
         return "ended before anything was loaded or done"
     ways = []
     for directory, (resumed, (step, since)) in attempt.stretches.items():
-        begin = f"resumed step {resumed}" if resumed >= 0 else "began afresh"
+        begin = f"resumed step {resumed}" if resumed >= 0 else "started fresh"
         end = f"came to step {step}" if step > resumed else "came"
         further = f" {since} steps further" if since else ""
         ways.append(

@@ -1,4 +1,4 @@
-"""What an import may not leave behind in a process from which workers are forked."""
+"""Traces of imports that make a process unfit for forking workers from it."""
 
 import os
 import random
@@ -74,7 +74,7 @@ class Traces:
                 yield f"used the random generator of {name}"
         if (
             self.seeds != before.seeds and self.generators.keys() == before.generators.keys()
-        ):  # numpy's own is seeded anew
+        ):  # numpy's own is seeded again
             yield "made a random generator without a seed, which all workers would share"
 
 
@@ -106,15 +106,15 @@ def working_directory() -> str:
 
 
 def _python() -> dict[str, Any]:
-    """What a worker makes anew, so that a change by an import would be lost."""
-    told: dict[str, Any] = {"sys.argv": sys.argv.copy(), "the first entry of sys.path": sys.path[:1]}
+    """Objects that a worker makes again, so that a change by an import would be lost."""
+    found: dict[str, Any] = {"sys.argv": sys.argv.copy(), "the first entry of sys.path": sys.path[:1]}
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        told[f"sys.{name}"] = [
+        found[f"sys.{name}"] = [
             id(stream),
             *(getattr(stream, a, None) for a in ("encoding", "errors", "line_buffering")),
         ]
-    return told
+    return found
 
 
 def _shared_memory() -> frozenset[str]:

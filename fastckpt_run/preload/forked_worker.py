@@ -33,10 +33,10 @@ class ForkedProcess:
     """A fork of the template that becomes a worker."""
 
     def __init__(self, stdin: int, stdout: int, stderr: int, memory: int, go: int, *, printed: list[int]) -> None:
-        """Take over what is a worker's own; returns when the agent says so. Ends the process if it does not."""
+        """Take over the worker's own state; returns when the agent lets it go, and else ends the process."""
         self._order, self._report = ForkRequest.read(memory), ForkReport(memory)
         self._pid = os.getpid()
-        said = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
+        output = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment)
         _show(self._order.argv, self._order.environment)
         _restore_signals(set(self._order.ignored))
@@ -48,7 +48,7 @@ class ForkedProcess:
         self._report.keep()
         _close_all_but_streams()
         _open_streams()
-        for number, text in enumerate(said, start=1):
+        for number, text in enumerate(output, start=1):
             os.write(number, text)
         _be_fresh()
 
@@ -217,7 +217,7 @@ def _open_streams() -> None:
 
 
 def _be_fresh() -> None:
-    """What each process has of its own: seeds, keys, the name of its thread."""
+    """Renew what each process has of its own: seeds, keys, the name of its thread."""
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
@@ -229,7 +229,7 @@ def _be_fresh() -> None:
 
 
 def _forget_ourselves() -> None:
-    """Replace __main__ by a fresh one, and let our modules be imported anew."""
+    """Replace __main__ by a fresh one, and let our modules be imported again."""
     main = ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
     vars(main).update(__annotations__={}, __builtins__=builtins)

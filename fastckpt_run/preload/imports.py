@@ -17,8 +17,8 @@ from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
-_TOLD = 1000
-"""How many characters of an error are told."""
+_LONGEST = 1000
+"""How many characters of an error are shown."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ImportOutcome:
 
 
 def preload(plan: ImportPlan) -> ImportOutcome:
-    """Import the base and what ``plan`` says; the first fault ends it."""
+    """Import the base and the modules of ``plan``; the first fault ends it."""
     start = Traces()
     with recorded() as read, seeds_counted():
         importlib.import_module(BASE[0])
@@ -71,7 +71,7 @@ def preload(plan: ImportPlan) -> ImportOutcome:
         late = set(read) - at_once
         if fault := next(iter((*_misread(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
-        with _beside_the_script(plan.folder):
+        with _in_script_folder(plan.folder):
             now = Traces()
             for name, attributes in [*plan.asked, *_installed(plan)]:
                 before = now
@@ -85,7 +85,7 @@ def preload(plan: ImportPlan) -> ImportOutcome:
 
 
 @contextmanager
-def _beside_the_script(folder: str) -> Iterator[None]:
+def _in_script_folder(folder: str) -> Iterator[None]:
     """While this lasts, modules are found where the script finds them."""
     if not folder or sys.flags.safe_path:
         yield
@@ -108,7 +108,7 @@ def _import(name: str, attributes: list[str]) -> str:
     try:
         __import__(name, fromlist=attributes)
     except BaseException as error:  # noqa: BLE001 (a module of the user's may raise anything)
-        return f"raised {traceback.format_exception_only(error)[-1].strip()[:_TOLD]}"
+        return f"raised {traceback.format_exception_only(error)[-1].strip()[:_LONGEST]}"
     return ""
 
 

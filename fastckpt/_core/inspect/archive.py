@@ -1,4 +1,4 @@
-"""A torch.save file as an archive: what lies where in it, found without torch and without reading tensors."""
+"""A torch.save file as an archive: the offsets of its entries, found without torch and without reading tensors."""
 
 import struct
 import zipfile
@@ -11,14 +11,14 @@ from fastckpt.errors import BadCheckpoint
 LARGEST_PICKLE = 2**30
 """Bytes above which a pickle is refused: one of a million tensors has about 150 MB."""
 _HEADER = struct.Struct("<4s22xHH")
-"""What counts of an entry's local header: its mark, and the lengths of the name and of the extra field behind it."""
+"""The fields used of an entry's local header: its signature, and the lengths of the name and of the extra field."""
 _ERRORS = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, OverflowError, struct.error)
 """What damage can raise in zipfile."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the bytes of an entry lie in the file."""
+    """The byte range of an entry in the file."""
 
     offset: int
     size: int
@@ -79,7 +79,7 @@ class Archive(Opened):
             raise BadCheckpoint(f"{name} is no torch.save file (a zip archive): {error}") from error
 
     def state(self) -> Any:
-        """What it holds: containers and values as they are; tensors and all else described."""
+        """Its state: containers and values as they are; tensors and all else described."""
         return describe(self.pickled(), self.name)
 
     def pickled(self) -> bytearray:
@@ -96,11 +96,11 @@ class Archive(Opened):
         return self.read(self.extent("byteorder")).decode(errors="replace")
 
     def stored(self, key: str) -> Extent:
-        """Where the bytes of a storage lie."""
+        """The byte range of a storage."""
         return self.extent(f"data/{key}")
 
     def extent(self, entry: str) -> Extent:
-        """Where an entry lies, such as ``data/0``, the first storage; raises BadCheckpoint if it is not there."""
+        """The byte range of an entry, such as ``data/0``, the first storage; raises BadCheckpoint without one."""
         info = self._entries.get(entry)
         if info is None:
             raise BadCheckpoint(f"{self.name} has no entry {entry!r}: it is damaged, or not of torch.save")

@@ -1,4 +1,4 @@
-"""A file of a checkpoint by what it is: of torch.save, of safetensors, JSON, or bytes of which nothing is known."""
+"""Contents of a checkpoint file by its format: torch.save, safetensors, JSON, or unknown bytes."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ _NAMES = {code: name for name, code in SAFETENSORS.items()}
 
 
 class FileContents(Protocol):
-    """What can be read of a file without running any code that it names; ``name`` is its path, for errors."""
+    """A file that is read without running any code that it names; ``name`` is its path, for errors."""
 
     name: str
 
@@ -33,19 +33,19 @@ class FileContents(Protocol):
         """The order of bytes in its tensors: "little" or "big"."""
 
     def stored(self, key: str) -> Extent:
-        """Where the bytes of a storage lie."""
+        """The byte range of a storage."""
 
     def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
 
 
 def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> FileContents:
-    """What lies in an open file, which stays the caller's to close.
+    """The contents of an open file, which stays the caller's to close.
 
     Args:
         file: Open for reading and seekable; it may be remote.
         name: Its path, for errors; its ending counts.
-        digest: Gives what tells bytes of which nothing is known from others.
+        digest: Gives the digest by which unknown bytes are compared.
 
     Raises:
         BadCheckpoint: It is damaged.
@@ -112,7 +112,7 @@ class _Safetensors(Opened):
 
 
 def _tensor(key: str, entry: dict[str, Any]) -> Tensor:
-    """What a header says of one; raises ValueError if that does not go together."""
+    """The tensor that a header entry describes; raises ValueError if the entry is inconsistent."""
     dtype, shape, (begin, end) = _NAMES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     tensor = Tensor(dtype, shape, stride, 0, Storage(key, dtype, prod(shape), "cpu"))

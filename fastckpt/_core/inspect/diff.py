@@ -116,7 +116,7 @@ class Difference:
 def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
     """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
-    How tensors lie in their storages, which storages they share, and on which device they were does not count.
+    Strides, shared storages and the device of a tensor do not count.
 
     Raises:
         BadCheckpoint: One of the files is damaged.
@@ -140,7 +140,7 @@ def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
 
 
 def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], TreeEntry]:
-    """Entries by what tells keys apart: 1, True and "1" are three."""
+    """Entries by unambiguous keys: 1, True and "1" are three."""
     return {tuple(map(repr, entry.keys)): entry for entry in tree}
 
 

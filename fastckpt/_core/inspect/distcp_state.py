@@ -1,7 +1,7 @@
 """A checkpoint of torch.distributed.checkpoint (DCP) as one state, found without running any code that it names.
 
-``.metadata`` says which values and tensors there are, and where in the ``.distcp`` files their bytes or chunks lie;
-each of these is an archive of torch.save.
+``.metadata`` names the values and tensors, and where in the ``.distcp`` files their bytes or chunks are stored; each of
+these is an archive of torch.save.
 """
 
 import io
@@ -21,7 +21,7 @@ _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, or a whole value (without offsets), and where its archive lies."""
+    """A part of a tensor, or a whole value (without offsets), and the place of its archive."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -63,19 +63,19 @@ class Distributed:
             raise BadCheckpoint(f"{name} is not as torch.distributed.checkpoint writes it: {error}") from error
 
     def state(self) -> Any:
-        """Containers as they were, as far as their names tell; tensors described, values read."""
+        """Containers as they were, as far as their names show; tensors described, values read."""
         flat = {key: tensor or self._value(key) for key, tensor in self.tensors.items()}
         return nested(flat, self.paths)
 
     def chunks(self, key: str) -> list[Chunk]:
-        """Where the parts of a tensor, or a value, lie."""
+        """The chunks of a tensor or a value."""
         return self._chunks.get(key, [])
 
     def only_chunk(self, key: str) -> Chunk:
-        """Where a value lies; raises BadCheckpoint if that is not one place."""
+        """The chunk of a value; raises BadCheckpoint if there is not exactly one."""
         chunks = self.chunks(key)
         if len(chunks) != 1:
-            raise BadCheckpoint(f"{self.name} says that {key!r} lies in {len(chunks)} places")
+            raise BadCheckpoint(f"{self.name} stores {key!r} in {len(chunks)} places")
         return chunks[0]
 
     def piece(self, chunk: Chunk) -> Archive:
@@ -103,7 +103,7 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any
                 lists.append((node, step))
             node = node.setdefault(step, {})
             if not isinstance(node, dict):
-                raise BadCheckpoint(f"{key!r} lies within another value")
+                raise BadCheckpoint(f"{key!r} is stored within another value")
         node[way[-1]] = value
     for node, step in reversed(lists):  # the innermost first
         node[step] = [node[step][i] for i in sorted(node[step])]
@@ -111,14 +111,14 @@ def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any
 
 
 def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any, ...]], dict[str, list[Chunk]]]:
-    """Tensors (None for what is none), ways and chunks by key."""
-    said = dict(metadata.state)
-    tensors = {str(key): _tensor(str(key), entry) for key, entry in said["state_dict_metadata"].items()}
-    planned = said.get("planner_data")
+    """Tensors (None for what is none), paths and chunks by key."""
+    fields = dict(metadata.state)
+    tensors = {str(key): _tensor(str(key), entry) for key, entry in fields["state_dict_metadata"].items()}
+    planned = fields.get("planner_data")
     paths = {str(k): _way(k, way) for k, way in planned.items()} if isinstance(planned, Mapping) else {}
-    sizes = {key: _sizes(entry) for key, entry in said["state_dict_metadata"].items()}
+    sizes = {key: _sizes(entry) for key, entry in fields["state_dict_metadata"].items()}
     chunks: dict[str, list[Chunk]] = {}
-    for index, place in said["storage_data"].items():
+    for index, place in fields["storage_data"].items():
         key, where = index.state["fqn"], place.state
         if where.get("transform_descriptors"):
             raise ValueError(f"{key!r} was transformed by {where['transform_descriptors']}, such as compressed")
@@ -144,8 +144,8 @@ def _extent(where: Mapping[str, Any]) -> Extent:
 
 def _sizes(entry: Object) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The shape of each chunk of a tensor, by where it begins."""
-    said = entry.state if isinstance(entry.state, Mapping) else {}
-    return {tuple(chunk.state["offsets"]): tuple(chunk.state["sizes"]) for chunk in said.get("chunks", ())}
+    fields = entry.state if isinstance(entry.state, Mapping) else {}
+    return {tuple(chunk.state["offsets"]): tuple(chunk.state["sizes"]) for chunk in fields.get("chunks", ())}
 
 
 def _tensor(key: str, entry: Object) -> Tensor | None:

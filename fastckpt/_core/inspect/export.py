@@ -1,4 +1,4 @@
-"""Takes the state out of a checkpoint, into one file that other tools read."""
+"""Exports the state of a checkpoint into one file that other tools read."""
 
 import errno
 import json
@@ -27,13 +27,13 @@ PART = 16 * 2**20
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """How file systems refuse hard links that have none."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors tells that storage refused."""
+"""How safetensors reports an error of the file system."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What is wanted.
+    """The options of an export.
 
     Attributes:
         format: "safetensors" or "torch".

@@ -82,7 +82,7 @@ class Tensor:
         stride: Elements between neighbours in each dimension.
         offset: Elements before its first one in the storage.
         storage: Its bytes; None if it has none (a meta tensor).
-        views: How its elements differ from what the bytes say: "conj", "neg".
+        views: How its elements differ from the stored bytes: "conj", "neg".
         quantizer: How numbers become quantized, as text; "" if they are not.
     """
 

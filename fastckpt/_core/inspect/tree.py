@@ -1,4 +1,4 @@
-"""The state in a file as a tree of names: what each is, without its bytes."""
+"""The tree of names in a state: the type, shape and value of each, without tensor bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

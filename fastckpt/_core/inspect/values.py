@@ -129,7 +129,7 @@ class StateFile(AbstractContextManager["StateFile"]):
 
 
 class Chunks:
-    """The elements of tensors that lie in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
+    """The elements of tensors in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
 
     def __init__(self, whole: Distributed) -> None:
         self._whole = whole
@@ -164,7 +164,7 @@ class Chunks:
         """All of a tensor."""
         assert tensor.storage is not None
         key = tensor.storage.key
-        made, found = _room(tensor, self._whole.name), 0
+        made, found = _allocated(tensor, self._whole.name), 0
         for chunk in self._whole.chunks(key):
             part = self._loaded(chunk)
             if isinstance(part, torch.Tensor) and part.is_quantized:
@@ -195,8 +195,8 @@ def load(source: Path | BinaryIO, name: str) -> Any:
         ) from error
 
 
-def _room(tensor: Tensor, name: str) -> torch.Tensor:
-    """Memory for a tensor; a damaged file can say that it has any size."""
+def _allocated(tensor: Tensor, name: str) -> torch.Tensor:
+    """Memory for a tensor; a damaged file can claim any size."""
     dtype = _torch_type(tensor.dtype, name)
     try:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -215,7 +215,7 @@ def _part(file: InventoryFile, name: str) -> BinaryIO:
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Cut a shape into pieces of at most BLOCK elements: an index, then where to begin behind it, and how many."""
+    """Cut a shape into pieces of at most BLOCK elements: an index, then the first row after it, and how many rows."""
     inner = prod(shape[1:])
     if inner <= BLOCK:
         rows = BLOCK // inner

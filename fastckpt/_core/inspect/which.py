@@ -1,4 +1,4 @@
-"""Which checkpoint the next launch on this node would resume, and why none of the others."""
+"""The choice of the next launch on this node: the checkpoint that it would resume, and why none of the others."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,7 @@ def _candidate(item: InventoryItem) -> CheckpointLocation:
 def _outcome(inventory: Inventory, chosen: InventoryItem | None) -> str:
     if chosen is not None:
         return RESUME
-    # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
+    # What was never whole, or belongs to another directory, does not keep a job from a fresh start.
     exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
     theirs = not is_url(inventory.location) and foreign(Path(inventory.location))
     return REFUSE if exists or theirs else FRESH

@@ -1,4 +1,4 @@
-"""One launch on one node, as its events tell it: rounds of workers, and when each came how far."""
+"""One launch on one node, reconstructed from its events: rounds of workers, and how far each came when."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +66,7 @@ class Sample:
 
     Attributes:
         at: When it was looked at.
-        beat: When a worker said something last.
+        beat: When a worker last reported.
         steps: Steps completed since the worker started.
         step: The newest step that a save or load named; -1 for none.
         named: How many steps were completed when it was named.
@@ -149,7 +149,7 @@ class Launch:
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
     """Whether each checkpoint directory is ever loaded from, and how often at most one agent's workers saved to it.
 
-    The greater one tells how far training is: others may have numbers of steps of their own, or none for long.
+    The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
     found = dict[str, tuple[bool, int]]()
     for event in (event for events in logs for event in events if event["event"] in _OF_DIRECTORY):
@@ -167,7 +167,7 @@ ACCOUNTED = frozenset({*_OF_STARTS, *_OF_ENDS})
 
 
 def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) -> Launch:
-    """What the events of one agent, at least one of them, in the order of its clock, tell.
+    """The launch that the events of one agent describe: at least one, in the order of its clock.
 
     Of several checkpoint directories, the one of the greatest weight counts.
     """
@@ -197,7 +197,7 @@ def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
 
 
 def _begin(launch: Launch, event: Event) -> None:
-    """Note what an event says of a launch, of the start of a round, and of its progress."""
+    """Record an event of a launch, of the start of a round, or of its progress."""
     last, at, rank = launch.rounds[-1], _at(event), whole(event, "local_rank", -1)
     match event["event"]:
         case "job_started":
@@ -222,7 +222,7 @@ def _begin(launch: Launch, event: Event) -> None:
 
 
 def _end(launch: Launch, event: Event) -> None:
-    """Note what an event says of the first step of a round, and of its end: the first end counts."""
+    """Record an event of the first step of a round, or of its end: the first end counts."""
     one, at = launch.rounds[-1], _at(event)
     match event["event"]:
         case "first_step" if one.begin <= (first := nanoseconds(event, "at") or -1) <= at:
@@ -253,23 +253,23 @@ def _pids(event: Event) -> dict[int, int]:
 
 
 def _progress(one: LaunchRound, event: Event) -> None:
-    said = [rank for rank in objects(event, "ranks") if _is_of(rank, one)]
-    if one.started is None or not said:
+    reports = [rank for rank in objects(event, "ranks") if _is_of(rank, one)]
+    if one.started is None or not reports:
         return
-    at, far = _at(event), max(said, key=lambda rank: whole(rank, "steps", 0))
+    at, far = _at(event), max(reports, key=lambda rank: whole(rank, "steps", 0))
     steps = max(0, whole(far, "steps", 0))
     sample = Sample(
         at=at,
-        beat=max(min(nanoseconds(rank, "beat") or 0, at) for rank in said),
+        beat=max(min(nanoseconds(rank, "beat") or 0, at) for rank in reports),
         steps=steps,
         step=max(-1, whole(far, "step", -1)),
         named=min(steps, max(0, whole(far, "named", 0))),
         loaded=max(-1, whole(far, "loaded", -1)),
-        stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in said)),
+        stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in reports)),
     )
     one.samples.append(sample)
 
 
 def _is_of(rank: Event, one: LaunchRound) -> bool:
-    """Whether a worker of this round said it: until it says something, what the one before it said stands there."""
+    """Whether a worker of this round reported it: before its first report, its predecessor's is still there."""
     return one.started is not None and (nanoseconds(rank, "beat") or 0) >= one.begin
