@@ -17,9 +17,6 @@ class Death:
     pid: int
     exitcode: int | None
 
-    def __str__(self) -> str:
-        return describe(self.exitcode)
-
 
 def describe(exitcode: int | None) -> str:
     """An exit code in words."""

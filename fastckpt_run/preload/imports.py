@@ -6,10 +6,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
-from typing import Any
 
 from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.fork_safety import Traces, seeds_counted
@@ -54,10 +53,6 @@ class ImportOutcome:
     fault: str = ""
     read: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
-        return asdict(self)
 
 
 def preload(plan: ImportPlan) -> ImportOutcome:

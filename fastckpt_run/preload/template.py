@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from fastckpt_run.parent_death import die_with
@@ -39,7 +40,7 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
     # Workers keep the fastckpt of their agent.
     sources = SourceWatch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
     printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
-    _answer(agent, outcome.to_dict())
+    _answer(agent, asdict(outcome))
     if outcome.fault:
         os._exit(1)
     while True:

@@ -43,6 +43,10 @@ class Opened:
         except (OSError, ValueError) as error:
             raise BadCheckpoint(f"{name} cannot be read: {error}") from error
 
+    def byteorder(self) -> str:
+        """The order of bytes in its tensors: "little" or "big"."""
+        return "little"
+
     def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
         if not 0 <= extent.offset <= self._length - extent.size:
@@ -90,7 +94,7 @@ class Archive(Opened):
         return self.read(extent)
 
     def byteorder(self) -> str:
-        """The order of bytes in its tensors: "little" or "big"."""
+        """As torch.save recorded it."""
         if "byteorder" not in self._entries:
             return "little"
         return self.read(self.extent("byteorder")).decode(errors="replace")

@@ -78,9 +78,6 @@ class _Other(Opened):
     def stored(self, key: str) -> Extent:
         raise BadCheckpoint(f"{self.name} has no tensors")
 
-    def byteorder(self) -> str:
-        return "little"
-
 
 class _Safetensors(Opened):
     """A safetensors file: a header of JSON, then the tensors' bytes."""
@@ -103,9 +100,6 @@ class _Safetensors(Opened):
 
     def state(self) -> Any:
         return self._tensors | ({"__metadata__": self._metadata} if self._metadata else {})
-
-    def byteorder(self) -> str:
-        return "little"
 
     def stored(self, key: str) -> Extent:
         return self._extents[key]

@@ -91,7 +91,7 @@ class Distance:
             self.max_abs = max(self.max_abs, distance)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Difference:
     """How two states differ.
 
@@ -127,16 +127,15 @@ def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
             only_a=[entry.name for keys, entry in in_a.items() if keys not in in_b],
             only_b=[entry.name for keys, entry in in_b.items() if keys not in in_a],
         )
-        compared = 0
         for keys, entry in in_a.items():
             if keys in in_b:
                 other = in_b[keys]
                 difference.changes.extend(_changes(entry, other))
                 if distance := _distance(left, right, entry, other):
-                    compared += 1
+                    difference.compared += 1
                     if distance.differing:
                         difference.tensors[entry.name] = distance
-        return Difference(difference.only_a, difference.only_b, difference.changes, difference.tensors, compared)
+        return difference
 
 
 def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], TreeEntry]:

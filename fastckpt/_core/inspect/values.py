@@ -1,7 +1,6 @@
 """Reads the elements of tensors from a file piece by piece, so that no state has to fit into memory."""
 
 import io
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -25,16 +24,6 @@ from fastckpt.errors import BadCheckpoint
 BLOCK = 2**21
 """Elements that are read at once."""
 _AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32}
-_UNLOADABLE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    EOFError,
-    OSError,
-)
 _PACKED = ("quint4x2", "quint2x4")
 
 
@@ -188,7 +177,7 @@ def load(source: Path | BinaryIO, name: str) -> Any:
     """A state, by torch and without running code that it names; raises BadCheckpoint if that is not possible."""
     try:
         return torch.load(source, map_location="cpu", mmap=isinstance(source, Path), weights_only=True)
-    except _UNLOADABLE as error:
+    except Exception as error:  # what torch raises for a damaged file is not documented
         raise BadCheckpoint(
             f"{name} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
             f"torch.load(weights_only=False) and save what you need of it."
