@@ -21,7 +21,7 @@ from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
-from fastckpt_run.events.summary import conclude, report, require_durable
+from fastckpt_run.events.summary import log_time, report, require_durable
 from fastckpt_run.failures.cause import Cause, cause_of, explain
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
 from fastckpt_run.failures.restart_notice import RestartNotice
@@ -29,8 +29,8 @@ from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.preload.preloader import OFF, Preloader
 from fastckpt_run.script import require_script
-from fastckpt_run.shutdown import close_patiently, given_up, signals_in
-from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, hastened, stop_heartbeats
+from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
+from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -98,7 +98,7 @@ class FastckptAgent(HookedAgent):
     def _finish(self, signals: int, outcome: str) -> None:
         self._preloader.close()
         try:
-            close_patiently(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
+            close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
             if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
@@ -106,7 +106,7 @@ class FastckptAgent(HookedAgent):
             report(self._saver.report())
             metrics.unlisten(self._notice.observe)
             self._recorder.end(outcome)
-            conclude(self._recorder.lines)
+            log_time(self._recorder.lines)
 
     def _open_events(self) -> None:
         try:
@@ -118,7 +118,7 @@ class FastckptAgent(HookedAgent):
         """Meet the other nodes, in a store that is empty."""
         group = self.get_worker_group()
         handler = group.spec.rdzv_handler
-        with metrics.phase("launch.rendezvous"), hastened(handler), self._recorder.meeting(group):
+        with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             forget_last_round(handler)
             proceed()
 
@@ -152,7 +152,7 @@ class FastckptAgent(HookedAgent):
             self._record_death(death)
         if deaths:
             self._prepare_stop({death.local_rank for death in died}, deaths)
-        self._preloader.tend()
+        self._preloader.maintain()
         self._recorder.look()
         self._notice.look(self.restarts_left)
         result = proceed()

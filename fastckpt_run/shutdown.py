@@ -21,7 +21,7 @@ given_up = threading.Event()
 _TICK = 0.1
 
 
-def close_patiently(saver: Saver, timeout: float, signals: int) -> None:
+def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
     """Close ``saver``, for at most ``timeout`` seconds; a job's third signal gives up.
 
     ``signals`` is how many have come before. Raises SignalException when it gives up.

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from fastckpt_run.failures.deaths import peek
 from fastckpt_run.parent_death import die_with
 from fastckpt_run.preload.preloader import Preloader
-from fastckpt_run.workers import ask_to_end, drop_if_torn, kill_group, wake
+from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, terminate_gracefully
 
 _KILL_WAIT = 30.0
 SIGNAL_HANDLER: Any = _terminate_process_handler
@@ -149,10 +149,10 @@ class ScriptWorkers(SubprocessContext):
             running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
             self.stopped |= running.keys()
             if self._grace:
-                ask_to_end(running.values(), self._grace)
+                terminate_gracefully(running.values(), self._grace)
         for handler in self.subprocess_handlers.values():
             if death_sig is not None and handler.proc.poll() is None:
-                wake(handler.proc.pid)
+                continue_group(handler.proc.pid)
         super().close(death_sig or signal.SIGKILL, timeout)
 
     def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
@@ -178,9 +178,9 @@ class FunctionWorkers(MultiprocessContext):
         """As torch's; without a signal SIGKILL."""
         running = [p.pid for p in self._pc.processes if p.is_alive()] if self._pc is not None else []
         if death_sig is None and self._grace:
-            ask_to_end(running, self._grace)
+            terminate_gracefully(running, self._grace)
         for pid in running if death_sig is not None else ():
-            wake(pid)
+            continue_group(pid)
         super().close(death_sig or signal.SIGKILL, timeout)
 
     def _poll(self) -> RunProcsResult | None:
@@ -194,7 +194,7 @@ class FunctionWorkers(MultiprocessContext):
         assert self._pc is not None
         others = [p.pid for rank, p in enumerate(self._pc.processes) if rank not in failed and p.is_alive()]
         if self._grace:
-            ask_to_end(others, self._grace)
+            terminate_gracefully(others, self._grace)
         for process in self._pc.processes:
             kill_group(process.pid)
             process.kill()  # one that has not come to its own session yet
@@ -233,7 +233,7 @@ def forget_last_round(handler: RendezvousHandler) -> None:
 
 
 @contextmanager
-def hastened(handler: RendezvousHandler) -> Iterator[None]:
+def without_waits(handler: RendezvousHandler) -> Iterator[None]:
     """While this lasts, one node alone waits for nobody, and names for torch's records are had cheaply.
 
     torch lets a node wait up to 0.3 s, so that not all come at once; and it looks up the source lines of the whole

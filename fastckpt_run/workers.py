@@ -56,13 +56,13 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def wake(leader: int) -> None:
+def continue_group(leader: int) -> None:
     """Let all processes of a child's group run: stopped ones (SIGSTOP) would not receive SIGTERM."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGCONT)
 
 
-def ask_to_end(children: Collection[int], seconds: float) -> None:
+def terminate_gracefully(children: Collection[int], seconds: float) -> None:
     """Send SIGTERM to children and their process groups; return when all are dead, or after so many seconds.
 
     The children are dead or not, but none is reaped; what the dead have left in their groups is killed.
@@ -70,7 +70,7 @@ def ask_to_end(children: Collection[int], seconds: float) -> None:
     watch = DeathWatch({child: child for child in children})
     try:
         for child in children:
-            wake(child)
+            continue_group(child)
             _terminate(child)
         end, running = time.monotonic() + seconds, list(children)
         while running and (left := end - time.monotonic()) > 0:

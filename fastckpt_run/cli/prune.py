@@ -1,5 +1,6 @@
 """`fastckpt prune`: removes checkpoints on storage that need not be kept."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,6 +14,13 @@ from fastckpt._core.policy.retention import KeepAll, KeepAny, KeepEvery, KeepEve
 from fastckpt._core.storage.store import normalised
 from fastckpt_run.cli.ls import in_words, jobs
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe, known
+
+_POLICIES: dict[str, Callable[[Any], Policy]] = {
+    "keep_last": KeepLast,
+    "keep_every": KeepEvery,
+    "keep_minutes": KeepEveryMinutes,
+    "keep_best": best_of,
+}
 
 
 @click.command()
@@ -33,7 +41,7 @@ def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool,
     while a job runs: its own sweeps skip what is being deleted, and a deletion is whole or not at all. With --remote,
     DIR and the store are both pruned, each by what it holds.
     """
-    policies = _policies(**keep)
+    policies = [policy(keep[name]) for name, policy in _POLICIES.items() if keep[name] is not None]
     inventory = take(directory, Settings.from_environment().arenas, remote)
     places = {"storage": inventory.location} | ({"remote": normalised(remote)} if remote else {})
     if is_gone(directory):
@@ -67,18 +75,3 @@ def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool,
             screen.line(in_words(job))
 
     return CommandOutput(document, show)
-
-
-def _policies(
-    keep_last: int | None, keep_every: int | None, keep_minutes: float | None, keep_best: str | None
-) -> list[Policy]:
-    policies: list[Policy] = []
-    if keep_last is not None:
-        policies.append(KeepLast(keep_last))
-    if keep_every is not None:
-        policies.append(KeepEvery(keep_every))
-    if keep_minutes is not None:
-        policies.append(KeepEveryMinutes(keep_minutes))
-    if keep_best is not None:
-        policies.append(best_of(keep_best))
-    return policies

@@ -46,10 +46,12 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     document["remote"] = held and {**asdict(held), "newest": held.newest and describe(held.newest)}
 
     def show(screen: Screen) -> None:
+        from fastckpt_run.cli import report_text
+
         if html is not None:
             screen.line(f"written to {html}")
         else:
-            _show(screen, found, directory)
+            report_text.show(screen, found, directory)
         if held is not None:
             newest = f"; the newest is {held.newest.id}: {held.newest.path}" if held.newest else ""
             screen.line(f"{held.location} holds {held.checkpoints:,} whole checkpoints{newest}")
@@ -116,61 +118,3 @@ def _failure(one: "Recovery") -> dict[str, Any]:
     for name in (*INSTANTS, "load"):
         document[name] = None if document[name] is None else document[name] / 1e9
     return document
-
-
-def _show(screen: Screen, found: "Report", directory: str) -> None:
-    from fastckpt_run import formatting
-    from fastckpt_run.cli.report_text import SHOWN, change, facts
-
-    launches = sum(len(chain) for chain in found.nodes.values())
-    if not launches:
-        screen.line(f"{directory}: no launch of fastckpt-run is logged; under torchrun there is no agent that logs")
-        return
-    screen.line(
-        f"{directory}: {formatting.count(launches, 'launch', 'launches')} "
-        f"on {formatting.count(len(found.nodes), 'node')}, "
-        f"{formatting.duration(found.total)}; goodput {formatting.goodput(found.goodput)}"
-    )
-    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
-    rows = [
-        [formatting.CAUSES[cause], formatting.share(spent, found.total), formatting.duration(spent)]
-        for cause, spent in causes
-    ]
-    screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
-    for line in facts(found):
-        screen.line(line)
-    start = min(placed.begin for chain in found.nodes.values() for placed in chain)
-    if changes := [one for one in found.decisions if one.matters]:
-        screen.table(
-            [">AT", ">AFTER STEP", ">SNAPSHOT", ">PERSIST", ">COST", "WHY"],
-            [change(one, start) for one in changes[-SHOWN:]],
-        )
-        if len(changes) > SHOWN:
-            screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
-    if found.failures:
-        screen.table(
-            ["FAILURE", *(f">{name}" for name in _HEADS)],
-            [_row(one, start, len(found.nodes)) for one in found.failures],
-        )
-        for one in found.failures:
-            if one.log:
-                screen.line(f"rank {one.rank}, {formatting.duration(one.at - start)}: {formatting.where(one)}")
-
-
-_SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
-_HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
-
-
-def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
-    from fastckpt_run import formatting
-
-    instants = [formatting.duration(getattr(one, name)) for name in _SHOWN]
-    step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
-    return [
-        formatting.failure(one, nodes=nodes),
-        formatting.duration(one.at - start),
-        *instants,
-        step,
-        one.tier or "-",
-        str(one.repeated),
-    ]

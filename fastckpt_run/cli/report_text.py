@@ -1,14 +1,67 @@
-"""The text of a report that people read, in the terminal and on the page: changes of the frequency, facts, instants."""
+"""The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
 
 import time
 
 from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.report.frequency import DecidedIntervals
-from fastckpt._core.report.report import Report
+from fastckpt._core.report.report import Recovery, Report
 from fastckpt_run import formatting
+from fastckpt_run.cli.output import Screen
 
 SHOWN = 20
 """How many changes of the frequency, and jobs that superseded this one, are shown: the newest."""
+_INSTANTS = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
+_HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
+
+
+def show(screen: Screen, found: Report, directory: str) -> None:
+    """Print a report in the terminal."""
+    launches = sum(len(chain) for chain in found.nodes.values())
+    if not launches:
+        screen.line(f"{directory}: no launch of fastckpt-run is logged; under torchrun there is no agent that logs")
+        return
+    screen.line(
+        f"{directory}: {formatting.count(launches, 'launch', 'launches')} "
+        f"on {formatting.count(len(found.nodes), 'node')}, "
+        f"{formatting.duration(found.total)}; goodput {formatting.goodput(found.goodput)}"
+    )
+    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
+    rows = [
+        [formatting.CAUSES[cause], formatting.share(spent, found.total), formatting.duration(spent)]
+        for cause, spent in causes
+    ]
+    screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
+    for line in facts(found):
+        screen.line(line)
+    start = min(placed.begin for chain in found.nodes.values() for placed in chain)
+    if changes := [one for one in found.decisions if one.matters]:
+        screen.table(
+            [">AT", ">AFTER STEP", ">SNAPSHOT", ">PERSIST", ">COST", "WHY"],
+            [change(one, start) for one in changes[-SHOWN:]],
+        )
+        if len(changes) > SHOWN:
+            screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
+    if found.failures:
+        screen.table(
+            ["FAILURE", *(f">{name}" for name in _HEADS)],
+            [_row(one, start, len(found.nodes)) for one in found.failures],
+        )
+        for one in found.failures:
+            if one.log:
+                screen.line(f"rank {one.rank}, {formatting.duration(one.at - start)}: {formatting.where(one)}")
+
+
+def _row(one: Recovery, start: int, nodes: int) -> list[str]:
+    instants = [formatting.duration(getattr(one, name)) for name in _INSTANTS]
+    step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
+    return [
+        formatting.failure(one, nodes=nodes),
+        formatting.duration(one.at - start),
+        *instants,
+        step,
+        one.tier or "-",
+        str(one.repeated),
+    ]
 
 
 def change(one: DecidedIntervals, start: int) -> list[str]:

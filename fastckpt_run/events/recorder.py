@@ -141,7 +141,7 @@ class EventRecorder:
         return int(workers[local_rank].global_rank) if local_rank < len(workers) else -1
 
     def _record_progress(self, directory: str, ranks: list[Telemetry]) -> None:
-        tallies = [tally for tally in self._saver.report() if tally.directory == directory]
+        all_stats = [stats for stats in self._saver.report() if stats.directory == directory]
         progress = [
             {
                 "local_rank": local_rank,
@@ -161,12 +161,12 @@ class EventRecorder:
             "progress",
             directory=directory,
             ranks=progress,
-            saves=sum(tally.saves for tally in tallies),
-            saved_bytes=sum(tally.saved_size for tally in tallies),
-            skipped=sum(tally.skips.total() for tally in tallies),
-            persisted=sum(tally.persisted for tally in tallies),
-            persisted_bytes=sum(tally.size for tally in tallies),
-            persist_seconds=sum(tally.seconds for tally in tallies),
+            saves=sum(stats.saves for stats in all_stats),
+            saved_bytes=sum(stats.saved_size for stats in all_stats),
+            skipped=sum(stats.skips.total() for stats in all_stats),
+            persisted=sum(stats.persisted for stats in all_stats),
+            persisted_bytes=sum(stats.size for stats in all_stats),
+            persist_seconds=sum(stats.seconds for stats in all_stats),
         )
 
 

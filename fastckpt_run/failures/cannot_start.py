@@ -51,7 +51,7 @@ def _was_starting(traceback: list[str], error: str) -> bool:
     return script is not None and is_among_first_imports(source_of(Path(script["file"])), int(script["line"]))
 
 
-def names_us(script: Path) -> bool:
+def mentions_fastckpt(script: Path) -> bool:
     """Whether a script names this library, so that one can expect a checkpointer of it."""
     return b"fastckpt" in (source_of(script) or b"")
 

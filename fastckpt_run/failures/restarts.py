@@ -13,7 +13,7 @@ from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
-from fastckpt_run.failures.cannot_start import broken_syntax, names_us, why_not_started
+from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
 from fastckpt_run.failures.cause import last_words
 from fastckpt_run.failures.deaths import describe
 from fastckpt_run.script import script_of
@@ -136,7 +136,7 @@ class Restarts:
 
     def _explanation(self, stalled: Sequence[Attempt]) -> str:
         starts = {id(attempt): number for number, attempt in enumerate(self._attempts, start=1)}
-        lines = (f"  start {starts[id(attempt)]} {_way(attempt)}: {attempt.why}" for attempt in stalled)
+        lines = (f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled)
         times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"
         head = f"no restart: the workers failed {times} before they came further than before (--fast-max-stalls):"
         return "\n".join([head, *lines, _REMEDY])
@@ -156,7 +156,7 @@ class Restarts:
             return ""
         if exitcode == 1:
             return broken_syntax(self._script)
-        if exitcode == 2 and names_us(self._script):
+        if exitcode == 2 and mentions_fastckpt(self._script):
             return "exit code 2, as of refused arguments, before it had a checkpointer"
         return ""
 
@@ -175,7 +175,7 @@ def _seconds(lines: Sequence[Telemetry]) -> float:
     return (max(line.beat for line in lines) - min(firsts)) / 1e9 if firsts else 0.0
 
 
-def _way(attempt: Attempt) -> str:
+def _course(attempt: Attempt) -> str:
     """How far an attempt came, in words."""
     if not attempt.stretches:
         return "ended before anything was loaded or done"

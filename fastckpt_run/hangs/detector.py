@@ -132,7 +132,7 @@ class HangWatch:
         )
         sights = self._observations(now, lines)
         if occupied(list(sights.values()), allowed):
-            self._waits.pass_by(passed)
+            self._waits.advance(passed)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
         ranks = hung(list(sights.values()), allowed, idle)
         return self._inspect(lines, sights, ranks) if ranks else None

@@ -59,7 +59,7 @@ class Waits:
         """Start counting again."""
         self._shown.clear()
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """So much time has passed in which all ranks may have waited."""
         self._clock += seconds
 

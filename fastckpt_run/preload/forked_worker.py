@@ -50,7 +50,7 @@ class ForkedProcess:
         _open_streams()
         for number, text in enumerate(output, start=1):
             os.write(number, text)
-        _be_fresh()
+        _renew_identity()
 
     def script(self) -> Callable[[], int]:
         """What runs the script as Python does; when it is called, `end` takes what it returns.
@@ -61,7 +61,7 @@ class ForkedProcess:
         sys.orig_argv = self._order.argv.copy()
         script = self._order.argv[2:]
         sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
-        _forget_ourselves()
+        _reset_modules()
         if script[0] == "-m":
             if not sys.flags.safe_path:
                 sys.path.insert(0, str(Path.cwd()))
@@ -216,7 +216,7 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", text)
 
 
-def _be_fresh() -> None:
+def _renew_identity() -> None:
     """Renew what each process has of its own: seeds, keys, the name of its thread."""
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
@@ -228,7 +228,7 @@ def _be_fresh() -> None:
     importlib.invalidate_caches()
 
 
-def _forget_ourselves() -> None:
+def _reset_modules() -> None:
     """Replace __main__ by a fresh one, and let our modules be imported again."""
     main = ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter

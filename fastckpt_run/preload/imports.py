@@ -64,7 +64,7 @@ def preload(plan: ImportPlan) -> ImportOutcome:
         for name in BASE:
             importlib.import_module(name)
         late = set(read) - at_once
-        if fault := next(iter((*_misread(read), *Traces().base_faults(start))), ""):
+        if fault := next(iter((*_reads_of_rank(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
         with _in_script_folder(plan.folder):
             now = Traces()
@@ -72,7 +72,7 @@ def preload(plan: ImportPlan) -> ImportOutcome:
                 before = now
                 fault = _import(name, attributes)
                 now = Traces()
-                if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
+                if fault := fault or next(iter((*_reads_of_rank(read), *now.faults(before))), ""):
                     return ImportOutcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
         return ImportOutcome("", f"{shadowed} has the name of a module that torch imports")
@@ -107,7 +107,7 @@ def _import(name: str, attributes: list[str]) -> str:
     return ""
 
 
-def _misread(read: set[str]) -> Iterator[str]:
+def _reads_of_rank(read: set[str]) -> Iterator[str]:
     return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
 
 

@@ -16,7 +16,7 @@ _libc = ctypes.CDLL(None)
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def subreaper() -> Iterator[None]:
     """While this lasts, orphans below this process become its children.
 
     Only then: what a worker leaves on purpose is the init process's to reap.

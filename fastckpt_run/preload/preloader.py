@@ -118,7 +118,7 @@ class Preloader:
         """The traceback of the exception with which a worker's script ended; empty if there is none, or not known."""
         return self._reports[pid].read() if pid in self._reports else ""
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Replace a template that has died or been spoiled since it was last looked at; never waits."""
         if self._template is not None:
             try:
@@ -192,10 +192,10 @@ class Preloader:
         elif not outcome.module:
             self._give_up(outcome.fault)
         else:
-            self._do_without(outcome)
+            self._exclude(outcome)
         return outcome
 
-    def _do_without(self, outcome: ImportOutcome) -> None:
+    def _exclude(self, outcome: ImportOutcome) -> None:
         module, requested = outcome.module, outcome.module in self._asked
         logger.log(30 if requested else 20, "%s is not preloaded: it %s", module, outcome.fault)
         metrics.event("preload_unsafe", module=module, why=outcome.fault)

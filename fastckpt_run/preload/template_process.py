@@ -19,7 +19,7 @@ from fastckpt_run.preload.environment import current
 from fastckpt_run.preload.fork_request import GO, READY, ForkRequest
 from fastckpt_run.preload.fork_safety import working_directory
 from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
-from fastckpt_run.preload.orphans import adopting, kill_forks
+from fastckpt_run.preload.orphans import kill_forks, subreaper
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -86,7 +86,7 @@ class Template:
         let, go = os.pipe()
         memory = order.write()
         try:
-            with adopting():
+            with subreaper():
                 try:
                     pid = self._forked([*streams, memory, let])
                 except BaseException:

@@ -24,7 +24,7 @@ class Extent:
     size: int
 
 
-class Opened:
+class OpenFile:
     """An open file.
 
     Args:
@@ -67,7 +67,7 @@ class Opened:
         return data
 
 
-class Archive(Opened):
+class Archive(OpenFile):
     """An open torch.save file.
 
     Checksums of entries are not looked at: numbers are written into an image in place, and torch's reader does not

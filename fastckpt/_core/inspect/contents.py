@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, Protocol
 
 from fastckpt._core.format.types import SAFETENSORS
-from fastckpt._core.inspect.archive import Archive, Extent, Opened
+from fastckpt._core.inspect.archive import Archive, Extent, OpenFile
 from fastckpt._core.inspect.pickled import Object, Storage, Tensor, element_size
 from fastckpt.errors import BadCheckpoint
 
@@ -58,7 +58,7 @@ def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> File
     return Archive(file, name) if ending in _TORCH or is_archive else other
 
 
-class _Other(Opened):
+class _Other(OpenFile):
     """A file without tensors."""
 
     def __init__(self, file: BinaryIO, name: str, digest: Callable[[], str]) -> None:
@@ -79,7 +79,7 @@ class _Other(Opened):
         raise BadCheckpoint(f"{self.name} has no tensors")
 
 
-class _Safetensors(Opened):
+class _Safetensors(OpenFile):
     """A safetensors file: a header of JSON, then the tensors' bytes."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:

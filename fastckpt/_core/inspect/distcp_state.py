@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any, BinaryIO
 
-from fastckpt._core.inspect.archive import LARGEST_PICKLE, Archive, Extent, Opened
+from fastckpt._core.inspect.archive import LARGEST_PICKLE, Archive, Extent, OpenFile
 from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, name_of
 from fastckpt.errors import BadCheckpoint
 
@@ -44,7 +44,7 @@ class Distributed:
 
     Attributes:
         tensors: By key, described; None for a value that is no tensor.
-        paths: By key, the way to it through the containers of the state that was saved.
+        paths: By key, the path to it through the containers of the state that was saved.
 
     Raises:
         BadCheckpoint: It is damaged, or its chunks are stored in a way that is not known here.
@@ -56,7 +56,7 @@ class Distributed:
         size = file.seek(0, 2)
         if size > LARGEST_PICKLE:
             raise BadCheckpoint(f"{name} has {size} bytes; at most {LARGEST_PICKLE} are read")
-        metadata = describe(Opened(file, name).read(Extent(0, size)), name)
+        metadata = describe(OpenFile(file, name).read(Extent(0, size)), name)
         try:
             self.tensors, self.paths, self._chunks = _read(metadata)
         except _MISSHAPEN as error:
@@ -85,7 +85,7 @@ class Distributed:
     def read(self, chunk: Chunk) -> bytearray:
         """The bytes of the archive of a chunk."""
         with self._part(chunk.file) as file:
-            return Opened(file, chunk.file).read(chunk.extent)
+            return OpenFile(file, chunk.file).read(chunk.extent)
 
     def _value(self, key: str) -> Any:
         """A value that is no tensor; tensors within it have storages of their own."""
@@ -93,18 +93,18 @@ class Distributed:
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any:
-    """The containers that were made flat: dictionaries, and lists where a way has numbers."""
+    """The containers that were made flat: dictionaries, and lists where a path has numbers."""
     root: dict[Any, Any] = {}
     lists: list[tuple[dict[Any, Any], Any]] = []
     for key, value in flat.items():
-        node, way = root, paths.get(key) or (key,)
-        for step, following in pairwise(way):
+        node, path = root, paths.get(key) or (key,)
+        for step, following in pairwise(path):
             if step not in node and isinstance(following, int):
                 lists.append((node, step))
             node = node.setdefault(step, {})
             if not isinstance(node, dict):
                 raise BadCheckpoint(f"{key!r} is stored within another value")
-        node[way[-1]] = value
+        node[path[-1]] = value
     for node, step in reversed(lists):  # the innermost first
         node[step] = [node[step][i] for i in sorted(node[step])]
     return root
@@ -115,7 +115,7 @@ def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any,
     fields = dict(metadata.state)
     tensors = {str(key): _tensor(str(key), entry) for key, entry in fields["state_dict_metadata"].items()}
     planned = fields.get("planner_data")
-    paths = {str(k): _way(k, way) for k, way in planned.items()} if isinstance(planned, Mapping) else {}
+    paths = {str(k): _path(k, path) for k, path in planned.items()} if isinstance(planned, Mapping) else {}
     sizes = {key: _sizes(entry) for key, entry in fields["state_dict_metadata"].items()}
     chunks: dict[str, list[Chunk]] = {}
     for index, place in fields["storage_data"].items():
@@ -128,11 +128,11 @@ def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any,
     return tensors, paths, chunks
 
 
-def _way(key: Any, way: Any) -> tuple[str | int, ...]:
-    """The way to a value: names and numbers, and nothing that no dict could have as a key."""
-    if not isinstance(way, list | tuple) or any(type(step) not in (str, int) for step in way):
-        raise ValueError(f"the way to {key!r} has more than names and numbers")
-    return tuple(way)
+def _path(key: Any, path: Any) -> tuple[str | int, ...]:
+    """The path to a value: names and numbers, and nothing that no dict could have as a key."""
+    if not isinstance(path, list | tuple) or any(type(step) not in (str, int) for step in path):
+        raise ValueError(f"the path to {key!r} has more than names and numbers")
+    return tuple(path)
 
 
 def _extent(where: Mapping[str, Any]) -> Extent:

@@ -14,7 +14,7 @@ RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
 
 
 @dataclass(frozen=True)
-class SlotDecision:
+class ResumeDecision:
     """What a launch would do.
 
     Attributes:
@@ -28,7 +28,7 @@ class SlotDecision:
     others: list[tuple[InventoryItem, str]]
 
 
-def decide(inventory: Inventory, *, verifies: bool = False) -> SlotDecision:
+def decide(inventory: Inventory, *, verifies: bool = False) -> ResumeDecision:
     """Choose as a resume of as many ranks as saved would.
 
     Args:
@@ -46,7 +46,7 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> SlotDecision:
         objections[id(candidates[choice[0]])] = bad
     chosen = candidates[choice[0]] if choice else None
     others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
-    return SlotDecision(_outcome(inventory, chosen), chosen, others)
+    return ResumeDecision(_outcome(inventory, chosen), chosen, others)
 
 
 def _objection(item: InventoryItem) -> str:

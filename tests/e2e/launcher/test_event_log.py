@@ -228,5 +228,5 @@ def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: py
     told = EventRecorder(cast("Saver", None), keep=False)
     for name in ("worker_joined", "skipped"):
         for _ in range(5):
-            told._hear(metrics.stamp(name))
+            told._record(metrics.stamp(name))
     assert [json.loads(line)["event"] for line in told.lines] == ["worker_joined"] * 5 + ["skipped"] * 3
