@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -159,14 +158,10 @@ def _value_change(name: str, a: str, b: str) -> list[Change]:
 
 
 def _shape_change(a: TreeEntry, b: TreeEntry) -> list[Change]:
-    shapes = [getattr(entry.value, "shape", None) for entry in (a, b)]
-    if None in shapes or shapes[0] == shapes[1]:
+    of_a, of_b = (getattr(entry.value, "shape", None) for entry in (a, b))
+    if of_a is None or of_b is None or of_a == of_b:
         return []
-    return [Change(a.name, "shape", _cross(shapes[0]), _cross(shapes[1]))]
-
-
-def _cross(shape: Any) -> str:
-    return str(list(shape))
+    return [Change(a.name, "shape", str(list(of_a)), str(list(of_b)))]
 
 
 def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> Distance | None:
