@@ -169,7 +169,7 @@ _HIGH_INT, _HIGH_FLOAT = 0x41, 0x41
 def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int], list[Any]]]:
     """Unlike numbers to pickle in place of ``numbers``, and the search for their places.
 
-    A marker is eight bytes: a counter, and four bytes that are drawn anew for each skeleton. Pickle writes an int of
+    A marker is eight bytes: a counter, and four bytes that are drawn for each skeleton. Pickle writes an int of
     that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian.
     """
     secret = secrets.token_bytes(3)

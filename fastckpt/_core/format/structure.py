@@ -1,4 +1,4 @@
-"""Takes a state apart: what must be equal for two states to share a skeleton, and what may differ.
+"""Decomposes a state: into what must be equal for two states to share a skeleton, and what may differ.
 
 A state of plain containers, tensors and Python leaves falls into
 

@@ -1,4 +1,4 @@
-"""What a script imports, and what it and its own modules do to the environment, read from their sources."""
+"""Static analysis of a training script: what it imports, in which order, and what its modules do to the environment."""
 
 import ast
 import sys
@@ -37,13 +37,13 @@ class Script:
     @cached_property
     def imports(self) -> list[tuple[str, list[str]]]:
         """Modules that it imports at its top level, each with the names that it takes from it."""
-        return [found for statement in _top_level(self._body) for found in _imports(statement, "")]
+        return [found for statement in statements(self._body) for found in _imports(statement, "")]
 
     @cached_property
     def first_imports(self) -> list[tuple[str, list[str]]]:
         """Those before any statement that could have an effect on them."""
         found: list[tuple[str, list[str]]] = []
-        for statement in _top_level(self._body):
+        for statement in statements(self._body):
             if _has_effect(statement):
                 break
             found += _imports(statement, "")
@@ -98,7 +98,7 @@ class Script:
 
 
 class _Walk:
-    """Follows a script from import to import as Python would, into what lies beside it.
+    """Follows a script from import to import as Python would, into the modules of its folder.
 
     Attributes:
         sets: Variables set before an import that comes later.
@@ -118,14 +118,14 @@ class _Walk:
         return SourceWatch(self._seen)
 
     def enter(self, module: str) -> None:
-        """Run what lies beside the script and is run when ``module`` is imported."""
+        """Run the files of the script's folder that are run when ``module`` is imported."""
         if self._folder is None:
             return
         place = self._folder
         for part in filter(None, module.split(".")):
             for path in (place / part / "__init__.py", place / f"{part}.py"):
                 unread = path not in self._seen and len(self._seen) < _MOST
-                if unread and (tree := _parsed(path)) is not None:
+                if unread and (tree := parsed(source_of(path))) is not None:
                     self.run(path, tree)
             place /= part
 
@@ -136,7 +136,7 @@ class _Walk:
         self._seen.add(path)
         self.anywhere.update(name for statement in tree.body for name in _sets(statement))
         functions = {f.name: set(_sets(f)) for f in tree.body if isinstance(f, ast.FunctionDef)}
-        for statement in _top_level(tree.body):
+        for statement in statements(tree.body):
             if found := list(_imports(statement, self._package(path))):
                 self.sets |= self._pending
             for module, names in found:
@@ -164,19 +164,27 @@ def read(arguments: Sequence[str]) -> Script:
     folder = here if module else path.resolve().parent
     if path.is_dir():
         path, folder = path / "__main__.py", path
-    tree = _parsed(path)
+    tree = parsed(source_of(path))
     return Script(folder, module, tree, path.absolute()) if tree is not None or path.suffix == ".py" else Script()
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    """The source in a file; None if there is none, or none that Python could compile."""
-    if not path.is_file():  # a pipe can be read only once, by the worker
+def source_of(path: Path) -> bytes | None:
+    """The bytes of a regular file; None if there is none that can be read."""
+    try:
+        return path.read_bytes() if path.is_file() else None  # a pipe can be read only once, by the worker
+    except (OSError, ValueError):  # a name that no file can have
+        return None
+
+
+def parsed(source: bytes | str | None) -> ast.Module | None:
+    """A source; None if there is none, or none that Python could compile."""
+    if source is None:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):  # a zip file, for one
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # a zip file, for one
         return None
 
 
@@ -197,17 +205,25 @@ def _source(module: str, here: Path) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
-def _top_level(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the script does, without those that only may."""
+def statements(body: Iterable[ast.stmt], *, perhaps: bool = False) -> Iterator[ast.stmt]:
+    """The statements of a module in the order in which they run, without those in functions and classes.
+
+    Args:
+        perhaps: Whether to give also those that may run, in branches and handlers, and a ``with`` as one statement.
+    """
     for statement in body:
         match statement:
+            case ast.Try() if perhaps:
+                handled = [inner for handler in statement.handlers for inner in handler.body]
+                parts = [*statement.body, *handled, *statement.orelse, *statement.finalbody]
+                yield from statements(parts, perhaps=True)
             case ast.Try():
-                yield from _top_level(statement.body)
-            case ast.With():
+                yield from statements(statement.body)
+            case ast.With() if not perhaps:
                 yield from (ast.copy_location(ast.Expr(item.context_expr), statement) for item in statement.items)
-                yield from _top_level(statement.body)
-            case ast.If() if _is_main(statement.test):
-                yield from _top_level(statement.body)
+                yield from statements(statement.body)
+            case ast.If() if perhaps or _is_main(statement.test):
+                yield from statements([*statement.body, *(statement.orelse if perhaps else ())], perhaps=perhaps)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 continue
             case _:
