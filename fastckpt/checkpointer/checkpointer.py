@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import length_hint
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -36,13 +35,12 @@ from fastckpt._core.retention import (
 from fastckpt._core.schedule.decision_log import DecisionLog
 from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt._core.schedule.micro_batches import MicroBatches
-from fastckpt._core.schedule.profile_key import circumstances, device_of, size_of
+from fastckpt._core.schedule.profile_key import circumstances, size_of
 from fastckpt._core.schedule.profiler import Due, Profiler
 from fastckpt._core.schedule.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from fastckpt._core.schedule.stopwatch import Stopwatch
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
-from fastckpt._core.transfer.device_memory import use_of
 from fastckpt.checkpointer.backends import framework_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
@@ -364,13 +362,11 @@ class Checkpointer:
             return FixedSchedule(memory, storage, self._step)
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
         watch = Stopwatch(self._writer.beats, self._writer.glance)
-        sizes = partial(_sizes, self._parts, device_of(self._model))
         turns = range(self._step + 1, self._step + 1 + min(lengths))
         profiler = Profiler(
             ranks,
             watch,
             terms,
-            sizes,
             turns=turns,
             overlaps=self._overlaps,
             before=begun if len(set(begins)) == 1 else None,
@@ -389,11 +385,6 @@ class Checkpointer:
             self._decisions.profiling(self._step, f"profiling anew, without the profile that was saved: {known.reason}")
             return None
         return known
-
-
-def _sizes(parts: TrainingState, device: torch.device) -> tuple[int, int, int]:
-    """Bytes of the state; of device memory the peak and all there is."""
-    return parts.size, *use_of(device)
 
 
 def _checked_overlap(overlap: object) -> bool:

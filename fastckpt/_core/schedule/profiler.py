@@ -1,14 +1,13 @@
 """Measures what iterations and saves of a job take while it trains and saves, alike on all ranks."""
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from fastckpt._core.client.collective import Agreement, Answers
 from fastckpt._core.policy.frequency import profiling
-from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile, choose
+from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile
 from fastckpt._core.policy.frequency.overhead import FEW, Iteration
 from fastckpt._core.policy.frequency.profiling import COPIES, ProfilingProgress
 from fastckpt._core.policy.frequency.provisional_intervals import (
@@ -24,8 +23,6 @@ NOTICE = 2
 """Steps from when ranks send what they measured until they act on it: nobody waits for the slowest to send it."""
 LATEST = 200
 """Iterations that are remembered."""
-
-Sizes = Callable[[], tuple[int, int, int]]
 
 
 class Due(NamedTuple):
@@ -45,7 +42,6 @@ class Profiler:
         ranks: With whom to agree.
         watch: Measures.
         terms: What to keep to.
-        sizes: Gives the bytes of the state, and the peak and capacity of device memory.
         turns: Those to profile, at most.
         overlaps: Whether snapshots are copied behind training; if not, an iteration has no room for them.
         before: What earlier runs have measured, alike on all ranks.
@@ -60,13 +56,12 @@ class Profiler:
         ranks: Agreement,
         watch: Stopwatch,
         terms: Terms,
-        sizes: Sizes,
         *,
         turns: range,
         overlaps: bool,
         before: ProfilingProgress | None = None,
     ) -> None:
-        self._ranks, self._watch, self._terms, self._sizes = ranks, watch, terms, sizes
+        self._ranks, self._watch, self._terms = ranks, watch, terms
         self._most, self._overlaps = len(turns), overlaps
         self.progress = self._before = before
         self._first = first = turns.start
@@ -150,8 +145,9 @@ class Profiler:
     def _pace(self, turn: float) -> ProvisionalIntervals:
         if self.progress is None:
             return ProvisionalIntervals(turn)
-        stall = choose(self.progress.profile, self._terms.overhead).stall + self.progress.profile.copy_slowdown
-        return ProvisionalIntervals(turn, stall, self.progress.profile.storage, self.progress.compared)
+        profile = self.progress.profile
+        stall = profile.stall + profile.copy_slowdown
+        return ProvisionalIntervals(turn, stall, profile.storage, self.progress.compared)
 
     def _add(self, iteration: Iteration, update: float) -> None:
         self._seen.append(iteration.seconds)
@@ -183,12 +179,11 @@ class Profiler:
             updates=tuple(self._updates),
             host_copies=tuple(watch.copies),
             persists=watch.durations or [0.0],
-            device_copies=tuple(watch.asides),
             blocks=tuple(watch.blocks) if self._overlaps else (),
             slowed=tuple(self._slowed),
             copied=tuple(self._copied),
         )
-        profile = profiling.profiled(samples, *self._sizes())
+        profile = profiling.profiled(samples)
         return ProfilingProgress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
 
 

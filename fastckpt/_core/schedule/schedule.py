@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from fastckpt._core.client.collective import Agreement, Answers
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.frequency import overhead
-from fastckpt._core.policy.frequency.intervals import Intervals, Profile, choose
+from fastckpt._core.policy.frequency.intervals import Intervals, Profile
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
 from fastckpt._core.policy.frequency.profile_cache import Remembered
 from fastckpt._core.policy.frequency.profiling import ProfilingProgress
@@ -169,7 +169,7 @@ class AdaptiveSchedule:
         return self.known.profile
 
     def _decided(self, profile: Profile, decision: Decision) -> None:
-        self.known = Remembered(profile, choose(profile, self._terms.overhead), decision.intervals)
+        self.known = Remembered(profile, decision.intervals)
         if decision.changed:
             self._iterations = []
         self.decision = replace(decision, step=self._step)

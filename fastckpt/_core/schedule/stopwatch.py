@@ -23,7 +23,6 @@ class _Copy(NamedTuple):
     pending: bool
     overlaps: int
     on_device: int
-    aside: int
 
 
 class Stopwatch:
@@ -34,7 +33,6 @@ class Stopwatch:
         overruns: How many persists were due while one was under way, and storage was well.
         copies: Seconds that it took to copy each snapshot, whether training waited for that or not.
         blocks: Of each, those in which training could not go on.
-        asides: Seconds that it took to set a snapshot aside on its device, of those of which that was done.
     """
 
     def __init__(self, beats: Heartbeat, glance: Callable[[], Status | None]) -> None:
@@ -42,7 +40,6 @@ class Stopwatch:
         self.overruns = 0
         self.copies: deque[float] = deque(maxlen=MOST)
         self.blocks: deque[float] = deque(maxlen=MOST)
-        self.asides: deque[float] = deque(maxlen=MOST)
         self._beats, self._glance = beats, glance
         self._under_way: deque[tuple[SaveId, float]] = deque()
         self._troubled = False
@@ -79,7 +76,7 @@ class Stopwatch:
         """
         self._had_snapshot = True
         blocked = self._beats.stalled - self._stalled
-        done = (metrics.counts[name] for name in ("overlap.copy", "device.copy", "device.aside"))
+        done = (metrics.counts[name] for name in ("overlap.copy", "device.copy"))
         self._copy = _Copy(blocked, pending, *done) if save is not None else None
         if save is not None and persist:
             self.overran()
@@ -103,8 +100,6 @@ class Stopwatch:
         behind = "device.copy" if counts["device.copy"] > copy.on_device else "overlap.copy"
         self.blocks.append(copy.blocked)
         self.copies.append(copy.blocked + (seconds[behind] if copy.pending else 0.0))
-        if counts["device.aside"] > copy.aside:
-            self.asides.append(seconds["device.aside"])
         self._copy = None
 
     def _look(self) -> None:

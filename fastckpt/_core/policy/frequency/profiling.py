@@ -67,7 +67,6 @@ class ProfileSamples:
         updates: Of each, the update of the weights.
         host_copies: Copies of the state into host memory.
         persists: Ways of the state from there to storage.
-        device_copies: Copies within device memory; empty without a device.
         blocks: Of each host copy, that part behind which training cannot go on; empty if there is none.
         slowed: Whole iterations while a persist was under way; empty if it ended too soon to tell.
         copied: Iterations in which a snapshot was copied, without the time that training waited for it.
@@ -77,20 +76,15 @@ class ProfileSamples:
     updates: Sequence[float]
     host_copies: Sequence[float]
     persists: Sequence[float]
-    device_copies: Sequence[float] = ()
     blocks: Sequence[float] = ()
     slowed: Sequence[float] = ()
     copied: Sequence[float] = ()
 
 
-def profiled(samples: ProfileSamples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
+def profiled(samples: ProfileSamples) -> Profile:
     """The profile by medians, which a pause of one iteration, or the first copy into fresh memory, does not move.
 
-    Args:
-        samples: What was measured; raises ConfigError if something was not.
-        size: Bytes of the state.
-        peak: Bytes of device memory that training takes at most.
-        capacity: Bytes of device memory.
+    Raises ConfigError if something was not measured.
     """
     for name in ("iterations", "updates", "host_copies", "persists"):
         if not getattr(samples, name):
@@ -102,10 +96,6 @@ def profiled(samples: ProfileSamples, size: int, peak: int = 0, capacity: int = 
         update=min(update, iteration),
         host_copy=median(samples.host_copies),
         storage=median(samples.persists),
-        size=size,
-        device_copy=median(samples.device_copies) if samples.device_copies else None,
-        peak=peak,
-        capacity=capacity,
         blocked=median(samples.blocks) if samples.blocks else 0.0,
         slowdown=_slowdown(samples),
         copy_slowdown=_copy_slowdown(samples),
@@ -130,21 +120,15 @@ def _copy_slowdown(samples: ProfileSamples) -> float:
 
 
 def joined(ranks: Sequence[Profile]) -> Profile:
-    """One profile for all ranks, in whatever order they come: of copies the slowest, of device memory the scarcest."""
+    """One profile for all ranks, in whatever order they come: of copies the slowest."""
     if not ranks:
         raise ConfigError("no rank has made a profile; give that of each")
     iteration = median(each.iteration for each in ranks)
-    device = [each.device_copy for each in ranks if each.device_copy is not None]
-    scarcest = min(ranks, key=lambda each: (each.capacity - each.peak, each.capacity))
     return Profile(
         iteration=iteration,
         update=min(iteration, max(each.update for each in ranks)),
         host_copy=max(each.host_copy for each in ranks),
         storage=max(each.storage for each in ranks),
-        size=max(each.size for each in ranks),
-        device_copy=max(device) if len(device) == len(ranks) else None,
-        peak=scarcest.peak,
-        capacity=scarcest.capacity,
         blocked=max(each.blocked for each in ranks),
         slowdown=median_high(each.slowdown for each in ranks),
         copy_slowdown=median_high(each.copy_slowdown for each in ranks),
@@ -204,7 +188,6 @@ def continued(before: ProfilingProgress | None, since: ProfilingProgress | None)
         values: tuple[float, float] = getattr(before.profile, name), getattr(since.profile, name)
         return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights) if any(weights) else values[1]
 
-    on_device = None not in (before.profile.device_copy, since.profile.device_copy)
     iteration = mean("iteration", "iterations")
     profile = replace(
         since.profile,
@@ -214,7 +197,6 @@ def continued(before: ProfilingProgress | None, since: ProfilingProgress | None)
         copy_slowdown=mean("copy_slowdown", "iterations"),
         host_copy=mean("host_copy", "snapshots"),
         blocked=mean("blocked", "snapshots"),
-        device_copy=mean("device_copy", "snapshots") if on_device else since.profile.device_copy,
         storage=mean("storage", "persists"),
     )
     return ProfilingProgress(

@@ -12,7 +12,6 @@ from fastckpt._core.policy.frequency.intervals import (
     Intervals,
     Profile,
     checked_overhead,
-    choose,
     fit,
     multiple,
     whole_steps,
@@ -132,19 +131,16 @@ def started(
         step: The step after which they count; the next checkpoints are counted from it.
         known: Those to which an earlier run was tuned: they go before what the profile says, if they are as wanted.
     """
-    choice = choose(profile, terms.overhead)
-    persist = profile.slowdown * whole_steps(choice.duration / profile.iteration)
-    first = Costs(profile.iteration, choice.stall + profile.copy_slowdown, persist, choice.duration)
+    persist = profile.slowdown * whole_steps(profile.duration / profile.iteration)
+    first = Costs(profile.iteration, profile.stall + profile.copy_slowdown, persist, profile.duration)
     fixed = _fixed(terms, first, profile.iteration)
     wanted = fit(first, terms.overhead * TARGET, fixed)
-    why = (
-        f"a snapshot in {choice.mode} memory stalls {choice.stall:.3g} s, and is durable after {choice.duration:.3g} s"
-    )
+    why = f"a snapshot in host memory stalls {profile.stall:.3g} s, and is durable after {profile.duration:.3g} s"
     if known and fixed.memory in (None, known.memory) and fixed.storage in (None, known.storage):
         wanted, why = known, "an earlier run was tuned to them"
     intervals = replace(wanted, anchor=step)
     before = Measurement(
-        0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(choice.duration,)
+        0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(profile.duration,)
     )
     state = TuningState(terms, intervals, step + window(intervals), before)
     return state, Decision(step, intervals, first.overhead(intervals), True, why)

@@ -56,7 +56,6 @@ class Watch:
     fails: int = 0
     copies: list[float] = field(default_factory=list)
     blocks: list[float] = field(default_factory=list)
-    asides: list[float] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
     left: int = 0
 
@@ -88,8 +87,7 @@ Found = tuple[list[Due], Profile | None]
 
 def alone(ranks: Any, watch: Watch, clock: Callable[[int], float], turns: int) -> Found:
     """What one rank did at each turn until it had a profile."""
-    sizes = 100, 0, 0
-    profiler = Profiler(ranks, watch, Terms(0.035), lambda: sizes, turns=range(1, MOST + 1), overlaps=True)
+    profiler = Profiler(ranks, watch, Terms(0.035), turns=range(1, MOST + 1), overlaps=True)
     dues: list[Due] = []
     for turn in range(1, turns):
         profile = profiler.turn(turn, watch.turn(clock(turn), dues[-1]) if dues else None)

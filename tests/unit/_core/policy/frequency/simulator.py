@@ -64,7 +64,7 @@ class Job:
         during = range(PROFILED, PROFILED + ceil(self.storage / self.iteration))
         slowed = [self.alone(step, rng) * (1 + self.now(1)[1]) for step in during]
         stall = self.stall or SHORTEST
-        found = profiled(ProfileSamples(plain, plain, [stall], [self.storage], slowed=slowed), 1)
+        found = profiled(ProfileSamples(plain, plain, [stall], [self.storage], slowed=slowed))
         return replace(found, iteration=self.iteration, update=self.iteration, host_copy=self.stall)
 
     def alone(self, step: int, rng: random.Random) -> float:

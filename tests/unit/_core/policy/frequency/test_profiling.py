@@ -59,10 +59,10 @@ def test_a_pause_does_not_move_the_profile():
         iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
         iterations[rng.randrange(3, 50)] = 100.0
         samples = ProfileSamples(iterations, [0.1 * each for each in iterations], [0.5, 0.3, 0.31], [9.0, 2.0, 2.1])
-        profile = profiled(samples, 1000)
+        profile = profiled(samples)
         assert profile.iteration == pytest.approx(1.0, abs=0.02)
         assert profile.update == pytest.approx(0.1, abs=0.002)
-        assert (profile.host_copy, profile.storage, profile.device_copy) == (0.31, 2.1, None)
+        assert (profile.host_copy, profile.storage) == (0.31, 2.1)
 
 
 def test_what_a_persist_adds_to_iterations_is_seen():
@@ -71,21 +71,21 @@ def test_what_a_persist_adds_to_iterations_is_seen():
     for _ in range(500):
         plain = [9.0, 5.0, *(rng.gauss(1.0, 0.02) for _ in range(40))]
         slowed = [rng.gauss(1.0, 0.02) + 0.5 * (i % 4 == 0) for i in range(20)]
-        found = profiled(ProfileSamples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]), 1)
+        found = profiled(ProfileSamples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]))
         assert found.slowdown == pytest.approx((20 * 0.125 + 3.0) / 21, abs=0.03)
     faster = ProfileSamples([1.0] * 9, [0.1] * 9, [0.1], [5.0], slowed=[0.9] * 5)
-    assert profiled(faster, 1).slowdown == profiled(replace(faster, slowed=()), 1).slowdown == 0.0
+    assert profiled(faster).slowdown == profiled(replace(faster, slowed=())).slowdown == 0.0
 
 
 def test_an_update_is_no_longer_than_its_iteration():
-    assert profiled(ProfileSamples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
+    assert profiled(ProfileSamples([1.0] * 9, [1.1] * 9, [1.0], [1.0])).update == 1.0
 
 
 @pytest.mark.parametrize("name", ["iterations", "updates", "host_copies", "persists"])
 def test_what_was_not_measured_is_named(name):
     samples = replace(ProfileSamples([1.0], [0.1], [0.5], [2.0]), **{name: []})
     with pytest.raises(ConfigError, match=f"{name} of a profile are empty; measure each"):
-        profiled(samples, 1)
+        profiled(samples)
 
 
 def test_deviation_is_that_of_what_is_normally_distributed():
@@ -96,13 +96,12 @@ def test_deviation_is_that_of_what_is_normally_distributed():
 
 def test_ranks_agree_on_the_slowest():
     ranks = [
-        Profile(1.0, 0.2, 0.5, 2.0, 100, 0.05, 60, 80),
-        Profile(1.1, 0.1, 0.9, 1.0, 100, 0.04, 70, 80),
-        Profile(0.9, 0.1, 0.4, 3.0, 90, 0.08, 30, 40, slowdown=0.3),
+        Profile(1.0, 0.2, 0.5, 2.0),
+        Profile(1.1, 0.1, 0.9, 1.0),
+        Profile(0.9, 0.1, 0.4, 3.0, slowdown=0.3),
     ]
-    expected = Profile(1.0, 0.2, 0.9, 3.0, 100, 0.08, 30, 40)
+    expected = Profile(1.0, 0.2, 0.9, 3.0)
     assert {joined(order) for order in permutations(ranks)} == {expected}
-    assert joined([*ranks, replace(ranks[0], device_copy=None)]).device_copy is None
     with pytest.raises(ConfigError, match="no rank has made a profile"):
         joined([])
 
@@ -112,13 +111,13 @@ def test_what_a_copy_in_the_background_adds_counts_as_far_as_it_is_beyond_doubt(
     for _ in range(200):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
         samples = ProfileSamples(plain, plain, [0.1], [20.0], copied=[rng.gauss(1.2, 0.02) for _ in range(20)])
-        assert profiled(samples, 1).copy_slowdown == pytest.approx(0.19, abs=0.03)
+        assert profiled(samples).copy_slowdown == pytest.approx(0.19, abs=0.03)
         noise = replace(samples, copied=[rng.gauss(1.0, 0.02) for _ in range(20)])
-        assert profiled(noise, 1).copy_slowdown < 0.015
-        assert profiled(replace(samples, copied=[1.2, 1.3]), 1).copy_slowdown == 0.0, "two say nothing"
+        assert profiled(noise).copy_slowdown < 0.015
+        assert profiled(replace(samples, copied=[1.2, 1.3])).copy_slowdown == 0.0, "two say nothing"
 
 
-PROFILE = Profile(0.5, 0.1, 0.02, 3.0, 100)
+PROFILE = Profile(0.5, 0.1, 0.02, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -144,15 +143,13 @@ def test_when_a_profile_is_complete(iteration, counts, most, expected):
 
 def test_each_run_counts_for_what_it_measured():
     before = ProfilingProgress(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
-    since = ProfilingProgress(
-        replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2, 3
-    )
+    since = ProfilingProgress(replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0), 10, 1, 2, 3)
     both = continued(before, since)
     assert (both.iterations, both.snapshots, both.persists, both.plain) == (40, 5, 2, 8)
     assert both.compared and not before.compared
     assert both.profile.iteration == pytest.approx(0.55)
     assert both.profile.host_copy == pytest.approx(0.03)
-    assert (both.profile.storage, both.profile.device_copy) == (5.0, 0.1)
+    assert both.profile.storage == 5.0
     assert continued(before, None) is before and continued(None, since) is since
     nothing = replace(since, iterations=0, snapshots=0, persists=0)
     assert continued(replace(nothing, profile=PROFILE), nothing).profile == nothing.profile

@@ -9,14 +9,14 @@ import pytest
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
-from fastckpt._core.policy.frequency.intervals import Costs, Intervals, Profile, choose, fit
+from fastckpt._core.policy.frequency.intervals import Intervals, Profile
 from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import less_often, more_often
 from fastckpt._core.policy.frequency.tuning import AGREE, Decision, Terms, TuningState, started, tuned, window
 from fastckpt.errors import ConfigError
 
-PROFILE = Profile(iteration=1.0, update=1.0, host_copy=0.3, storage=12.0, size=1)
+PROFILE = Profile(iteration=1.0, update=1.0, host_copy=0.3, storage=12.0)
 TERMS = Terms(0.05)
 
 
@@ -284,10 +284,3 @@ def test_no_rank_no_decision():
         tuned(state, [])
     with pytest.raises(ConfigError, match=r"overhead is 5; give the part"):
         Terms(5)
-
-
-def test_a_choice_and_its_intervals_go_together():
-    """The paper's interval, but for the room that is left beside a persist."""
-    choice = choose(PROFILE, 0.05)
-    found = fit(Costs(1.0, choice.stall, 0.0, choice.duration), 0.05)
-    assert choice.interval == 13 and pair(found) == (6, 18)
