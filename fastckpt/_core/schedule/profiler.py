@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.policy.frequency import profiling
 from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile
 from fastckpt._core.policy.frequency.overhead import FEW, Iteration
@@ -17,6 +17,7 @@ from fastckpt._core.policy.frequency.provisional_intervals import (
     steps_within,
 )
 from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 NOTICE = 2
@@ -61,7 +62,7 @@ class Profiler:
         overlaps: bool,
         before: ProfilingProgress | None = None,
     ) -> None:
-        self._ranks, self._watch, self._terms = ranks, watch, terms
+        self._gather, self._watch, self._terms = DelayedGather(ranks), watch, terms
         self._most, self._overlaps = len(turns), overlaps
         self.progress = self._before = before
         self._first = first = turns.start
@@ -77,7 +78,6 @@ class Profiler:
         self._copied: deque[float] = deque(maxlen=LATEST)
         self._both: deque[float] = deque(maxlen=LATEST)
         self._counted = 0
-        self._answers: tuple[int, Answers] | None = None
 
     def due(self, turn: int) -> Due:
         """What this turn is to end with."""
@@ -93,12 +93,11 @@ class Profiler:
         """The profile of all ranks, once it is complete; the same in all of them at the same turn."""
         if seen is not None:
             self._add(*seen)
-        if self._answers is None and turn >= self._check:
+        if not self._gather.pending and turn >= self._check:
             # The first time they wait for each other: what the next saves cost must be known before they are made.
             self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
-            self._answers = turn + notice, self._ranks.say(self._said())
-        if self._answers is not None and turn >= self._answers[0]:
-            said, self._answers = self._answers[1](), None
+            self._gather.send(self._said(), turn + notice)
+        if (said := self._gather.poll(turn)) is not None:
             self._heard(turn, said)
         complete = self.progress is not None and self.progress.complete(self._most)
         return self.progress.profile if self.progress is not None and complete else None

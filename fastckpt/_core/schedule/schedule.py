@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, Protocol
 
-from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.frequency import overhead
 from fastckpt._core.policy.frequency.intervals import Intervals, Profile
@@ -12,6 +12,7 @@ from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
 from fastckpt._core.policy.frequency.profile_cache import Remembered
 from fastckpt._core.policy.frequency.profiling import ProfilingProgress
 from fastckpt._core.policy.frequency.tuning import Decision, Terms, TuningState, started, tuned
+from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.persist_gate import PersistGate
 from fastckpt._core.schedule.profiler import NOTICE, Due, Profiler
 from fastckpt._core.schedule.stopwatch import Stopwatch
@@ -93,13 +94,12 @@ class AdaptiveSchedule:
     ) -> None:
         self.known = known
         self.decision: Decision | None = None
-        self._ranks, self._watch, self._turns, self._step = ranks, watch, turns, turns
+        self._gather, self._watch, self._turns, self._step = DelayedGather(ranks), watch, turns, turns
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
         self._single = PersistGate(ranks.beside("persists"), watch, NOTICE)
         self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
-        self._answers: tuple[int, Answers] | None = None
 
     def turn(self, step: int) -> Due:
         """What is due now."""
@@ -145,16 +145,15 @@ class AdaptiveSchedule:
     def _follow(self, turn: int, seen: tuple[Iteration, float] | None) -> None:
         if seen is not None:
             self._iterations.append(seen[0])
-        if self._answers is not None and turn >= self._answers[0]:
-            said = [Measurement.from_json(each) for each in self._answers[1]() if each is not None]
-            self._answers = None
+        if (answers := self._gather.poll(turn)) is not None:
+            said = [Measurement.from_json(each) for each in answers if each is not None]
             if said:
                 self._state, decision = tuned(self._now, said)
                 self._decided(self._profile, decision)
             else:
                 self._state = replace(self._now, ends=turn + NOTICE)
-        elif self._answers is None and turn >= self._now.ends:
-            self._answers = turn + NOTICE, self._ranks.say(self._measured())
+        elif not self._gather.pending and turn >= self._now.ends:
+            self._gather.send(self._measured(), turn + NOTICE)
 
     def _measured(self) -> dict[str, Any] | None:
         """What this rank has seen since it was asked last; None if nothing."""
