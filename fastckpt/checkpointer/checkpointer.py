@@ -20,7 +20,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.frequency import profile_cache, profiling
 from fastckpt._core.policy.frequency.intervals import checked_overhead
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.resume.candidates import OTHER_KIND
@@ -164,7 +164,7 @@ class Checkpointer:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
             ConfigError: Parts are missing in it, or do not fit.
         """
-        self._forget()
+        self._tempo = None
         try:
             loaded = self._checkpointer.resume(self._parts, self._own_part("", self._step))
         except NoLoadableCheckpoint as error:
@@ -240,7 +240,6 @@ class Checkpointer:
                 memory,
                 storage,
             )
-            self._tempo.close()
             self._tempo = FixedSchedule(memory, storage, step - 1)
             return self._tempo.turn(step)
 
@@ -264,18 +263,12 @@ class Checkpointer:
     def _end(self) -> None:
         self._unclosed.close()
         self._durable = self._step
-        self._forget()
+        self._tempo = None
         try:
             if self._ranks is not None:
                 self._ranks.leave()
         finally:
             self._checkpointer.close()
-
-    def _forget(self) -> None:
-        """End the measurements: another resume begins them anew."""
-        if self._tempo is not None:
-            self._tempo.close()
-        self._tempo = None
 
     def _save_last(self) -> None:
         """Save the last step. Persists that hold its place end by themselves; ranks that do, may wait for this one.
@@ -311,7 +304,7 @@ class Checkpointer:
             self._unclosed.saved = self._step
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
         if self._tempo is not None:
-            self._tempo.saved(save, persist=persist, pending=result.pending)
+            self._tempo.saved(save, persist=persist)
         if result.saved and persist and not self._overlaps:  # else it may be pending, in some rank
             self._durable = self._step
         return result
@@ -368,12 +361,11 @@ class Checkpointer:
             watch,
             terms,
             turns=turns,
-            overlaps=self._overlaps,
             before=begun if len(set(begins)) == 1 else None,
         )
         return AdaptiveSchedule(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
-    def _remembered(self, cached: str, begun: ProfilingProgress | None) -> profile_cache.Remembered | None:
+    def _remembered(self, cached: str, begun: Profile | None) -> profile_cache.Remembered | None:
         """What an earlier run found out, if it is of use; else it is told why not."""
         assert self._circumstances is not None
         if not cached:

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.frequency import overhead
-from fastckpt._core.policy.frequency.intervals import Intervals, Profile
+from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
 from fastckpt._core.policy.frequency.profile_cache import Remembered
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.tuning import Decision, Terms, TuningState, started, tuned
 from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.persist_gate import PersistGate
@@ -33,12 +33,8 @@ class Schedule(Protocol):
         """This step has ended: what is due now."""
         ...
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
-        ...
-
-    def close(self) -> None:
-        """Measure no more."""
         ...
 
 
@@ -58,11 +54,8 @@ class FixedSchedule:
         memory, storage = self._intervals.memory, self._intervals.storage
         return Due(step // memory > last // memory, step // storage > last // storage)
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """Nothing is measured."""
-
-    def close(self) -> None:
-        """Nothing was measured."""
 
 
 class AdaptiveSchedule:
@@ -118,16 +111,12 @@ class AdaptiveSchedule:
         intervals = self._now.intervals
         return Due(intervals.snapshots(turn), self._single.begins(turn, intervals))
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
-        self._watch.saved(save, persist=persist, pending=pending)
-
-    def close(self) -> None:
-        """Measure no more."""
-        self._watch.close()
+        self._watch.saved(save, persist=persist)
 
     @property
-    def progress(self) -> ProfilingProgress | None:
+    def progress(self) -> Profile | None:
         """How far the profile is, alike on all ranks."""
         return self._profiler.progress
 
@@ -142,9 +131,9 @@ class AdaptiveSchedule:
         self._state = replace(state, intervals=replace(state.intervals, anchor=saved))
         self._decided(profile, decision)
 
-    def _follow(self, turn: int, seen: tuple[Iteration, float] | None) -> None:
+    def _follow(self, turn: int, seen: Iteration | None) -> None:
         if seen is not None:
-            self._iterations.append(seen[0])
+            self._iterations.append(seen)
         if (answers := self._gather.poll(turn)) is not None:
             said = [Measurement.from_json(each) for each in answers if each is not None]
             if said:

@@ -393,8 +393,7 @@ def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.devic
             checkpointer.step(step)
             time.sleep(0.002)
     profile = tempo.known.profile
-    assert profile.capacity > profile.peak > profile.size > 0
-    assert 0 < profile.update < profile.iteration and profile.host_copy > 0
+    assert profile.snapshots >= 3 and profile.persists and profile.duration > 0
     wanted = reference(whole(model, optimizer)())
     other = net(device)
     again = torch.optim.AdamW(other.parameters())

@@ -1,7 +1,7 @@
 """How often to snapshot and to persist: pure functions of what an iteration and a checkpoint cost."""
 
-from dataclasses import dataclass, fields
-from math import ceil, floor, inf, isfinite, isqrt, sqrt
+from dataclasses import dataclass
+from math import ceil, floor, inf, isqrt, sqrt
 from typing import Self
 
 from fastckpt.errors import ConfigError
@@ -15,58 +15,6 @@ ROOM = 1.25
 some iterations run without one, to compare with."""
 _ROUNDING = 1e-9
 """So much above a whole number is a rounding error."""
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What was measured of a job before its intervals were chosen.
-
-    Attributes:
-        iteration: Seconds of an iteration without any checkpoint (T_i).
-        update: Those of them in which weights are updated (T_w): no snapshot may run behind them.
-        host_copy: Seconds to copy the state into host memory (T_c).
-        storage: Seconds to make it durable from there (T_s).
-        blocked: Seconds of a copy behind which training cannot go on; the paper has none.
-        slowdown: Seconds by which an iteration takes longer while the state is made durable; the paper has none.
-        copy_slowdown: Seconds by which it takes longer while a snapshot is copied in the background, beyond the stall.
-    """
-
-    iteration: float
-    update: float
-    host_copy: float
-    storage: float
-    blocked: float = 0.0
-    slowdown: float = 0.0
-    copy_slowdown: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name} of a profile is {value}; measure a finite number, 0 or more")
-        if self.iteration < SHORTEST:
-            raise ConfigError(
-                f"an iteration takes {self.iteration} s; at least {SHORTEST:g} s can be. Profile iterations that train"
-            )
-        if self.update > self.iteration:
-            raise ConfigError(
-                f"the update takes {self.update} s of an iteration of {self.iteration} s; it is a part of it. Measure "
-                "both on the same iterations"
-            )
-
-    @property
-    def stall(self) -> float:
-        """Seconds that training waits for a snapshot (S of CheckFreq, Mohan et al., FAST'21, section 4.3.2).
-
-        A snapshot runs behind all of the next iteration but the update, and stalls training for the rest.
-        """
-        hidden = self.iteration - self.update
-        return self.blocked + max(0.0, self.host_copy - self.blocked - hidden)
-
-    @property
-    def duration(self) -> float:
-        """Seconds from the beginning of a snapshot until it is durable (D)."""
-        return self.host_copy + self.storage
 
 
 def checked_overhead(overhead: float) -> float:

@@ -10,14 +10,11 @@ from dataclasses import asdict, dataclass, field, fields
 from operator import index
 from typing import Any
 
-from fastckpt._core.policy.frequency.intervals import Intervals, Profile
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.policy.frequency.profiling import COUNTS, Profile
 from fastckpt.errors import ConfigError
 
-_COUNTS = ("iterations", "snapshots", "persists", "plain")
-_MEASURED = tuple(each.name for each in fields(Profile))
-_LATER = {"copy_slowdown": 0.0}
-"""Fields that the first profiles did not have."""
+_MEASURED = tuple(each.name for each in fields(Profile) if each.name not in COUNTS)
 
 
 @dataclass(frozen=True)
@@ -78,30 +75,29 @@ def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remember
         if found != wanted:
             others = [name for name in wanted if found.get(name) != wanted[name]]
             return Ignored(f"it is of other circumstances: {', '.join(others) or 'it names more'}")
-        measured = _LATER | content["profile"]
-        profile = Profile(**{name: measured[name] for name in _MEASURED})
+        profile = Profile(**content["profile"])
         tuned = content["intervals"] if content["overhead"] == overhead else None
         return Remembered(profile, Intervals(*map(index, tuned)) if tuned else None)
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return Ignored(f"it cannot be used: {str(error)[:200]}")
 
 
-def to_numbers(progress: ProfilingProgress | None, circumstances: ProfileKey | None) -> dict[str, float]:
+def to_numbers(profile: Profile | None, circumstances: ProfileKey | None) -> dict[str, float]:
     """A profile that goes on in the next run, as numbers alone: always equally many, of the same types."""
-    if progress is None or circumstances is None:
-        return dict.fromkeys(("circumstances", *_COUNTS), 0) | dict.fromkeys(_MEASURED, 0.0)
-    counts = {name: int(getattr(progress, name)) for name in _COUNTS}
-    measured = {name: float(value) for name, value in vars(progress.profile).items()}
+    if profile is None or circumstances is None:
+        return dict.fromkeys(("circumstances", *COUNTS), 0) | dict.fromkeys(_MEASURED, 0.0)
+    counts = {name: int(getattr(profile, name)) for name in COUNTS}
+    measured = {name: float(getattr(profile, name)) for name in _MEASURED}
     return {"circumstances": _number(circumstances), **counts, **measured}
 
 
-def from_numbers(numbers: Any, circumstances: ProfileKey) -> ProfilingProgress | None:
+def from_numbers(numbers: Any, circumstances: ProfileKey) -> Profile | None:
     """What `to_numbers` gave, if it is of these circumstances and tells anything; else None."""
     if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
         return None
     try:
-        counts = {name: index(numbers[name]) for name in _COUNTS}
-        return ProfilingProgress(Profile(**{name: float(numbers[name]) for name in _MEASURED}), **counts)
+        measured: dict[str, Any] = {name: float(numbers[name]) for name in _MEASURED}
+        return Profile(**measured, **{name: index(numbers[name]) for name in COUNTS})
     except (ConfigError, KeyError, TypeError, ValueError):
         return None
 

@@ -10,7 +10,6 @@ from fastckpt._core.policy.frequency.intervals import (
     Costs,
     Fixed,
     Intervals,
-    Profile,
     checked_overhead,
     fit,
     multiple,
@@ -26,6 +25,7 @@ from fastckpt._core.policy.frequency.overhead import (
     paid,
     pooled,
 )
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, more_often
 

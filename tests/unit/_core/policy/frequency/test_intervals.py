@@ -13,7 +13,6 @@ from fastckpt._core.policy.frequency.intervals import (
     Costs,
     Fixed,
     Intervals,
-    Profile,
     apart,
     checked_overhead,
     divisor,
@@ -21,48 +20,6 @@ from fastckpt._core.policy.frequency.intervals import (
     multiple,
 )
 from fastckpt.errors import ConfigError
-
-SMALL = Profile(iteration=1.0, update=0.1, host_copy=0.5, storage=3.0)
-LARGE = replace(SMALL, host_copy=1.5)
-
-
-@pytest.mark.parametrize(
-    ("profile", "stall", "duration"),
-    [
-        (SMALL, 0.0, 3.5),
-        (LARGE, 0.6, 4.5),
-        (Profile(iteration=1, update=1, host_copy=1, storage=0), 1, 1),
-        (Profile(iteration=1, update=0, host_copy=2, storage=0), 1, 2),
-        (Profile(iteration=1, update=0, host_copy=1, storage=0, blocked=1), 1, 1),
-        (Profile(iteration=1, update=0.5, host_copy=1.2, storage=0, blocked=0.3), 0.7, 1.2),
-        (Profile(iteration=1, update=0, host_copy=1, storage=0), 0, 1),
-        (replace(SMALL, iteration=1e-9, update=0.0, host_copy=1e300), 1e300, 1e300),
-    ],
-    ids=["small", "large", "nothing to hide behind", "half hidden", "never hidden", "partly", "all hidden", "huge"],
-)
-def test_a_snapshot_stalls_for_what_the_next_iteration_does_not_hide(profile, stall, duration):
-    """The stall S of the paper: what is left of a copy behind T_i - T_w."""
-    assert profile.stall == pytest.approx(stall) and profile.duration == pytest.approx(duration)
-
-
-@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
-@pytest.mark.parametrize("name", ["iteration", "update", "host_copy", "storage"])
-def test_a_profile_of_impossible_numbers_is_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} of a profile is {value}; measure"):
-        replace(SMALL, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"iteration": 0.0, "update": 0.0}, r"an iteration takes 0.0 s; at least 1e-09 s can be"),
-        ({"iteration": 1e-320, "update": 0.0}, "at least 1e-09 s"),
-        ({"update": 1.5}, "the update takes 1.5 s of an iteration of 1.0 s"),
-    ],
-)
-def test_a_profile_of_degenerate_iterations_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **changes)
 
 
 @pytest.mark.parametrize("overhead", [0, -0.1, 1, 3.5, nan, inf, 1e-9])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastckpt._core.policy.frequency.intervals import Intervals, Profile
+from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.profile_cache import (
     Ignored,
     ProfileKey,
@@ -17,13 +17,12 @@ from fastckpt._core.policy.frequency.profile_cache import (
     to_json,
     to_numbers,
 )
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.profiling import Profile
 
 HERE = ProfileKey(10**9, 8, "ext4", "cpu", {"fastckpt": "0.1.0", "torch": "2.13.0"})
-PROFILE = Profile(1.0, 0.1, 0.95, 3.0)
+PROFILE = Profile(1.0, 0.1, 3.0, 0.05, 0.02, iterations=20, snapshots=7, persists=1, plain=9)
 KNOWN = Remembered(PROFILE, Intervals(4, 16))
 TEXT = to_json(KNOWN, HERE, 0.035)
-PROGRESS = ProfilingProgress(PROFILE, iterations=20, snapshots=7, persists=1, plain=9)
 
 
 def test_what_was_kept_is_found_again():
@@ -42,7 +41,7 @@ def test_another_overhead_keeps_the_profile_and_forgets_the_intervals():
 )
 def test_a_profile_of_other_circumstances_is_ignored(name, value):
     elsewhere = replace(HERE, **{name: value})
-    assert from_numbers(to_numbers(PROGRESS, elsewhere), HERE) is None
+    assert from_numbers(to_numbers(PROFILE, elsewhere), HERE) is None
     assert from_json(TEXT, elsewhere, 0.035) == Ignored(f"it is of other circumstances: {name}")
 
 
@@ -92,8 +91,8 @@ def test_any_json_is_read_without_an_error(value):
 
 
 def test_a_profile_that_is_not_complete_is_kept_as_numbers_of_the_same_types_as_none():
-    numbers = to_numbers(PROGRESS, HERE)
-    assert from_numbers(numbers, HERE) == PROGRESS
+    numbers = to_numbers(PROFILE, HERE)
+    assert from_numbers(numbers, HERE) == PROFILE
     shapes = [{name: type(value) for name, value in each.items()} for each in (numbers, to_numbers(None, HERE))]
     assert shapes[0] == shapes[1]
     assert set(shapes[0].values()) == {int, float}
@@ -107,17 +106,12 @@ def test_a_profile_that_is_not_complete_is_kept_as_numbers_of_the_same_types_as_
         {},
         7,
         to_numbers(None, HERE),
-        to_numbers(PROGRESS, replace(HERE, world_size=2)),
-        to_numbers(PROGRESS, HERE) | {"iteration": float("nan")},
-        to_numbers(PROGRESS, HERE) | {"iteration": "x"},
-        to_numbers(PROGRESS, HERE) | {"snapshots": 1.5},
-        {name: value for name, value in to_numbers(PROGRESS, HERE).items() if name != "update"},
+        to_numbers(PROFILE, replace(HERE, world_size=2)),
+        to_numbers(PROFILE, HERE) | {"iteration": float("nan")},
+        to_numbers(PROFILE, HERE) | {"iteration": "x"},
+        to_numbers(PROFILE, HERE) | {"snapshots": 1.5},
+        {name: value for name, value in to_numbers(PROFILE, HERE).items() if name != "stall"},
     ],
 )
 def test_numbers_that_are_amiss_are_none(numbers):
     assert from_numbers(numbers, HERE) is None
-
-
-def test_what_was_kept_before_copies_were_compared_counts():
-    profile = {name: value for name, value in json.loads(TEXT)["profile"].items() if name != "copy_slowdown"}
-    assert from_json(forged(profile=profile), HERE, 0.035) == KNOWN
