@@ -23,15 +23,10 @@ from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
 from fastckpt._core.resume.candidates import OTHER_KIND
 from fastckpt._core.resume.optimizer_classes import kinds
-from fastckpt._core.retention import (
-    EPOCH,
-    CheckpointDeletionStrategy,
-    KeepAnyStrategy,
-    KeepEpochStrategy,
-    KeepLatestStepStrategy,
-)
+from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.decision_log import DecisionLog
 from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt._core.schedule.micro_batches import MicroBatches
@@ -55,8 +50,8 @@ RANKS_PATIENCE = 60.0
 UNPROFILED = 10, 50
 """Steps between saves to memory, and to storage, of a job whose ranks part before that was found out."""
 _NUMBERS = itertools.count()
-KEPT = 2
-"""Checkpoints on storage, beside those at the ends of epochs."""
+_NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
+"""What is kept on storage by default."""
 
 
 class CheckpointerOptions(RemoteTierOptions, total=False):
@@ -139,7 +134,7 @@ class Checkpointer:
             framework.parts(named, gradients=saved, staged=staged), data, gradients, kinds(named)
         )
         self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
-        strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
+        strategy = options.get("deletion_strategy") or PolicyStrategy(_NEWEST_AND_EPOCHS, os.fspath(checkpoint_dir))
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         passed |= {"stage": options.get("stage")} if staged else {}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
@@ -383,8 +378,3 @@ def _checked_overlap(overlap: object) -> bool:
     if not isinstance(overlap, bool):
         raise ConfigError(f"overlap is {shown(overlap)}; give True or False: the optimizers are known")
     return overlap
-
-
-def _newest_and_epochs(checkpoint_dir: str | os.PathLike[str]) -> CheckpointDeletionStrategy:
-    directory = os.fspath(checkpoint_dir)
-    return KeepAnyStrategy(KeepLatestStepStrategy(KEPT, directory), KeepEpochStrategy(directory))
