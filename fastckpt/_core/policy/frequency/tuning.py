@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
@@ -41,8 +40,6 @@ CROWDED = 0.9
 """Part of the iterations of a window beside which a persist may be under way: with fewer left nothing is measured."""
 ACCIDENT = 1
 """Persists that were due before the one before had ended, in recent windows: more are no accident."""
-PROOF = 16
-"""Times the patience are the windows after which saving more often has proved right."""
 MOST_PATIENCE = 48
 """Windows that must agree to save more often, at most, where that had to be taken back again and again."""
 ASKED = "a time, or failures, ask for it"
@@ -82,7 +79,7 @@ class TuningState:
         agreed: Windows in a row that want a change to the same side.
         side: -1 if they want checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
-        tried: Windows since checkpoints were made more often; None if they were not, or it has proved right.
+        tried: Whether checkpoints were made more often, and not less often since.
     """
 
     terms: Terms
@@ -93,7 +90,7 @@ class TuningState:
     agreed: int = 0
     side: int = 0
     patience: int = AGREE
-    tried: int | None = None
+    tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +155,7 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
         measurements: One of each rank, in any order; raises ConfigError if there is none.
     """
     state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
-    state = _counted(_trusting(state))
+    state = _counted(state)
     for span, sigmas in DOUBT.items():
         seen = _seen(state, span)
         above = paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead
@@ -192,13 +189,6 @@ def _wanted(state: TuningState, seen: Measurement, errors: float) -> Intervals:
     return fit(above, TARGET * state.terms.overhead, _fixed(state.terms, above, seen.pace))
 
 
-def _trusting(state: TuningState) -> TuningState:
-    """Forget after a while that it was tried to save more often."""
-    if state.tried is None or state.tried < PROOF * state.patience:
-        return replace(state, tried=None if state.tried is None else state.tried + 1)
-    return replace(state, tried=None, patience=max(AGREE, state.patience // 2))
-
-
 def _counted(state: TuningState) -> TuningState:
     """Count windows in a row that want a change to the same side."""
     sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
@@ -210,8 +200,6 @@ def _counted(state: TuningState) -> TuningState:
 def _side(state: TuningState, seen: Measurement) -> int:
     """-1 if checkpoints should be more often even if they cost a standard error more, 1 if less often, else 0."""
     above, now = costs(seen, 1.0), state.intervals
-    if not (isfinite(above.snapshot) and isfinite(above.persist)):
-        return 0
     if grows(now, _fixed(state.terms, above, seen.pace)):
         return 1
     wanted = _wanted(state, seen, 1.0)
@@ -250,9 +238,9 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     changed = was.changed(intervals.memory, intervals.storage, step)
     patience, tried = state.patience, state.tried
     if intervals.memory < was.memory or intervals.storage < was.storage:
-        tried = 0
-    elif tried is not None:
-        patience, tried = min(2 * patience, MOST_PATIENCE), None
+        tried = True
+    elif tried:
+        patience, tried = min(2 * patience, MOST_PATIENCE), False
     before = _seen(state, RECENT)
     windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
     following = TuningState(
