@@ -1,4 +1,4 @@
-"""The deletion strategies that users of Flash Checkpoint know, over the pure retention policies."""
+"""Deletion strategies with the names of Flash Checkpoint's, over the pure retention policies."""
 
 import logging
 import os
@@ -131,7 +131,7 @@ class KeepAnyStrategy(PolicyStrategy):
 
 
 def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[PolicyStrategy]:
-    """Whether it does what its policy says: a user's subclass may not."""
+    """Whether it applies its policy: a user's subclass may not."""
     return type(strategy) in (PolicyStrategy, *PolicyStrategy.__subclasses__())
 
 
@@ -160,7 +160,7 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
 
 
 def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
-    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say.
+    """The checkpoints that a policy does not keep, oldest first; it decides by their manifests.
 
     Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
     """

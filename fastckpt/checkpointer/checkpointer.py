@@ -214,7 +214,7 @@ class Checkpointer:
             self._batches.turn(step)
         self._step = self._unclosed.step = step
         due = self._due(step)
-        self._decisions.tell(self._tempo.decision)
+        self._decisions.report(self._tempo.decision)
         due, epoch = self._batches.due(due, self._ended_epoch())
         if not (due.snapshot or epoch):
             return None

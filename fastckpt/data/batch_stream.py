@@ -28,7 +28,7 @@ class BatchStream:
         loader: Makes torch's DataLoader of a sampler of requests, and a generator for the seeds of its workers.
         rank: This rank.
         accumulate: Batches per optimizer step.
-        ahead: Whether the loop says by itself what was used.
+        ahead: Whether the loop counts by itself what was used.
         keeps: Whether the generators of this process are put back after each batch.
     """
 
@@ -125,13 +125,13 @@ class BatchStream:
                 raise RuntimeError(
                     f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"
                 )
-            said = SourceAnswer.END if mark is None else self._source.reached(mark)
-            if said is SourceAnswer.END:
+            answer = SourceAnswer.END if mark is None else self._source.reached(mark)
+            if answer is SourceAnswer.END:
                 if not self._goes_round():
                     break
                 self._end_epoch()
                 answers, begun = self._ask(), self._now
-            elif said is None:
+            elif answer is None:
                 self._hand_out()
                 yield batch
         self._end_epoch()

@@ -32,12 +32,12 @@ class ResumableDataLoader(BatchStream):
 
     The position counts every batch that was handed out, and none that workers hold ready: saved at the end of a step,
     it leads to the batch of the next. Iterating goes on from the position; at the end of an epoch it moves on to the
-    next by itself. docs/data.md says what happens in every case.
+    next by itself. docs/data.md lists every case.
 
     Args:
         dataset: With indices, or iterable.
         batch_size: Samples per batch and rank; None for samples one by one.
-        shuffle: Whether to shuffle each epoch anew.
+        shuffle: Whether to reshuffle for each epoch.
         seed: Fits into 64 bits with sign, equal on all ranks; with epoch and length it decides the order, and with
             the place in the epoch the random numbers of each sample.
         drop_last: Drop the end of an epoch, if it is less than a whole batch for every rank. Otherwise it is handed
@@ -99,7 +99,7 @@ class ResumableDataLoader(BatchStream):
         accumulate: int = 1,
         ahead: bool = False,
     ) -> None:
-        wish = RequestedLoader(
+        requested = RequestedLoader(
             dataset=dataset,
             batch_size=batch_size,
             shuffle=bool(shuffle),
@@ -123,13 +123,13 @@ class ResumableDataLoader(BatchStream):
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.collate_fn = wish.collate
+        self.collate_fn = requested.collate
         self.batch_sampler = batch_sampler
         self.generator = None
-        source, self.sampler = source_of(wish)
+        source, self.sampler = source_of(requested)
         own_rank, self._world = rank_and_world(rank, num_replicas)
         self._follows = num_replicas is None and not isinstance(sampler, ResumableSampler)
-        self._alike = not wish.iterable and not uneven
+        self._alike = not requested.iterable and not uneven
 
         def loader(requests: Any, seeds: torch.Generator) -> DataLoader[Any]:
             return DataLoader[Any](
@@ -138,7 +138,7 @@ class ResumableDataLoader(BatchStream):
                 sampler=requests,
                 collate_fn=_as_it_is,
                 generator=seeds,
-                worker_init_fn=WorkerSetup(worker_init_fn, hide=wish.iterable and not sharded),
+                worker_init_fn=WorkerSetup(worker_init_fn, hide=requested.iterable and not sharded),
                 num_workers=num_workers,
                 pin_memory=pin_memory,
                 timeout=timeout,
@@ -149,7 +149,7 @@ class ResumableDataLoader(BatchStream):
             )
 
         # Readers of samples by index put the generators back themselves.
-        keeps = not num_workers and seeding != "none" and wish.iterable
+        keeps = not num_workers and seeding != "none" and requested.iterable
         super().__init__(source, loader, rank=own_rank, accumulate=accumulate, ahead=ahead, keeps=keeps)
 
     @property
@@ -170,7 +170,7 @@ class ResumableDataLoader(BatchStream):
         Raises:
             RuntimeError: At the next batch, if meanwhile another iteration has begun, or the position was set after
                 the first batch. Before that the iteration begins where the position is by then: Lightning makes its
-                iterator before it tells the epoch.
+                iterator before it sets the epoch.
         """
         if self._follows:
             check_joined(self._rank, self._world)

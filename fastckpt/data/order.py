@@ -1,4 +1,4 @@
-"""The order of an epoch's samples: a pure function of (seed, epoch, length), or what a user's sampler says."""
+"""The order of an epoch's samples: a pure function of (seed, epoch, length), or drawn from a user's sampler."""
 
 import itertools
 import random
@@ -14,7 +14,7 @@ from fastckpt.data.splitmix import mix, permutation
 from fastckpt.errors import ConfigError
 
 ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
-"""What numbers are drawn for: they start the key of each, so that one tells nothing of the others."""
+"""What numbers are drawn for: they start the key of each, so that none can be derived from another."""
 
 END = object()
 
@@ -33,7 +33,7 @@ class Order(Protocol):
         """Those at some positions, counted in circles."""
 
     def identity(self, seed: int, epoch: int) -> int:
-        """What tells this order from others of the same seed, epoch and length."""
+        """A number that distinguishes this order from others of the same seed, epoch and length."""
 
 
 class IndexOrder:

@@ -9,7 +9,7 @@ from fastckpt._core.data.position import DataPosition, nothing_own
 
 
 class SourceAnswer(enum.Enum):
-    """What a worker says instead of giving a batch."""
+    """The answer of a worker without a batch."""
 
     NOTHING = "no batch this time"
     END = "no batch any more"

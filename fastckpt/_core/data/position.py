@@ -1,4 +1,4 @@
-"""Where a job is in its data: one cursor that is equal on all ranks."""
+"""The position of a job in its data: one cursor that is equal on all ranks."""
 
 import logging
 from collections.abc import Mapping
@@ -50,11 +50,11 @@ class DataPosition:
         self.epoch, self.cursor = self.epoch + 1, 0
 
     def state(self, length: int, order: int) -> dict[str, int]:
-        """What a checkpoint says of it.
+        """The position as a checkpoint has it.
 
         Args:
             length: Samples of the epoch; 0 if nobody knows.
-            order: What tells this order from others.
+            order: A number that distinguishes this order from others.
         """
         return {"version": VERSION, "seed": self.seed, "epoch": self.epoch, "cursor": self.cursor, "length": length,
                 "order": order}  # fmt: skip

@@ -7,7 +7,7 @@ from fastckpt._core.schedule.stopwatch import Stopwatch
 
 
 class PersistGate:
-    """Says which persists may begin, so that a job that loses its memory goes back by one of them at most.
+    """Decides which persists may begin, so that a job that loses its memory goes back by one of them at most.
 
     After "at most one checkpoint" of CheckFreq (Mohan et al., FAST'21), where the snapshot waits, and
     training with it; here the snapshot is made, and a later one is persisted in its place.
@@ -15,7 +15,8 @@ class PersistGate:
     Args:
         ranks: With whom to agree; in use for nothing else.
         watch: Knows whether a persist is under way.
-        notice: Turns before a persist is due in which ranks tell each other, so that nobody waits for the slowest.
+        notice: Turns before a persist is due at which ranks send each other whether they
+            are idle, so that nobody waits for the slowest.
     """
 
     def __init__(self, ranks: Agreement, watch: Stopwatch, notice: int) -> None:

@@ -93,15 +93,15 @@ class Profiler:
         if not self._gather.pending and turn >= self._check:
             # The first time they wait for each other: what the next saves cost must be known before they are made.
             self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
-            self._gather.send(self._said(), turn + notice)
-        if (said := self._gather.poll(turn)) is not None:
-            self._heard(turn, said)
+            self._gather.send(self._report(), turn + notice)
+        if (answers := self._gather.poll(turn)) is not None:
+            self._update(turn, answers)
         return self.progress if self.progress is not None and self.progress.complete(self._most) else None
 
-    def _heard(self, turn: int, said: list[dict[str, Any]]) -> None:
-        ranks = [Profile(**each["profile"]) if each["profile"] else None for each in said]
+    def _update(self, turn: int, answers: list[dict[str, Any]]) -> None:
+        ranks = [Profile(**each["profile"]) if each["profile"] else None for each in answers]
         self.progress = profiling.continued(self._before, profiling.joined(ranks))
-        turns = [each["turn"] for each in said if each["turn"] is not None]
+        turns = [each["turn"] for each in answers if each["turn"] is not None]
         if turns:
             pace = max(SHORTEST, *turns)
             self._intervals = provisional(pace, self.progress, self._terms.overhead, self._terms.every.fixed(pace))
@@ -110,7 +110,7 @@ class Profiler:
                 self._each_until = self._check = turn + self._lacking
         else:
             self._check = turn + 1
-        self._plan_persist(turn, idle=all(each["idle"] for each in said))
+        self._plan_persist(turn, idle=all(each["idle"] for each in answers))
 
     def _distance(self, turn: int, pace: float) -> int:
         """Turns until ranks send each other what they have measured next.
@@ -132,12 +132,12 @@ class Profiler:
         return COPIES - (self.progress.snapshots if self.progress else 0)
 
     def _plan_persist(self, turn: int, *, idle: bool) -> None:
-        """Say when the next persist may begin; what ranks said before the last one began says nothing of it."""
+        """Plan the next persist; what ranks reported before the last one began does not count."""
         if idle and self._persisted < self._asked:
             known = self.progress is not None and self.progress.persists > 0
             self._persists_from = self._persisted + self._intervals.storage if known else turn
 
-    def _said(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, []
         profile = profiling.profiled([*chain(*self._iterations.values())], self._watch.durations)
         return {

@@ -1,4 +1,4 @@
-"""The frequency policy at work in one rank, alike in all: profile, agree, choose, and follow what is measured."""
+"""Schedules of saves, alike on all ranks: profile, agree, choose, and follow what is measured."""
 
 from dataclasses import replace
 from math import nan
@@ -61,7 +61,7 @@ class FixedSchedule:
 class AdaptiveSchedule:
     """Checkpoints as often as the overhead allows.
 
-    It counts turns: steps that a training leaves out, or counts in others than ones, do not matter.
+    It counts turns: steps that a job leaves out, or numbers otherwise, do not matter.
 
     Args:
         ranks: With whom to agree.
@@ -90,7 +90,7 @@ class AdaptiveSchedule:
         self._gather, self._watch, self._turns, self._step = DelayedGather(ranks), watch, turns, turns
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
-        self._single = PersistGate(ranks.beside("persists"), watch, NOTICE)
+        self._gate = PersistGate(ranks.beside("persists"), watch, NOTICE)
         self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
 
@@ -109,7 +109,7 @@ class AdaptiveSchedule:
         else:
             self._follow(turn, seen)
         intervals = self._now.intervals
-        return Due(intervals.snapshots(turn), self._single.begins(turn, intervals))
+        return Due(intervals.snapshots(turn), self._gate.begins(turn, intervals))
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
@@ -135,9 +135,9 @@ class AdaptiveSchedule:
         if seen is not None:
             self._iterations.append(seen)
         if (answers := self._gather.poll(turn)) is not None:
-            said = [Measurement.from_json(each) for each in answers if each is not None]
-            if said:
-                self._state, decision = tuned(self._now, said)
+            measurements = [Measurement.from_json(each) for each in answers if each is not None]
+            if measurements:
+                self._state, decision = tuned(self._now, measurements)
                 self._decided(self._profile, decision)
             else:
                 self._state = replace(self._now, ends=turn + NOTICE)

@@ -30,7 +30,7 @@ class Stopwatch:
     def turn(self) -> Iteration | None:
         """A step is done, and a checkpoint may begin: the iteration since the last turn.
 
-        None for the first one, and for one that nothing can be said of.
+        None for the first one, and for one that cannot be measured.
         """
         now, stalled, marks = time.monotonic(), self._beats.stalled, marked()
         seconds, stall = now - self._begun - (marks - self._marked), stalled - self._stalled
@@ -60,7 +60,7 @@ class Stopwatch:
         return not self._under_way
 
     def _look(self) -> None:
-        """See which persists have ended. What storage in trouble makes them take says nothing of others."""
+        """Note which persists have ended. Their durations do not count while storage is in trouble."""
         status = self._glance() if self._under_way else None
         if status is None:
             return

@@ -1,4 +1,4 @@
-"""How often to snapshot and to persist: pure functions of what an iteration and a checkpoint cost."""
+"""Intervals of snapshots and persists: pure functions of what an iteration and a checkpoint cost."""
 
 from dataclasses import dataclass
 from math import ceil, floor, inf, isqrt, sqrt

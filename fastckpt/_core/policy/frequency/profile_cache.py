@@ -92,7 +92,7 @@ def to_numbers(profile: Profile | None, circumstances: ProfileKey | None) -> dic
 
 
 def from_numbers(numbers: Any, circumstances: ProfileKey) -> Profile | None:
-    """What `to_numbers` gave, if it is of these circumstances and tells anything; else None."""
+    """What `to_numbers` gave, if it is of these circumstances and was measured; else None."""
     if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
         return None
     try:

@@ -1,4 +1,4 @@
-"""How long to profile a job, and what its first iterations say of it."""
+"""The profile of a job: what its first iterations and saves take, and how long to measure them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fastckpt._core.policy.frequency.overhead import FEW, Iteration, measured
 from fastckpt.errors import ConfigError
 
 COUNTS = ("iterations", "snapshots", "persists", "plain")
-"""Fields of a profile that say on how much it rests."""
+"""Fields of a profile with the number of measurements that it rests on."""
 MOST, FEWEST = 50, 8
 """Iterations that are profiled, at most and at least."""
 PART = 0.01
@@ -51,7 +51,7 @@ def deviation(values: Sequence[float]) -> float:
 def settled(seconds: Sequence[float]) -> Sequence[float]:
     """The times without the warm-up before them: `WARM_UP` iterations, and those after them that are still far slower.
 
-    What is far slower is told by the later half. Of a few all that is left of them is taken.
+    The later half defines what is far slower. Of a few, all that is left of them is taken.
     """
     later = seconds[len(seconds) // 2 :]
     slow = median(later) + FAR * max(deviation(later), 0.01 * median(later))

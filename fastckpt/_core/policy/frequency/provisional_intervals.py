@@ -1,4 +1,4 @@
-"""Intervals between saves of a job of which it is still measured what saves cost."""
+"""Intervals between saves while their costs are still being measured."""
 
 from math import floor
 

@@ -1,4 +1,4 @@
-"""Intervals that follow what checkpoints are measured to cost, in both directions, alike on all ranks."""
+"""Intervals that follow the measured costs of checkpoints, in both directions, alike on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +31,13 @@ from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, mo
 TARGET = 0.85
 """Part of the overhead that is aimed at: below the bound, so that noise does not break it."""
 AGREE = 3
-"""Windows in a row that must say the same."""
+"""Windows in a row that must agree."""
 LATELY = 16
 """Windows that are taken together to see through noise."""
 DOUBT = {1: 4.0, RECENT: 1.2}
 """Standard errors by which so many windows must be above the bound. One accident is one standard error above it."""
 CROWDED = 0.9
-"""Part of the iterations of a window beside which a persist may be under way: with fewer left nothing is measured."""
+"""Part of the iterations of a window during which a persist may be under way: else too few are left to compare."""
 ACCIDENT = 1
 """Persists that were due before the one before had ended, in recent windows: more are no accident."""
 MOST_PATIENCE = 48
@@ -53,7 +53,7 @@ class Terms:
         overhead: Part of training time that snapshots and persists may cost together.
         every: What the user wants.
         mtbf: Mean seconds between failures as observed; None for no opinion.
-        notice: Steps from the end of a window until a decision takes effect, in which ranks tell each other what they
+        notice: Steps from the end of a window until a decision takes effect, in which ranks send each other what they
             measured.
     """
 
@@ -113,7 +113,7 @@ class Decision:
 
 
 def window(intervals: Intervals) -> int:
-    """Iterations to measure before the next decision: two persists, unless snapshots tell enough much earlier."""
+    """Iterations to measure before the next decision: two persists, unless snapshots suffice much earlier."""
     return max(50, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
 
 
@@ -126,7 +126,7 @@ def started(
         profile: What was measured of the job.
         terms: What to keep to.
         step: The step after which they count; the next checkpoints are counted from it.
-        known: Those to which an earlier run was tuned: they go before what the profile says, if they are as wanted.
+        known: Those to which an earlier run was tuned: they take precedence over the profile, if they are as requested.
     """
     persist = profile.slowdown * whole_steps(profile.duration / profile.iteration)
     first = Costs(profile.iteration, profile.stall + profile.copy_slowdown, persist, profile.duration)
@@ -173,7 +173,7 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
 
 
 def _seen(state: TuningState, span: int) -> Measurement:
-    """What the last windows say together."""
+    """The measurement of the last windows together."""
     return completed(pooled(state.windows[-span:]), state.before)
 
 
@@ -233,8 +233,8 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     """The state after a window, and what it led to."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
-        said = f"as before: {_numbers(state, seen)}"
-        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, said)
+        reason = f"as before: {_numbers(state, seen)}"
+        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, reason)
     changed = was.changed(intervals.memory, intervals.storage, step)
     patience, tried = state.patience, state.tried
     if intervals.memory < was.memory or intervals.storage < was.storage:
@@ -246,8 +246,8 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     following = TuningState(
         state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried
     )
-    said = f"{why}; {_numbers(state, seen)}"
-    return following, Decision(step, changed, cost, True, said)
+    reason = f"{why}; {_numbers(state, seen)}"
+    return following, Decision(step, changed, cost, True, reason)
 
 
 def _numbers(state: TuningState, seen: Measurement) -> str:
