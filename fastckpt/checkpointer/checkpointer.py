@@ -5,7 +5,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import length_hint
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -21,28 +20,22 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.frequency import profile_cache, profiling
 from fastckpt._core.policy.frequency.intervals import checked_overhead
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
 from fastckpt._core.resume.candidates import OTHER_KIND
 from fastckpt._core.resume.optimizer_classes import kinds
-from fastckpt._core.retention import (
-    EPOCH,
-    CheckpointDeletionStrategy,
-    KeepAnyStrategy,
-    KeepEpochStrategy,
-    KeepLatestStepStrategy,
-)
+from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.decision_log import DecisionLog
 from fastckpt._core.schedule.failure_history import FailureHistory
 from fastckpt._core.schedule.micro_batches import MicroBatches
-from fastckpt._core.schedule.profile_key import circumstances, device_of, size_of
+from fastckpt._core.schedule.profile_key import circumstances, size_of
 from fastckpt._core.schedule.profiler import Due, Profiler
 from fastckpt._core.schedule.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from fastckpt._core.schedule.stopwatch import Stopwatch
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt._core.stateful import Stateful
-from fastckpt._core.transfer.device_memory import use_of
 from fastckpt.checkpointer.backends import framework_of
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.checkpointer.state import OPTIMIZERS, OWN, Part, TrainingState, further, unwrapped
@@ -57,8 +50,8 @@ RANKS_PATIENCE = 60.0
 UNPROFILED = 10, 50
 """Steps between saves to memory, and to storage, of a job whose ranks part before that was found out."""
 _NUMBERS = itertools.count()
-KEPT = 2
-"""Checkpoints on storage, beside those at the ends of epochs."""
+_NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
+"""What is kept on storage by default."""
 
 
 class CheckpointerOptions(RemoteTierOptions, total=False):
@@ -141,7 +134,7 @@ class Checkpointer:
             framework.parts(named, gradients=saved, staged=staged), data, gradients, kinds(named)
         )
         self._data, self._batches = data, MicroBatches(self._optimizers, data, saved=saved)
-        strategy = options.get("deletion_strategy") or _newest_and_epochs(checkpoint_dir)
+        strategy = options.get("deletion_strategy") or PolicyStrategy(_NEWEST_AND_EPOCHS, os.fspath(checkpoint_dir))
         passed: dict[str, Any] = {name: value for name, value in options.items() if name not in _OWN}
         passed |= {"stage": options.get("stage")} if staged else {}
         self._checkpointer = framework(checkpoint_dir, strategy, overlap=self._optimizers, **passed)
@@ -166,7 +159,7 @@ class Checkpointer:
             NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
             ConfigError: Parts are missing in it, or do not fit.
         """
-        self._forget()
+        self._tempo = None
         try:
             loaded = self._checkpointer.resume(self._parts, self._own_part("", self._step))
         except NoLoadableCheckpoint as error:
@@ -221,7 +214,7 @@ class Checkpointer:
             self._batches.turn(step)
         self._step = self._unclosed.step = step
         due = self._due(step)
-        self._decisions.tell(self._tempo.decision)
+        self._decisions.report(self._tempo.decision)
         due, epoch = self._batches.due(due, self._ended_epoch())
         if not (due.snapshot or epoch):
             return None
@@ -242,7 +235,6 @@ class Checkpointer:
                 memory,
                 storage,
             )
-            self._tempo.close()
             self._tempo = FixedSchedule(memory, storage, step - 1)
             return self._tempo.turn(step)
 
@@ -266,18 +258,12 @@ class Checkpointer:
     def _end(self) -> None:
         self._unclosed.close()
         self._durable = self._step
-        self._forget()
+        self._tempo = None
         try:
             if self._ranks is not None:
                 self._ranks.leave()
         finally:
             self._checkpointer.close()
-
-    def _forget(self) -> None:
-        """End the measurements: another resume begins them anew."""
-        if self._tempo is not None:
-            self._tempo.close()
-        self._tempo = None
 
     def _save_last(self) -> None:
         """Save the last step. Persists that hold its place end by themselves; ranks that do, may wait for this one.
@@ -313,7 +299,7 @@ class Checkpointer:
             self._unclosed.saved = self._step
         save = SaveId(self._writer.link.history, self._step) if result.saved else None
         if self._tempo is not None:
-            self._tempo.saved(save, persist=persist, pending=result.pending)
+            self._tempo.saved(save, persist=persist)
         if result.saved and persist and not self._overlaps:  # else it may be pending, in some rank
             self._durable = self._step
         return result
@@ -364,20 +350,17 @@ class Checkpointer:
             return FixedSchedule(memory, storage, self._step)
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
         watch = Stopwatch(self._writer.beats, self._writer.glance)
-        sizes = partial(_sizes, self._parts, device_of(self._model))
         turns = range(self._step + 1, self._step + 1 + min(lengths))
         profiler = Profiler(
             ranks,
             watch,
             terms,
-            sizes,
             turns=turns,
-            overlaps=self._overlaps,
             before=begun if len(set(begins)) == 1 else None,
         )
         return AdaptiveSchedule(ranks, terms, watch, profiler, known if all(knows) else None, self._step)
 
-    def _remembered(self, cached: str, begun: ProfilingProgress | None) -> profile_cache.Remembered | None:
+    def _remembered(self, cached: str, begun: Profile | None) -> profile_cache.Remembered | None:
         """What an earlier run found out, if it is of use; else it is told why not."""
         assert self._circumstances is not None
         if not cached:
@@ -391,17 +374,7 @@ class Checkpointer:
         return known
 
 
-def _sizes(parts: TrainingState, device: torch.device) -> tuple[int, int, int]:
-    """Bytes of the state; of device memory the peak and all there is."""
-    return parts.size, *use_of(device)
-
-
 def _checked_overlap(overlap: object) -> bool:
     if not isinstance(overlap, bool):
         raise ConfigError(f"overlap is {shown(overlap)}; give True or False: the optimizers are known")
     return overlap
-
-
-def _newest_and_epochs(checkpoint_dir: str | os.PathLike[str]) -> CheckpointDeletionStrategy:
-    directory = os.fspath(checkpoint_dir)
-    return KeepAnyStrategy(KeepLatestStepStrategy(KEPT, directory), KeepEpochStrategy(directory))

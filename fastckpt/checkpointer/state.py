@@ -100,11 +100,6 @@ class TrainingState:
         said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
         return {f"{name} of the data": str(value) for name, value in said.items()}
 
-    @property
-    def size(self) -> int:
-        """Bytes of the tensors of this rank, but for what it alone has."""
-        return sum(_size(part) for part in self._parts.values())
-
     def left_out(self, common: Mapping[str, Any]) -> set[str]:
         """What a checkpoint has and `load` does not take."""
         return common.keys() - self._parts.keys() - ({"data"} if self._data is not None else set())
@@ -182,13 +177,6 @@ def _has_own_place(part: Any) -> bool:
     if not _hands_out(part):
         return False
     return rank_and_world(None, None)[1] > 1 or (_is_ours(part) and bool(part.rank_state_dict()))
-
-
-def _size(part: Part) -> int:
-    """Bytes of a part's tensors, which one that would gather them says itself."""
-    if hasattr(part, "nbytes"):
-        return int(part.nbytes)
-    return sum(each.untyped_storage().nbytes() for each in _tensors(_state(part)))
 
 
 def _tensors(node: Any) -> Iterator[torch.Tensor]:

@@ -14,7 +14,8 @@ from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
 
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import NativeFolder, SaveResult, StorageType
-from fastckpt._core.retention import CheckpointDeletionStrategy, KeepLatestStepStrategy, KeepNamedStrategy
+from fastckpt._core.policy.retention import KeepLast, KeepNamed
+from fastckpt._core.retention import CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt.errors import ConfigError, PersistError
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder, Unplanned
 from fastckpt.huggingface.trainer_files import TrainerFiles, has_only_model, needs
@@ -244,9 +245,8 @@ def _rotation(args: Any) -> CheckpointDeletionStrategy | None:
     limit = args.save_total_limit
     if limit is None or limit <= 0:
         return None
-    if args.metric_for_best_model is None:
-        return KeepLatestStepStrategy(limit, args.output_dir)
-    return KeepNamedStrategy(limit, BEST, args.output_dir)
+    policy = KeepLast(limit) if args.metric_for_best_model is None else KeepNamed(limit, BEST)
+    return PolicyStrategy(policy, args.output_dir)
 
 
 def _torch_optimizer(trainer: Trainer) -> Any:

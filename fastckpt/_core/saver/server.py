@@ -22,7 +22,7 @@ from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.preflight import warn_of_disk
 from fastckpt._core.saver.coordinator import Coordinator
 from fastckpt._core.saver.stats import SaverStats
-from fastckpt._core.saver.worker_events import joined, told
+from fastckpt._core.saver.worker_events import joined, record
 from fastckpt._core.storage.io.copier import Copier
 from fastckpt._core.storage.io.modes import choose
 from fastckpt.errors import FastckptError, PlaceInUse, ProtocolError
@@ -336,7 +336,7 @@ class _Connection:
             case m.Resumed():
                 keeper.readers.resumed(message)
             case m.Loaded() | m.Decided():
-                told(self._hello, message)
+                record(self._hello, message)
             case m.Goodbye():
                 keeper.leave(self._rank, message)
             case _:

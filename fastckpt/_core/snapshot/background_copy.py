@@ -109,7 +109,7 @@ class BackgroundCopy:
             self.backlog.finish()
             self._copied.set()
             for transfer in self._transfers:
-                transfer.begin(self.save.step)
+                transfer.begin()
             for transfer in self._transfers:
                 transfer.finish(self.save.step)
 
