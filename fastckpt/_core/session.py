@@ -35,9 +35,8 @@ from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
 from fastckpt._core.policy.verify import level
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.companions import BESIDE, Member, Pairing
-from fastckpt._core.resume.missing_load import warn_of_unloaded
+from fastckpt._core.resume.directory_checks import check_shared, mark_seen, warn_of_unloaded
 from fastckpt._core.resume.resume import ResumeResult
-from fastckpt._core.resume.shared_directory import check_shared, mark_seen
 from fastckpt._core.retention import CheckpointDeletionStrategy, warn_of_another_directory
 from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in

@@ -24,8 +24,8 @@ from fastckpt._core.policy.frequency.intervals import checked_overhead
 from fastckpt._core.policy.frequency.profiling import ProfilingProgress
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
-from fastckpt._core.resume.candidates import OTHER_KIND
 from fastckpt._core.resume.optimizer_classes import kinds
+from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import (
     EPOCH,
     CheckpointDeletionStrategy,

@@ -18,11 +18,12 @@ from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
-from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
-from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.policy.resume import MEMORY
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.resume.resume import Resume, ResumeResult
-from fastckpt._core.resume.survey import Wanted
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.survey import Wanted, join_on_storage
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.session import Session
 from fastckpt._core.torch_private import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
@@ -182,7 +183,7 @@ class SharedMemoryReader(MappedReader):
         before = self._reading
         logger.warning("%s in memory lacks what ranks need that are sharded otherwise: storage has it", before.id)
         wants = self._wants
-        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != "memory" and wants(each, of))
+        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != MEMORY and wants(each, of))
         if found.state is None:
             raise NoLoadableCheckpoint(
                 f"{before.id} is in the memory of the nodes that saved it, each with its own shards; another sharding "

@@ -22,10 +22,9 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
-from fastckpt._core.resume.candidates import Files
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state

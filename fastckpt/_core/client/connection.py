@@ -132,7 +132,7 @@ class SaverClient:
         self._ask(m.Release(), m.Done)
         self.pins = False
 
-    def tell_bad(self, memory: list[list[int]], *, storage: bool) -> None:
+    def report_bad(self, memory: list[list[int]], *, storage: bool) -> None:
         """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
         self._ask(m.Bad(memory, storage), m.Done)
 

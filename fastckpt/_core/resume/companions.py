@@ -16,7 +16,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path, slots_of
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.candidates import Candidate
+from fastckpt._core.resume.tiers import Candidate
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import FastckptError
 
