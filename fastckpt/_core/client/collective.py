@@ -1,4 +1,4 @@
-"""Lets all ranks see what each of them says: JSON over the store that formed the process group."""
+"""Exchanges values among the ranks of a job, as messages over the store that formed the process group."""
 
 import contextlib
 import itertools
@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch.distributed as dist
@@ -15,7 +16,11 @@ from fastckpt._core.client.job_store import GLANCE, TIMEOUT, forgetting_addresse
 from fastckpt.errors import ConfigError, FastckptError
 
 LONGEST_GLANCE = timedelta(seconds=64)
-"""After a glance it is seen whether a rank that has said nothing has left; each glance is twice as long."""
+"""After a glance it is checked whether a rank whose message lacks has left; each glance is twice as long."""
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at whether a message is there, where another message may make it needless."""
+PIECE = 4 << 20
+"""Bytes of a message that the store is given at once; it refuses more than 8 MiB."""
 ANY = "any"
 """The key that says that a rank has left; its own says which."""
 
@@ -23,7 +28,109 @@ Answers = Callable[[], list[Any]]
 
 
 class PeerDeparted(FastckptError):
-    """A rank has left an agreement, and says nothing any more."""
+    """A rank has left an agreement, and sends nothing any more."""
+
+
+class Overtaken(Exception):
+    """A message that was waited for is not needed any more."""
+
+
+class StoreMailbox:
+    """Messages of ranks in a store: a sender waits for nobody, a receiver until a deadline at most."""
+
+    def __init__(self, store: "dist.distributed_c10d.Store") -> None:
+        self._store = store
+
+    def encode(self, message: Any) -> bytes:
+        """The bytes of a message."""
+        return json.dumps(message).encode()
+
+    def decode(self, data: bytes) -> Any:
+        """The message of these bytes."""
+        return json.loads(data)
+
+    def put(self, key: str, message: Any) -> None:
+        """Leave a message: the pieces after the first one before that, which says how many there are."""
+        data = self.encode(message)
+        pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)] or [b""]
+        for number, piece in reversed(list(enumerate(pieces))):
+            text = piece if number else b"%d " % len(pieces) + piece
+            self._store.set(f"{key}/{number}" if number else key, text)  # type: ignore[arg-type]
+
+    def read(self, key: str) -> Any:
+        """A message that is there."""
+        count, _, first = self._store.get(key).partition(b" ")
+        return self.decode(first + b"".join(self._store.get(f"{key}/{number}") for number in range(1, int(count))))
+
+    def get(self, key: str, end: float, unless: str = "") -> Any:
+        """The message, once it is there.
+
+        Args:
+            key: Where it is left.
+            end: When to wait no longer, by time.monotonic.
+            unless: A word that makes the message needless.
+
+        Raises:
+            TimeoutError: It has not come.
+            Overtaken: The other word was said first.
+        """
+        self._poll(lambda: self._store.check([key]), key, end, unless)
+        return self.read(key)
+
+    def meet(self, key: str, count: int, end: float, unless: str) -> None:
+        """Return when so many ranks have come here; raises as `get`."""
+        self._store.add(key, 1)
+        self._poll(lambda: self._store.add(key, 0) >= count, key, end, unless)
+
+    def _poll(self, has_come: Callable[[], bool], key: str, end: float, unless: str) -> None:
+        """Look again and again: a wait in the store that times out within a second is a warning of torch's each."""
+        pauses = (min(LONGEST_PAUSE, 0.001 * 1.2**turn) for turn in itertools.count())
+        while not has_come():
+            if unless and self._store.check([unless]):
+                if has_come():  # since the last look, and before that word
+                    return
+                raise Overtaken(unless)
+            if time.monotonic() > end:
+                raise TimeoutError(key)
+            time.sleep(next(pauses))
+
+    def wait(self, keys: list[str], check: Callable[[], None]) -> None:
+        """Return when all these messages are there; call ``check``, which may raise, from time to time before that.
+
+        Raises torch's DistStoreError after `TIMEOUT`.
+        """
+        end, patience = time.monotonic() + TIMEOUT.total_seconds(), GLANCE
+        while True:
+            try:
+                self._store.wait(keys, patience)
+                return
+            except RuntimeError as error:  # each kind of store has its own for this
+                if "timeout" not in str(error).lower() or time.monotonic() > end:
+                    raise
+            patience = min(2 * patience, LONGEST_GLANCE)
+            check()
+
+    def remove(self, key: str) -> None:
+        """Remove a message that everybody has read, or what `meet` has left."""
+        self._store.delete_key(key)  # what it returns is no answer: a FileStore always says True
+        for number in itertools.count(1):
+            if not self._store.check([f"{key}/{number}"]):
+                return
+            self._store.delete_key(f"{key}/{number}")
+
+    def has(self, key: str) -> bool:
+        """Whether something is there."""
+        found: bool = self._store.check([key])
+        return found
+
+    def word(self, key: str) -> str | None:
+        """The short word under a key; None if nobody has said one. One question to the store."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def say(self, key: str, word: str) -> str:
+        """Leave a short word, which everybody sees from the return on; the first one that was left there."""
+        first: bytes = self._store.compare_set(key, "", word)
+        return first.decode()
 
 
 class Agreement(Protocol):
@@ -83,45 +190,36 @@ class StoreAgreement:
         All ranks make one, and the first one together; raises torch's DistStoreError if a rank does not come.
         """
         self._name, self._of, self._rank = name, of or name, dist.get_rank()
-        self._store, self._departures = job_store(name), job_store(f"{self._of}/left")
+        self._mailbox, self._departures = StoreMailbox(job_store(name)), StoreMailbox(job_store(f"{self._of}/left"))
         self._round = self._rounds[session(), name]
 
     def say(self, value: Any) -> Answers:
-        """Set this rank's word; the answers raise torch's DistStoreError if a rank does not come, or Departed."""
-        world, rank, number = dist.get_world_size(), dist.get_rank(), next(self._round)
-        keys = [f"{number}/{each}" for each in range(world)]
+        """Send this rank's value; the answers raise torch's DistStoreError if a rank does not come, or PeerDeparted."""
+        rank, number = dist.get_rank(), next(self._round)
+        keys = [f"{number}/{each}" for each in range(dist.get_world_size())]
         forget = forgetting_addresses() if number == 0 else None
-        self._store.set(keys[rank], json.dumps(value))
+        self._mailbox.put(keys[rank], value)
 
         def answers() -> list[Any]:
-            self._wait(keys)
-            said = [json.loads(self._store.get(key)) for key in keys]
-            if number:  # whoever spoke in this round has heard the one before
-                self._store.delete_key(f"{number - 1}/{rank}")
+            self._mailbox.wait(keys, partial(self._check_departures, keys))
+            said = [self._mailbox.read(key) for key in keys]
+            if number:  # whoever sent a value in this round has received those of the one before
+                self._mailbox.remove(f"{number - 1}/{rank}")
             if forget is not None:
                 forget()
             return said
 
         return answers
 
-    def _wait(self, keys: list[str]) -> None:
-        end, patience = time.monotonic() + TIMEOUT.total_seconds(), GLANCE
-        while True:
-            try:
-                self._store.wait(keys, patience)
-                return
-            except RuntimeError as error:  # each kind of store has its own for this
-                if "timeout" not in str(error).lower() or time.monotonic() > end:
-                    raise
-            patience = min(2 * patience, LONGEST_GLANCE)
-            if not self._departures.check([ANY]):  # one question, as long as all are here
-                continue
-            gone = [rank for rank in range(len(keys)) if self._departures.check([str(rank)])]
-            if lacking := [rank for rank in gone if not self._store.check([keys[rank]])]:
-                raise PeerDeparted(f"rank {lacking[0]} has closed")
+    def _check_departures(self, keys: list[str]) -> None:
+        if not self._departures.has(ANY):  # one question, as long as all are here
+            return
+        gone = [rank for rank in range(len(keys)) if self._departures.has(str(rank))]
+        if lacking := [rank for rank in gone if not self._mailbox.has(keys[rank])]:
+            raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank says; raises torch's DistStoreError if a rank does not come, or Departed."""
+        """What every rank sends; raises torch's DistStoreError if a rank does not come, or PeerDeparted."""
         return self.say(value)()
 
     def beside(self, name: str) -> Agreement:
@@ -131,8 +229,8 @@ class StoreAgreement:
     def leave(self) -> None:
         """Say so in the store, unless that is gone, as the others are then."""
         with contextlib.suppress(dist.DistError, RuntimeError):
-            self._departures.set(str(self._rank), "")
-            self._departures.set(ANY, "")
+            self._departures.say(str(self._rank), "left")
+            self._departures.say(ANY, "left")
 
 
 def agreement(world_size: int, name: str = "resume") -> Agreement:

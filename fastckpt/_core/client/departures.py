@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from fastckpt._core.client.collective import StoreMailbox
 from fastckpt._core.client.job_store import job_store_if_met
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
@@ -26,23 +27,24 @@ class Departures:
 
     def announce(self, history: int, last: SaveId | None) -> None:
         """Say that this rank has closed after its last save; the first to say so is heard."""
-        if (store := self._store()) is None:
+        if (mailbox := self._mailbox()) is None:
             return
         word = [self._place.rank, *(last or SaveId(history, 0))]
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
-            store.compare_set(f"{history}", "", json.dumps(word))
+            mailbox.say(f"{history}", json.dumps(word))
 
     def found(self, history: int) -> Sequence[int]:
         """Rank, history and step of the last save of one that has closed; empty while none has.
 
         One question to the store for each save, from the first rank of each node alone.
         """
-        if history in self._found or self._place.local_rank or (store := self._store()) is None:
+        if history in self._found or self._place.local_rank or (mailbox := self._mailbox()) is None:
             return self._found.get(history, ())
         with contextlib.suppress(dist.DistError, RuntimeError):
-            if store.check([f"{history}"]):
-                self._found = {history: json.loads(store.get(f"{history}"))}
+            if word := mailbox.word(f"{history}"):
+                self._found = {history: json.loads(word)}
         return self._found.get(history, ())
 
-    def _store(self) -> "dist.distributed_c10d.Store | None":
-        return None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")
+    def _mailbox(self) -> StoreMailbox | None:
+        store = None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")
+        return None if store is None else StoreMailbox(store)
