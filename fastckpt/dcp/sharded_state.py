@@ -26,7 +26,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
+from fastckpt._core.client.optimizers import dtypes_kept
 from fastckpt._core.torch_private import asks_rank_0, reduces_gradients
 from fastckpt.errors import ConfigError
 

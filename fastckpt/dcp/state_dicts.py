@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt._core.arguments import instance, mapping
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
