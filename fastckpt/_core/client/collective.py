@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch.distributed as dist
 
@@ -133,53 +133,11 @@ class StoreMailbox:
         return first.decode()
 
 
-class Agreement(Protocol):
-    """A collective of all ranks: called by each of them, in the same order."""
+class Agreement:
+    """A collective of all ranks over the store of the default process group: no tensors, no pickles.
 
-    def say(self, value: Any) -> Answers:
-        """Let the others know (JSON), without waiting for them; what every rank says, in the order of ranks.
-
-        The function returned waits for all, and is called once before the next `say`.
-        """
-        ...
-
-    def gather(self, value: Any) -> list[Any]:
-        """What every rank says (JSON), in the order of ranks."""
-        ...
-
-    def beside(self, name: str) -> "Agreement":
-        """Another one of the same ranks, that may be used while answers of this one are outstanding."""
-        ...
-
-    def leave(self) -> None:
-        """Say nothing any more, here and in those beside it: who waits for this rank gets `PeerDeparted`."""
-        ...
-
-
-class SingleRank:
-    """The agreement of a job of one."""
-
-    def say(self, value: Any) -> Answers:
-        """What the one rank says."""
-        said = json.dumps(value)
-        return lambda: [json.loads(said)]
-
-    def gather(self, value: Any) -> list[Any]:
-        """What the one rank says."""
-        return self.say(value)()
-
-    def beside(self, name: str) -> Agreement:
-        """The same, which keeps nothing."""
-        return self
-
-    def leave(self) -> None:
-        """Nobody waits."""
-
-
-class StoreAgreement:
-    """An agreement over the store of the default process group; no tensors, no pickles.
-
-    Agreements of other names go on beside it: between what is said in one and its answers, another may be made.
+    Each rank calls it, in the same order. Agreements of other names are independent of it: between sending a value in
+    one and its answers, another may be used.
     """
 
     _rounds: ClassVar[defaultdict[tuple[str, str], Iterator[int]]] = defaultdict(itertools.count)
@@ -189,12 +147,16 @@ class StoreAgreement:
 
         All ranks make one, and the first one together; raises torch's DistStoreError if a rank does not come.
         """
-        self._name, self._of, self._rank = name, of or name, dist.get_rank()
+        self._name, self._of = name, of or name
         self._mailbox, self._departures = StoreMailbox(job_store(name)), StoreMailbox(job_store(f"{self._of}/left"))
         self._round = self._rounds[session(), name]
 
     def say(self, value: Any) -> Answers:
-        """Send this rank's value; the answers raise torch's DistStoreError if a rank does not come, or PeerDeparted."""
+        """Send this rank's value (JSON), without waiting for the others; what every rank sends, in the order of ranks.
+
+        The function returned waits for all, and is called once before the next `say`. It raises torch's DistStoreError
+        if a rank does not come, or PeerDeparted.
+        """
         rank, number = dist.get_rank(), next(self._round)
         keys = [f"{number}/{each}" for each in range(dist.get_world_size())]
         forget = forgetting_addresses() if number == 0 else None
@@ -219,22 +181,41 @@ class StoreAgreement:
             raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank sends; raises torch's DistStoreError if a rank does not come, or PeerDeparted."""
+        """What every rank sends (JSON), in the order of ranks; raises as the answers of `say`."""
         return self.say(value)()
 
-    def beside(self, name: str) -> Agreement:
-        """The agreement of this name within this one's."""
-        return StoreAgreement(f"{self._name}/{name}", self._of)
+    def beside(self, name: str) -> "Agreement":
+        """Another one of the same ranks, that may be used while answers of this one are outstanding."""
+        return Agreement(f"{self._name}/{name}", self._of)
 
     def leave(self) -> None:
-        """Say so in the store, unless that is gone, as the others are then."""
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            self._departures.say(str(self._rank), "left")
+        """Send nothing any more, here and in those beside it: a rank that waits for this one gets `PeerDeparted`."""
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be gone, as the others are then
+            self._departures.say(str(dist.get_rank()), "left")
             self._departures.say(ANY, "left")
 
 
+class SingleRank(Agreement):
+    """The agreement of a job of one rank, without a process group."""
+
+    def __init__(self) -> None:
+        """Nothing is shared."""
+
+    def say(self, value: Any) -> Answers:
+        """What the one rank sends, as the others would receive it."""
+        sent = json.dumps(value)
+        return lambda: [json.loads(sent)]
+
+    def beside(self, name: str) -> Agreement:
+        """The same, as it keeps nothing."""
+        return self
+
+    def leave(self) -> None:
+        """Do nothing: nobody waits."""
+
+
 def agreement(world_size: int, name: str = "resume") -> Agreement:
-    """The agreement of this job's ranks that bears this name; raises FastckptError if they cannot talk yet."""
+    """The agreement of this job's ranks of this name; raises FastckptError if there is no process group yet."""
     if world_size == 1:
         return SingleRank()
     if not dist.is_initialized():
@@ -242,12 +223,12 @@ def agreement(world_size: int, name: str = "resume") -> Agreement:
             f"load_checkpoint() and resume() are agreements of all {world_size} ranks: call "
             f"torch.distributed.init_process_group() first, on every rank"
         )
-    return StoreAgreement(name)
+    return Agreement(name)
 
 
-def check_alike(wishes: Sequence[Mapping[str, str]]) -> None:
-    """Raise ConfigError unless all ranks ask for the same."""
-    for name in wishes[0]:
-        given = [wish[name] for wish in wishes]
+def check_alike(options: Sequence[Mapping[str, str]]) -> None:
+    """Raise ConfigError unless all ranks have the same options."""
+    for name in options[0]:
+        given = [each[name] for each in options]
         if len(set(given)) > 1:
             raise ConfigError(f"{name} must be the same on all ranks; rank by rank it is {given[:8]}")

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,25 +55,6 @@ class RequiredFiles:
         return self.are_in(candidate, place) and (alone or shards)
 
 
-@dataclass(frozen=True)
-class CandidateInventory:
-    """What a rank finds.
-
-    Attributes:
-        candidates: What it could load.
-        rejected: What else exists.
-        published: Whether parts of nodes were published just now, so that all ranks must look again.
-    """
-
-    candidates: Mapping[CheckpointLocation, Candidate]
-    rejected: tuple[Rejected, ...] = ()
-    published: bool = False
-
-    def of(self, kind: RejectionKind) -> list[Rejected]:
-        """What was rejected for this reason."""
-        return [each for each in self.rejected if each.kind is kind]
-
-
 class CandidateFinder:
     """Finds what one rank could load of a checkpoint directory.
 
@@ -97,7 +77,7 @@ class CandidateFinder:
         self._others: list[StorageTier] = []
         self.has_far = any(tier.is_far for tier in self._durable)
 
-    def find(self, *, settle: bool = False) -> CandidateInventory:
+    def find(self, *, settle: bool = False) -> Listing:
         """All checkpoints that hold what this rank needs. Those in memory stay until the client releases them.
 
         Args:
@@ -109,6 +89,12 @@ class CandidateFinder:
         candidates = {location: each for tier in durable for location, each in tier.items()}
         candidates |= self._in_memory(here) | mixed
         rejected = [each for listing in (here, *listings) for each in listing.rejected]
+        rejected += [
+            Rejected(RejectionKind.OTHER_KIND, each.record.path)
+            for listing in listings
+            for each in listing.candidates.values()
+            if self._needs.main not in each.files
+        ]
         for location in sorted(here.candidates.keys() - candidates.keys()):
             if location._replace(tier=MixedTier.name) not in mixed:
                 text = f"{SaveId(*location.id)} in {location.where}"
@@ -118,11 +104,11 @@ class CandidateFinder:
             has_published, unfinished = tier.settle()
             published |= has_published
             rejected += unfinished
-        return CandidateInventory(candidates, tuple(rejected), published)
+        return Listing(candidates, rejected, published)
 
-    def find_near(self) -> CandidateInventory:
+    def find_near(self) -> Listing:
         """Those of them in memory."""
-        return CandidateInventory(self._in_memory(self._memory.list()))
+        return Listing(self._in_memory(self._memory.list()))
 
     def held(self) -> dict[CheckpointLocation, bool]:
         """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
@@ -177,14 +163,8 @@ class CandidateFinder:
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in_memory(each, place)}
 
     def _needed(self, listing: Listing) -> Candidates:
-        """The candidates of a durable tier that have what this rank needs; another kind is rejected."""
-        found: Candidates = {}
-        for location, each in listing.candidates.items():
-            if self._needs.are_in(each, self._client.place):
-                found[location] = each
-            elif self._needs.main not in each.files:
-                listing.rejected.append(Rejected(RejectionKind.OTHER_KIND, each.record.path))
-        return found
+        place = self._client.place
+        return {at: each for at, each in listing.candidates.items() if self._needs.are_in(each, place)}
 
     def _tier_of(self, location: str) -> StorageTier:
         """That of another checkpoint directory."""

@@ -11,7 +11,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.tiers import Candidate, Faults, Listing, Rejected, RejectionKind, attempt_of
+from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind, attempt_of
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
 from fastckpt._core.storage.share import Unfinished
 from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, open_store
@@ -40,9 +40,9 @@ class StorageTier:
 
     def list(self) -> Listing:
         """What is whole, and what is damaged or was quarantined."""
-        scan, kinds, listing = self._store.scan(), RejectionKind, Listing()
-        listing.rejected += [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
-        listing.rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]
+        scan, kinds, candidates = self._store.scan(), RejectionKind, Candidates()
+        rejected = [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
+        rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]
         names: defaultdict[SaveId, set[str]] = defaultdict(set)
         for stored in scan.places:
             names[stored.id].add(str(stored.place).rpartition("/")[2])
@@ -50,10 +50,10 @@ class StorageTier:
             candidate = self.candidate(stored, frozenset(names[stored.id]))
             save, attempt = stored.id, attempt_of(candidate.details)
             location = CheckpointLocation(save.history, save.step, self.name, 0, attempt)
-            listing.candidates[location] = candidate
+            candidates[location] = candidate
         newest = max((stored.id for stored in scan.whole), default=None)
         self._is_unpublished = any(newest is None or id > newest for id in scan.gathered)
-        return listing
+        return Listing(candidates, rejected)
 
     def candidate(self, stored: StoredCheckpoint, names: frozenset[str] = frozenset()) -> Candidate:
         """A checkpoint that it holds."""

@@ -13,8 +13,8 @@ from fastckpt._core.client.save_results import TO_DISK
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.resume import CheckpointLocation, choose
-from fastckpt._core.resume.candidates import CandidateFinder, CandidateInventory
-from fastckpt._core.resume.tiers import Candidate, Rejected, RejectionKind
+from fastckpt._core.resume.candidates import CandidateFinder
+from fastckpt._core.resume.tiers import Candidate, Listing, Rejected, RejectionKind
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -45,7 +45,7 @@ class Survey:
         unsearched: Why the checkpoint directory could not be searched; empty if it could.
     """
 
-    own: CandidateInventory
+    own: Listing
     has: list[set[CheckpointLocation]]
     nodes: list[int]
     unfinished: Sequence[Rejected] = ()
@@ -54,7 +54,7 @@ class Survey:
 
 def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
     """What memory holds, and is as new as all that is durable: storage is not needed."""
-    own, durable = CandidateInventory({}), tuple[int, ...]()
+    own, durable = Listing(), tuple[int, ...]()
     try:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
@@ -72,7 +72,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, w
     """
     unfinished: list[Rejected] = []
     for settle in (client.place.rank == 0, False):
-        own, error = CandidateInventory({}), ""
+        own, error = Listing(), ""
         try:
             own = finder.find(settle=settle)
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
@@ -105,7 +105,7 @@ def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreem
     return found + sorted({text for report in ranks.gather(own) for text in report})
 
 
-def _wanted(own: CandidateInventory, wanted: Wanted) -> list[CheckpointLocation]:
+def _wanted(own: Listing, wanted: Wanted) -> list[CheckpointLocation]:
     return [location for location, candidate in own.candidates.items() if wanted(location, candidate)]
 
 

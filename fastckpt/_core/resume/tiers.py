@@ -84,12 +84,17 @@ class Candidate:
 Candidates = dict[CheckpointLocation, Candidate]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Listing:
-    """What a tier holds."""
+    """What a tier holds, or all of them; ``published``: parts of nodes were published meanwhile, so look again."""
 
     candidates: Candidates = field(default_factory=dict)
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: Sequence[Rejected] = ()
+    published: bool = False
+
+    def of(self, kind: RejectionKind) -> list[Rejected]:
+        """What was rejected for this reason."""
+        return [each for each in self.rejected if each.kind is kind]
 
 
 class Tier(Protocol):
@@ -129,7 +134,8 @@ class MemoryTier:
 
     def list(self) -> Listing:
         """What is committed on this node, be it enough for this rank or not; it stays until the client releases it."""
-        listing, place = Listing(), self._client.place
+        candidates, rejected = Candidates(), list[Rejected]()
+        place = self._client.place
         for slot in self._client.pin():
             records = slots.read(slot)
             if (save := records.committed) is None:
@@ -138,15 +144,15 @@ class MemoryTier:
             attempt = attempt_of(details)
             if place.group_world_size > 1 and not attempt:
                 why = "the other nodes may have another of this step"
-                listing.rejected.append(Rejected(RejectionKind.PARTIAL, f"{save} in {slot}", why))
+                rejected.append(Rejected(RejectionKind.PARTIAL, f"{save} in {slot}", why))
                 continue
             files = {name: slot / name for name in records.files}
             if self._main not in files:
-                listing.rejected.append(Rejected(RejectionKind.OTHER_KIND, slot))
+                rejected.append(Rejected(RejectionKind.OTHER_KIND, slot))
             location = CheckpointLocation(*save, self.name, place.group_rank, attempt)
             record = slot, save, records.files, records.digests
-            listing.candidates[location] = Candidate(self, files, details, details.get("world_size", 1), record)
-        return listing
+            candidates[location] = Candidate(self, files, details, details.get("world_size", 1), record)
+        return Listing(candidates, rejected)
 
     def check(self, candidate: Candidate, name: str) -> None:
         """Compare the size of an image, and its digest unless the saver has."""
@@ -178,13 +184,13 @@ class MixedTier:
     def list(self) -> Listing:
         """Each save that the nearest of the durable tiers surely has: equal steps may be of other attempts."""
         of_save = {(*c.id, c.attempt): stored for tier in reversed(self._durable) for c, stored in tier.items()}
-        listing = Listing()
+        found = Candidates()
         for location, here in self._memory.items():
             if location.attempt and (stored := of_save.get((*location.id, location.attempt))):
                 both = {**stored.files, **here.files}
                 joined = Candidate(self, both, here.details, here.world_size, (here, stored))
-                listing.candidates[location._replace(tier=MIXED)] = joined
-        return listing
+                found[location._replace(tier=MIXED)] = joined
+        return Listing(found)
 
     def check(self, candidate: Candidate, name: str) -> None:
         """Check the file where it is."""
