@@ -21,7 +21,7 @@ from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import WriterOptions, without_flash
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
-from fastckpt._core.client.saver_options import wishes
+from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.client.stale_addresses import explain_stale_addresses
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
@@ -80,7 +80,7 @@ class Session:
         self.skipped = 0
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
-        asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
+        asked = saver_options(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
@@ -229,7 +229,7 @@ class Session:
             self.go_on(self._last.history)
             self.link.next_history()
             self._last = self._held = None
-        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
+        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.options.remote}
         seen = mark_seen(self.directory, self.place)
         said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked, seen])
         histories, launches, (self._attempt, *_), wishes, marks = zip(*said, strict=True)

@@ -34,7 +34,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class FoundCheckpoint(NamedTuple):
-    """What a rank knows of a checkpoint before it reads it.
+    """A checkpoint as a rank knows it before reading.
 
     Attributes:
         files: Where they are.
@@ -97,7 +97,7 @@ class SharedMemoryReader(MappedReader):
     def find(self) -> int | None:
         """Choose what the next ``dcp.load`` loads, and verify it; its step, or None if nothing was ever saved.
 
-        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it anew if something was saved since.
+        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it again if something was saved since.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
@@ -164,7 +164,7 @@ class SharedMemoryReader(MappedReader):
         return plan
 
     def _locate(self, plan: LoadPlan) -> list[str]:
-        """Note where everything lies that the plan needs; the names of files that are not there."""
+        """Note where each item of the plan is stored; the names of files that are missing."""
         assert self._reading is not None
         found: FoundCheckpoint = self._reading.state
         known = {**found.metadata.storage_data, **found.copies}
@@ -241,7 +241,7 @@ class SharedMemoryReader(MappedReader):
         self._found = self._reading = self._offers = None
 
     def _read(self, files: Files) -> FoundCheckpoint:
-        """Where everything lies; called once for each checkpoint that is tried."""
+        """Where each item is stored; called once for each checkpoint that is tried."""
         index = files.get(index_of(self._writer.place.group_rank))
         return FoundCheckpoint(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
 

@@ -35,7 +35,7 @@ logger = logging.getLogger("fastckpt")
 DEADLINE = 60.0
 """Seconds that a save waits for the other ranks to plan with it, before it is skipped."""
 _CLOSED = "closed after "
-"""What a rank says that saves no more, before the last save that it has made."""
+"""Prefix of the word of a rank that saves no more; its last save follows."""
 Stall = Callable[[str, float], AbstractContextManager[None]]
 
 
@@ -50,9 +50,9 @@ class PlannerDeparted(Unplanned):
 class ShardPlans:
     """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
 
-    DCP's plan says which rank writes what, and ``.metadata`` where it lies. It depends on the structure of the state
+    DCP's plan says which rank writes what, and ``.metadata`` where that is. It depends on the structure of the state
     alone, so all ranks make it once, over the store of the process group: each offers its local plan, the first rank
-    answers with what to write, each says where in its file that lies, and the first rank makes ``.metadata`` of that.
+    answers with what to write, each reports where in its file that is, and the first rank makes ``.metadata`` of that.
     What several ranks have, one of them writes. Of several nodes, one on each copies it, so that a node's memory has
     all that its own ranks need; these copies are not persisted. Later saves ask the store for one key, and the other
     ranks for nothing.
@@ -64,7 +64,7 @@ class ShardPlans:
 
     - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
       now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
-      What it has said stays in the mailbox, so the plan is made in whichever save the last rank comes to.
+      What it has sent stays in the mailbox, so the plan is made in whichever save the last rank comes to.
     - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
     - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and nobody follows
       the new one in saves before that in which the last offer was made.
@@ -96,7 +96,7 @@ class ShardPlans:
         leaves = flat.state_dict
         shape = structure(leaves)
         while True:
-            self._hear(save)
+            self._follow_calls(save)
             is_known = self._round.items is not None and shape == self._round.structure
             shards = self._lay_out(leaves) if is_known else None
             if not self._fits(shape, shards):
@@ -159,7 +159,7 @@ class ShardPlans:
         else:
             self._round = PlanRound(self._round.number + 1, _save(word))
 
-    def _hear(self, save: SaveId) -> None:
+    def _follow_calls(self, save: SaveId) -> None:
         """Turn to the newest plan that anybody has called for."""
         while self._last is None and (word := self._mailbox.word(self._next)) is not None:
             self._turn(word)
@@ -228,12 +228,12 @@ class ShardPlans:
         return self._mailbox.get(f"{self._round.number}/{what}", end, self._unless)
 
     def _assign(self, end: float) -> None:
-        """Tell each rank what to write, which DCP's planner chooses."""
+        """Send each rank the items that it writes, chosen by DCP's planner."""
         number, ranks = self._round.number, range(self._place.world_size)
-        saves, nodes, offers, said = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        saves, nodes, offers, sent = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
         objection = ""
         try:
-            claims = [StageClaim(*each) for each in said]
+            claims = [StageClaim(*each) for each in sent]
             if why := why_not_one(claims):
                 raise ValueError(why)
             self._warn(unlike_tensors(claims))

@@ -72,7 +72,7 @@ class StoreMailbox:
 
         Raises:
             TimeoutError: It has not come.
-            Overtaken: The other word was said first.
+            Overtaken: The other word was left first.
         """
         self._poll(lambda: self._store.check([key]), key, end, unless)
         return self.read(key)
@@ -124,7 +124,7 @@ class StoreMailbox:
         return found
 
     def word(self, key: str) -> str | None:
-        """The short word under a key; None if nobody has said one. One question to the store."""
+        """The short word under a key; None if there is none. One question to the store."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def say(self, key: str, word: str) -> str:
@@ -164,12 +164,12 @@ class Agreement:
 
         def answers() -> list[Any]:
             self._mailbox.wait(keys, partial(self._check_departures, keys))
-            said = [self._mailbox.read(key) for key in keys]
-            if number:  # whoever sent a value in this round has received those of the one before
+            values = [self._mailbox.read(key) for key in keys]
+            if number:  # a rank that sent a value in this round has received those of the one before
                 self._mailbox.remove(f"{number - 1}/{rank}")
             if forget is not None:
                 forget()
-            return said
+            return values
 
         return answers
 

@@ -16,7 +16,7 @@ from fastckpt._core.format.ids import SaveId
 class Departures:
     """Ranks of several nodes that have closed and lend nothing, of one checkpoint directory.
 
-    They say so in the store that formed the process group: one word for all of them. On one node,
+    They announce it in the store that formed the process group: one message for all of them. On one node,
     whose saver knows by itself, and before a load, which several nodes need to save, there are none.
     """
 
@@ -26,7 +26,7 @@ class Departures:
         self._found: dict[int, Sequence[int]] = {}
 
     def announce(self, history: int, last: SaveId | None) -> None:
-        """Say that this rank has closed after its last save; the first to say so is heard."""
+        """Announce that this rank has closed after its last save; the first announcement counts."""
         if (mailbox := self._mailbox()) is None:
             return
         word = [self._place.rank, *(last or SaveId(history, 0))]

@@ -1,4 +1,4 @@
-"""The job's own part of the store that formed the process group, where no word of an earlier round is read."""
+"""The job's own part of the store that formed the process group, without messages of an earlier round."""
 
 import logging
 import secrets
@@ -21,7 +21,7 @@ TIMEOUT = timedelta(hours=1)
 A rank that dies or gives up is no reason to wait: who launched it ends the others.
 """
 GLANCE = timedelta(seconds=2)
-"""How long a wait for the store keeps Python from hearing of a signal."""
+"""How long a wait for the store keeps Python from handling a signal."""
 PATIENCE = 60.0
 """Seconds until the log names ranks that are waited for: perhaps they never construct a checkpointer."""
 LONGEST_PAUSE = 0.05
@@ -89,7 +89,7 @@ def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
 
 def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
     """Answer all other ranks, some of which may have left questions when they died; the name."""
-    name, begin, pause, told = secrets.token_hex(8), time.monotonic(), 0.001, False
+    name, begin, pause, has_warned = secrets.token_hex(8), time.monotonic(), 0.001, False
     asked = dict.fromkeys(range(1, world), "")
     while True:
         _answer(store, asked, name)
@@ -98,8 +98,8 @@ def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
             return name
         if waited > TIMEOUT.total_seconds():
             raise dist.DistStoreError(f"{_ranks(asked)} did not come in {TIMEOUT.total_seconds():g} s")
-        if waited > PATIENCE and not told:
-            told = True
+        if waited > PATIENCE and not has_warned:
+            has_warned = True
             logger.warning(
                 "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
                 "others construct",

@@ -18,7 +18,7 @@ EXPLANATION = (
     "torchrun keeps its store while it restarts workers: this one (restart %d) may have read there where a dead worker "
     "listened. fastckpt removes these addresses once all ranks have loaded; a group that failed, or was formed, "
     "at another time leaves them. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment and "
-    "--standalone or --rdzv-backend=c10d (a static rendezvous, as with --master-addr, does not heed it), or start the "
+    "--standalone or --rdzv-backend=c10d (a static rendezvous, as with --master-addr, ignores it), or start the "
     "script with fastckpt-run."
 )
 

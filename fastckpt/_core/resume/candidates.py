@@ -72,8 +72,8 @@ class CandidateFinder:
         self._client, self._needs, self._digests = client, needs, digests
         self._memory = MemoryTier(client, needs.main, digests=digests)
         self._durable = [StorageTier(STORAGE, location, client, digests=digests)]
-        if client.wishes.remote:
-            self._durable.append(RemoteTier(REMOTE, client.wishes.remote, client, digests=digests))
+        if client.options.remote:
+            self._durable.append(RemoteTier(REMOTE, client.options.remote, client, digests=digests))
         self._others: list[StorageTier] = []
         self.has_far = any(tier.is_far for tier in self._durable)
 
@@ -137,7 +137,7 @@ class CandidateFinder:
         return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
 
     def reject(self, bad: list[tuple[Candidate, dict[str, str]]], damaged: list[Rejected], threads: int) -> None:
-        """Have what was found bad, or damaged, never offered again; the saver of each node hears of it.
+        """Have what was found bad, or damaged, never offered again, and report it to the saver of each node.
 
         Args:
             bad: Candidates, and those of their files that some rank found bad.
@@ -172,7 +172,7 @@ class CandidateFinder:
         return self._others[-1]
 
     def _record_of(self, main: Path, listing: Listing) -> Stored | None:
-        """What a manifest tells of a file that no checkpoint of this directory has: it must not be loaded unchecked.
+        """The manifest of a file that no checkpoint of this directory has: it must not be loaded unchecked.
 
         Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
         """

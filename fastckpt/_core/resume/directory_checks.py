@@ -23,7 +23,7 @@ LISTED = 8
 """How many nodes, and how many places, a message names."""
 
 Seen = tuple[int, str, str]
-"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, tells nothing."""
+"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, counts for nothing."""
 
 
 def mark_seen(location: str, place: RankInfo) -> Seen | None:
@@ -40,27 +40,27 @@ def mark_seen(location: str, place: RankInfo) -> Seen | None:
     return place.group_rank, socket.gethostname(), mark
 
 
-def check_shared(ranks: Agreement, location: str, place: RankInfo, said: Sequence[Seen | None]) -> None:
-    """Raise ConfigError, in all ranks, if nodes see unlike marks; ``said`` is what each rank has seen.
+def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequence[Seen | None]) -> None:
+    """Raise ConfigError, in all ranks, if nodes see unlike marks; ``seen`` is what each rank has seen.
 
     They look twice: of several that mark a store at once, the last has marked it.
     """
-    if _is_one(said) or _is_one(said := ranks.gather(mark_seen(location, place))):
+    if _is_one(seen) or _is_one(seen := ranks.gather(mark_seen(location, place))):
         return
     raise ConfigError(
-        f"{location} is not the same directory on all nodes: {_in_words(said)}. Each node persists what its own ranks "
+        f"{location} is not the same directory on all nodes: {_in_words(seen)}. Each node persists what its own ranks "
         "have, so no checkpoint would ever be whole. Mount one file system there on all nodes, such as NFS or Lustre, "
         "or give the URL of a store, such as s3://bucket/run1."
     )
 
 
-def _is_one(said: Sequence[Seen | None]) -> bool:
-    return len({seen[2] for seen in said if seen and seen[2]}) <= 1
+def _is_one(seen: Sequence[Seen | None]) -> bool:
+    return len({each[2] for each in seen if each and each[2]}) <= 1
 
 
-def _in_words(said: Sequence[Seen | None]) -> str:
+def _in_words(seen: Sequence[Seen | None]) -> str:
     places: defaultdict[str, list[str]] = defaultdict(list)
-    for node, host, mark in filter(None, said):
+    for node, host, mark in filter(None, seen):
         if mark:
             places[mark].append(f"{node} ({host})")
     return "; ".join(
@@ -88,10 +88,9 @@ _WAYS = {
 def refuse_foreign(directory: str, ranks: Agreement) -> None:
     """Raise NoLoadableCheckpoint, in all ranks, if a directory without checkpoints of ours has others'.
 
-    All ranks call it when there is nothing of ours to load. What lies at a URL is not looked at.
+    All ranks call it when there is nothing of ours to load. A URL is not searched.
     """
-    said = ranks.gather(_found(directory))
-    if text := next(filter(None, said), ""):
+    if text := next(filter(None, ranks.gather(_found(directory))), ""):
         raise NoLoadableCheckpoint(text)
 
 
@@ -114,10 +113,10 @@ def _found(directory: str) -> str:
     )
 
 
-def warn_of_unloaded(link: SaverClient, save: SaveId) -> None:
+def warn_of_unloaded(client: SaverClient, save: SaveId) -> None:
     """Name the newest checkpoint that the job has not loaded before its first save, if there is one."""
     try:
-        newest = _newest_before(link, save.history)
+        newest = _newest_before(client, save.history)
     except (FastckptError, OSError) as error:
         logger.debug("what was saved before %s could not be looked up: %s", save, error)
         return
@@ -127,13 +126,13 @@ def warn_of_unloaded(link: SaverClient, save: SaveId) -> None:
             "from it. Call load_checkpoint() (of Checkpointer: resume()) before the first save, or give another "
             "directory. Retention keeps what was saved before; a checkpoint of the same step takes its place; to "
             "delete it: fastckpt prune %s --drop-history %d",
-            save.step, link.wishes.directory, newest.step, link.wishes.directory, newest.history,
+            save.step, client.options.directory, newest.step, client.options.directory, newest.history,
         )  # fmt: skip
 
 
-def _newest_before(link: SaverClient, history: int) -> SaveId | None:
+def _newest_before(client: SaverClient, history: int) -> SaveId | None:
     """The newest checkpoint of an older history, in memory or durable. Nothing is pinned: other ranks may save now."""
-    durable = link.status().newest
+    durable = client.status().newest
     found = [SaveId(*durable)] if durable else []
-    found += [id for slot in slots_of(link.arena) if (id := slots.read(slot).committed)]
+    found += [id for slot in slots_of(client.arena) if (id := slots.read(slot).committed)]
     return max((id for id in found if id.history < history), default=None)

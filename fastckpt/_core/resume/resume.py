@@ -70,7 +70,7 @@ class Resume:
     """One resume of one rank; all ranks make it together.
 
     Args:
-        answers_for: Which of a checkpoint's files this rank checks, given its number and those of all that
+        answers_for: Selects the files of a checkpoint that this rank checks, given its number and those of all that
             read the same, itself among them.
         threads: How many of them at once.
         pairing: What other checkpointers of the job can go on from.
@@ -273,9 +273,9 @@ class Resume:
         """Report to the saver, for the end of the job; one rank of each node does."""
         if self._place.local_rank == 0:
             try:
-                self._client.tell_resumed(resumed.tier if resumed else "", self._bad[:REPORTED], self._abandoned)
+                self._client.report_resumed(resumed.tier if resumed else "", self._bad[:REPORTED], self._abandoned)
             except FastckptError as error:
-                logger.warning("the saver could not be told of the resume: %s", error)
+                logger.warning("could not report the resume to the saver: %s", error)
 
     def _report_bad(self, bad: CheckpointLocation, objections: str) -> str:
         """Log and count what ranks object to in a checkpoint; that in words."""

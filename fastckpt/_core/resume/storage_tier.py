@@ -32,7 +32,7 @@ class StorageTier:
         self.name, self.location, self.is_far = name, location, is_url(location)
         self.has_quarantined = self._is_unpublished = False
         self._client, self._digests = client, digests
-        self._staging = staging_path(client.arena)
+        self._staging = staging_path(client.arena) if self.is_far else Path()
 
     @cached_property
     def _store(self) -> Store:
