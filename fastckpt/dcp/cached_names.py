@@ -38,9 +38,11 @@ class _Names:
         names, parameters = _named(model)
         now = [parameters, *map(parameters_of, optimizers)]
         then = [self.parameters[1], *self.optimized]
-        return names == self.parameters[0] and list(map(len, now)) == list(map(len, then)) and all(
-            reference() is parameter for reference, parameter in zip(chain(*then), chain(*now), strict=True)
-        )  # fmt: skip
+        return (
+            names == self.parameters[0]
+            and list(map(len, now)) == list(map(len, then))
+            and all(reference() is parameter for reference, parameter in zip(chain(*then), chain(*now), strict=True))
+        )
 
     def rename(self, optimizers: tuple[Optimizer, ...]) -> dict[str, Any]:
         """The state of the optimizers, which have numbers for their parameters."""

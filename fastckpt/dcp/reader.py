@@ -82,7 +82,7 @@ class SharedMemoryReader(MappedReader):
         self._asked = ""
         self._found: tuple[ResumeResult, SaveId | None] | None = None
         self._reading: ResumeResult | None = None
-        self._offers: CandidateFinder | None = None
+        self._finder: CandidateFinder | None = None
         self._wants: Wanted = lambda *_: True
         self._since = 0.0
         self.loaded_step = -1
@@ -113,14 +113,14 @@ class SharedMemoryReader(MappedReader):
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
         needs = RequiredFiles(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
-        self._offers = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
+        self._finder = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
             if asked and step is None:
                 found = self._resume.run_path(asked, self._read, ranks, since)
             else:
                 self._wants = lambda each, _: step in (None, each.step)
                 if writer.place.group_world_size > 1 and writer.settings.flush and not path:
-                    join_on_storage(self._offers, writer.link, ranks)
+                    join_on_storage(self._finder, writer.link, ranks)
                 found = self._resume.run(self._read, ranks, self._wants, since)
         self._found = found, self._saves.last
         if found.state is None and not asked:
@@ -204,7 +204,7 @@ class SharedMemoryReader(MappedReader):
             with self._writer.beats.work("resume"):
                 done = super().read_data(plan, planner)
         finally:
-            if self._is_far:
+            if self._finder is not None and self._finder.has_far:  # local ranks download for each other
                 agreement(self._writer.place.world_size).gather("read")  # what others read is not to be removed
             self._let_go()
         self._took(found)
@@ -220,14 +220,9 @@ class SharedMemoryReader(MappedReader):
             logger.info("resumed step %d from %s in %.2f s", self.loaded_step, found.tier, seconds)
 
     @property
-    def _is_far(self) -> bool:
-        """Whether what is not in memory may be downloaded, by the local ranks for each other."""
-        return self._offers is not None and self._offers.has_far
-
-    @property
     def _resume(self) -> Resume:
-        assert self._offers is not None
-        return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.pairing)
+        assert self._finder is not None
+        return Resume(self._writer.link, self._finder, _share, self._writer.threads, self._writer.pairing)
 
     def _hold(self, found: ResumeResult) -> None:
         """Keep memory as it is until all is read."""
@@ -236,9 +231,9 @@ class SharedMemoryReader(MappedReader):
     def _let_go(self) -> None:
         if self._writer.link.pins:
             self._writer.link.release()
-        if self._offers is not None:
-            self._offers.close()
-        self._found = self._reading = self._offers = None
+        if self._finder is not None:
+            self._finder.close()
+        self._found = self._reading = self._finder = None
 
     def _read(self, files: Files) -> FoundCheckpoint:
         """Where each item is stored; called once for each checkpoint that is tried."""

@@ -59,8 +59,11 @@ class Pairing:
         for save in sorted(save for save in self.refused if save > chosen):
             logger.warning(
                 "%s of %s is passed over for step %d: %s, which was saved in step with it, does not have that step",
-                save, directory, chosen.step, ", ".join(self.refused[save]),
-            )  # fmt: skip
+                save,
+                directory,
+                chosen.step,
+                ", ".join(self.refused[save]),
+            )
 
     def _has(self, directory: str, save: SaveId) -> bool:
         if directory in self._loaded:
@@ -137,8 +140,11 @@ class Member:
                     "%s goes on from %s, but %s, which was saved in step with it, from %s: no step is left that both "
                     "can load. Use one checkpointer for both; for now, give both resume_path of one step, if there is "
                     "one.",
-                    self.directory, _at(save), other.directory, _at(other.loaded),
-                )  # fmt: skip
+                    self.directory,
+                    _at(save),
+                    other.directory,
+                    _at(other.loaded),
+                )
 
     def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
         """The constraints of its next load."""

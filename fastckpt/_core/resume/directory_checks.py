@@ -126,8 +126,12 @@ def warn_of_unloaded(client: SaverClient, save: SaveId) -> None:
             "from it. Call load_checkpoint() (of Checkpointer: resume()) before the first save, or give another "
             "directory. Retention keeps what was saved before; a checkpoint of the same step takes its place; to "
             "delete it: fastckpt prune %s --drop-history %d",
-            save.step, client.options.directory, newest.step, client.options.directory, newest.history,
-        )  # fmt: skip
+            save.step,
+            client.options.directory,
+            newest.step,
+            client.options.directory,
+            newest.history,
+        )
 
 
 def _newest_before(client: SaverClient, history: int) -> SaveId | None:

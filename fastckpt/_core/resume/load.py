@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,25 @@ import torch
 
 from fastckpt._core.transfer.host_copy import Copy, HostCopy
 from fastckpt.errors import BadCheckpoint, NoRankState
+
+LOAD_ERRORS = (
+    BadCheckpoint,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    ArithmeticError,
+    AssertionError,
+    BufferError,
+    ImportError,
+    MemoryError,
+    struct.error,
+    pickle.UnpicklingError,
+)
+"""Errors that torch.load can raise for a damaged file."""
 
 
 def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:

@@ -1,8 +1,6 @@
 """Resumes a job: survey, choose, verify, vote, load, vote; no state is handed out before every rank has its own."""
 
 import logging
-import pickle
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.resume import MEMORY, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing
+from fastckpt._core.resume.load import LOAD_ERRORS
 from fastckpt._core.resume.survey import Chooser, Survey, Wanted, everywhere, is_unreadable, near, obstacles
 from fastckpt._core.resume.tiers import Candidate, Faults, Files, Rejected, RejectionKind
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
@@ -25,24 +24,6 @@ logger = logging.getLogger("fastckpt")
 
 Load = Callable[[Files], Any]
 Share = Callable[[Files, int, Sequence[int]], Sequence[str]]
-LOAD_ERRORS = (
-    BadCheckpoint,
-    OSError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    EOFError,
-    ArithmeticError,
-    AssertionError,
-    BufferError,
-    ImportError,
-    MemoryError,
-    struct.error,
-    pickle.UnpicklingError,
-)
-"""Errors that torch.load can raise for a damaged file."""
 REPORTED = 20
 """How many bad checkpoints are reported to the saver."""
 
