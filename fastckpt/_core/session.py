@@ -14,15 +14,14 @@ from torch.optim import Optimizer
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
-from fastckpt._core.client.collective import Agreement, check_alike
+from fastckpt._core.client.collective import Agreement, Departures, check_alike
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
-from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import WriterOptions, without_flash
 from fastckpt._core.client.heartbeat import Heartbeat
+from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
 from fastckpt._core.client.saver_options import saver_options
-from fastckpt._core.client.stale_addresses import explain_stale_addresses
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND

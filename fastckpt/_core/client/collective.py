@@ -1,6 +1,7 @@
 """Exchanges values among the ranks of a job, as messages over the store that formed the process group."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import time
@@ -12,7 +13,16 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from fastckpt._core.client.job_store import GLANCE, TIMEOUT, forgetting_addresses, job_store, session
+from fastckpt._core.client.job_store import (
+    GLANCE,
+    TIMEOUT,
+    forgetting_addresses,
+    job_store,
+    job_store_if_met,
+    session,
+)
+from fastckpt._core.config import RankInfo
+from fastckpt._core.format.ids import SaveId
 from fastckpt.errors import ConfigError, FastckptError
 
 LONGEST_GLANCE = timedelta(seconds=64)
@@ -212,6 +222,43 @@ class SingleRank(Agreement):
 
     def leave(self) -> None:
         """Do nothing: nobody waits."""
+
+
+class Departures:
+    """Ranks of several nodes that have closed and lend nothing, of one checkpoint directory.
+
+    They announce it in the store that formed the process group: one message for all of them. On one node,
+    whose saver knows by itself, and before a load, which several nodes need to save, there are none.
+    """
+
+    def __init__(self, directory: str, place: RankInfo) -> None:
+        self._key = hashlib.sha256(directory.encode()).hexdigest()[:16]
+        self._place = place
+        self._found: dict[int, Sequence[int]] = {}
+
+    def announce(self, history: int, last: SaveId | None) -> None:
+        """Announce that this rank has closed after its last save; the first announcement counts."""
+        if (mailbox := self._mailbox()) is None:
+            return
+        word = [self._place.rank, *(last or SaveId(history, 0))]
+        with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
+            mailbox.say(f"{history}", json.dumps(word))
+
+    def found(self, history: int) -> Sequence[int]:
+        """Rank, history and step of the last save of one that has closed; empty while none has.
+
+        One question to the store for each save, from the first rank of each node alone.
+        """
+        if history in self._found or self._place.local_rank or (mailbox := self._mailbox()) is None:
+            return self._found.get(history, ())
+        with contextlib.suppress(dist.DistError, RuntimeError):
+            if word := mailbox.word(f"{history}"):
+                self._found = {history: json.loads(word)}
+        return self._found.get(history, ())
+
+    def _mailbox(self) -> StoreMailbox | None:
+        store = None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")
+        return None if store is None else StoreMailbox(store)
 
 
 def agreement(world_size: int, name: str = "resume") -> Agreement:
