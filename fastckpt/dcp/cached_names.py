@@ -1,4 +1,4 @@
-"""Gives the state of a model and its optimizers by torch's names, which it asks torch for once."""
+"""Cache of torch's names for the parameters of a model and its optimizers, by which their state is saved."""
 
 import weakref
 from dataclasses import dataclass

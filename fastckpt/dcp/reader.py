@@ -1,4 +1,4 @@
-"""The storage reader: DCP reads what the ranks have chosen and verified, from shared memory if it is there."""
+"""Storage reader for DCP: loads what the ranks have chosen and verified, from shared memory if it is there."""
 
 import logging
 import os

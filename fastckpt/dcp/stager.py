@@ -1,4 +1,4 @@
-"""The stager: ``dcp.async_save`` returns when its thread has copied the state into shared memory, and not before."""
+"""Stager for DCP: ``dcp.async_save`` returns once its thread has copied the state into shared memory, not before."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The storage writer: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
+"""Storage writer for DCP: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
 
 import io
 import logging

@@ -152,6 +152,9 @@ class CandidateFinder:
         memory, storage = self._memory.given_up, any(tier.has_quarantined for tier in self._durable)
         if self._client.place.local_rank == 0 and (memory or storage):
             self._client.report_bad([list(save) for save in memory], storage=storage)
+        memory.clear()
+        for tier in self._durable:
+            tier.has_quarantined = False
 
     def close(self) -> None:
         """Remove what was downloaded, once no local rank needs it any more, and disconnect."""
