@@ -30,7 +30,7 @@ from fastckpt._core.config import RankInfo
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
 from fastckpt._core.native.view import written
-from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, StorageType, WithWriter
 from fastckpt.errors import ConfigError

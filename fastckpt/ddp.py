@@ -18,11 +18,11 @@ from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
-from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.directory_checks import refuse_foreign
+from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import Resume, ResumeResult
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,

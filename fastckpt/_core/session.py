@@ -14,15 +14,14 @@ from torch.optim import Optimizer
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
-from fastckpt._core.client.collective import Agreement, check_alike
+from fastckpt._core.client.collective import Agreement, Departures, check_alike
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
-from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.flash_options import WriterOptions, without_flash
 from fastckpt._core.client.heartbeat import Heartbeat
+from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
-from fastckpt._core.client.saver_options import wishes
-from fastckpt._core.client.stale_addresses import explain_stale_addresses
+from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND
@@ -35,9 +34,8 @@ from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
 from fastckpt._core.policy.verify import level
 from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.companions import BESIDE, Member, Pairing
-from fastckpt._core.resume.missing_load import warn_of_unloaded
+from fastckpt._core.resume.directory_checks import check_shared, mark_seen, warn_of_unloaded
 from fastckpt._core.resume.resume import ResumeResult
-from fastckpt._core.resume.shared_directory import check_shared, mark_seen
 from fastckpt._core.retention import CheckpointDeletionStrategy, warn_of_another_directory
 from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
@@ -81,7 +79,7 @@ class Session:
         self.skipped = 0
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
-        asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
+        asked = saver_options(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
@@ -230,7 +228,7 @@ class Session:
             self.go_on(self._last.history)
             self.link.next_history()
             self._last = self._held = None
-        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
+        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.options.remote}
         seen = mark_seen(self.directory, self.place)
         said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked, seen])
         histories, launches, (self._attempt, *_), wishes, marks = zip(*said, strict=True)

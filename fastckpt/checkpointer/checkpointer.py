@@ -14,8 +14,9 @@ import torch
 from fastckpt._core.arguments import directory, instance, public, shown, whole_step
 from fastckpt._core.client.collective import Agreement, PeerDeparted, agreement, check_alike
 from fastckpt._core.client.missing_close import MissingClose
+from fastckpt._core.client.optimizers import kinds
+from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.client.saver_options import RemoteTierOptions
-from fastckpt._core.client.wrapped_optimizers import unwrapped as stepping
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.frequency import profile_cache, profiling
@@ -24,8 +25,7 @@ from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import parse
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.policy.retention import KeepAny, KeepLast, KeepMeasured
-from fastckpt._core.resume.candidates import OTHER_KIND
-from fastckpt._core.resume.optimizer_classes import kinds
+from fastckpt._core.resume.tiers import OTHER_KIND
 from fastckpt._core.retention import EPOCH, CheckpointDeletionStrategy, PolicyStrategy
 from fastckpt._core.schedule.decision_log import DecisionLog
 from fastckpt._core.schedule.failure_history import FailureHistory

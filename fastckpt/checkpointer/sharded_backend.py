@@ -10,7 +10,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (

@@ -7,10 +7,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
+from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
-from fastckpt._core.resume.optimizer_classes import Kinds, check_kinds
-from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
 from fastckpt._core.stateful import Stateful
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.errors import ConfigError, FastckptError

@@ -1,4 +1,4 @@
-"""The two forms of a call that saves a training: a state dict, or a model and what goes with it, as in DLRover."""
+"""Two forms of a call that saves: a state dict, or a model and what goes with it, as in DLRover."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _TRAINING = ("model", "optimizer", "extra_sd", "path", "storage_type")
 
 
 def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments behind the step by their names: those of the form that the first one tells.
+    """All arguments after the step by their names; the first one decides the form.
 
     Raises ArgumentError for too many of them, or one that is given twice.
     """

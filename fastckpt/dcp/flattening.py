@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 Leaves = Mapping[str, Any]
-"""What stands in a state: tensors, whole or shards, and Python values, by their names in DCP."""
+"""The leaves of a state: tensors, whole or shards, and Python values, by their names in DCP."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -32,7 +32,7 @@ class FlatItem(NamedTuple):
 
 
 class Value:
-    """Is a leaf of a state, whatever it contains: not taken apart, and loaded as it was."""
+    """A leaf of a state, of any contents: not flattened, and loaded as it was."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

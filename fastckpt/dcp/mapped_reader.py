@@ -1,4 +1,4 @@
-"""Reads tensors from where their bytes lie in mapped files, if the archives around them are those that we write."""
+"""Reads tensors out of mapped files, if the archives around them are those that we write."""
 
 import mmap
 from pathlib import Path
@@ -24,7 +24,7 @@ class MappedReader(FileSystemReader):
     _layouts: dict[MetadataIndex, Layout]
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        """Take note of what lies where."""
+        """Note where each tensor is stored."""
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._layouts = {
             MetadataIndex(name, chunk.offsets): (entry.properties.dtype, chunk.sizes)

@@ -1,4 +1,4 @@
-"""States that look like one and are several: of pipeline stages, one would come back with the tensors of another."""
+"""Conflicts of names between states of several pipeline stages: one would load the tensors of another."""
 
 import ctypes
 import re
@@ -33,7 +33,7 @@ class StageClaim(NamedTuple):
     """What of a rank's state must be as other ranks have it.
 
     Attributes:
-        staged: Whether it is said to be that of a stage.
+        staged: Whether stage= was given for it.
         groups: Of each group of parameters of an optimizer, by its name in DCP, a digest of their names.
         meshes: The ranks of each device mesh, and of each process group of FSDP1, that does not have them all.
         whole: Of each tensor that is no shard, by its name, a digest.
@@ -65,11 +65,11 @@ def _claim(
 ) -> StageClaim:
     """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
-    said = [
+    numbered = [
         (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
         for name, place, ranks, local in shards
     ]
-    return StageClaim(staged, groups, list(meshes), whole, said)
+    return StageClaim(staged, groups, list(meshes), whole, numbered)
 
 
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
@@ -122,8 +122,8 @@ def _unlike_shards(claims: Iterable[StageClaim]) -> str:
     for rank, each in enumerate(claims):
         for name, offset, number, shape, digest in each.shards:
             mesh, what = each.meshes[number], (shape, digest)
-            first, there, said = found.setdefault((name, tuple(offset)), (rank, mesh, what))
-            if there != mesh and said != what:
+            first, there, has = found.setdefault((name, tuple(offset)), (rank, mesh, what))
+            if there != mesh and has != what:
                 others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
                 return f"{others}. {_REMEDY}"
     return ""

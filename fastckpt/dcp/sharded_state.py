@@ -1,4 +1,4 @@
-"""Parts of a training whose states are shards, which torch gathers and puts back: a module, and its optimizers."""
+"""Parts of a state that are sharded, which torch gathers and puts back: a module, and its optimizers."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
+from fastckpt._core.client.optimizers import dtypes_kept
 from fastckpt._core.torch_private import asks_rank_0, reduces_gradients
 from fastckpt.errors import ConfigError
 
@@ -43,7 +43,7 @@ class ShardedPart(Protocol):
     """A part with a state of shards.
 
     Attributes:
-        name: The part's, in the state of a training.
+        name: The part's, in the state that is saved.
         nbytes: Bytes of the shards that this rank has, as it has them.
     """
 
@@ -71,7 +71,7 @@ class ShardedModel:
     Args:
         name: The part's.
         model: The module.
-        gradients: Whether its gradients are to be saved beside it, and so must be sharded, too.
+        gradients: Whether its gradients are saved with it, and so must be sharded, too.
     """
 
     def __init__(self, name: str, model: Module, *, gradients: bool = False) -> None:
@@ -256,7 +256,7 @@ def _parameters(groups: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 
 def _keeps_gradients_back(module: Module) -> bool:
-    """Whether FSDP2 is told not to reduce the gradients of this module after its backward."""
+    """Whether FSDP2 is set not to reduce the gradients of this module after its backward."""
     return isinstance(module, FSDPModule) and not reduces_gradients(module)
 
 

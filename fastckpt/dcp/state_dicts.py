@@ -1,4 +1,4 @@
-"""What of a training is saved, as DCP takes it, and the way back: a model, its optimizers, and what goes with them."""
+"""State dicts for DCP, and back: of a model, its optimizers, and what is saved with them."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypedDict
@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt._core.arguments import instance, mapping
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
@@ -36,7 +36,7 @@ Optimizers = Optimizer | Iterable[Optimizer]
 
 
 class Beside(TypedDict, total=False):
-    """What may be saved beside a state dict, or a model.
+    """Arguments for what is saved with a state dict, or a model.
 
     Attributes:
         rank_state: What differs on this rank.
@@ -48,7 +48,7 @@ class Beside(TypedDict, total=False):
 
 
 class Training(Beside, total=False):
-    """What may be saved instead of a state dict, and beside one.
+    """Arguments for what is saved instead of a state dict, and with one.
 
     Attributes:
         model: The module; torch's ``get_state_dict`` takes its state.
@@ -69,11 +69,11 @@ def state_of(
         names = [*Training.__annotations__, "path", "storage_type"]
         raise ArgumentError(f"there is no argument {min(unknown)!r}; there are {', '.join(names)}")
     model, extra = training.get("model"), training.get("extra_sd", {})
-    mapping("extra_sd", extra, "a dict of what is saved beside the model, such as {'epoch': 3}")
+    mapping("extra_sd", extra, "a dict of what is saved with the model, such as {'epoch': 3}")
     if (state_dict is None) == (model is None) or (model is None and training.keys() & {OPTIMIZER, "extra_sd"}):
         raise ConfigError("what is saved? Give a state_dict; or a model, with its optimizer and extra_sd, if any")
     if taken := extra.keys() & {MODEL, OPTIMIZER}:
-        raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given beside it: rename it")
+        raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given with it: rename it")
     if model is not None:
         instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
         return sharded_state(model, optimizers_of(training.get("optimizer", ())), options) | dict(extra)
@@ -137,7 +137,7 @@ class WholeLoadPlanner(DefaultLoadPlanner):
 
 
 class Extra:
-    """What a checkpoint has beside the states of these names.
+    """The entries of a checkpoint that are not of these states.
 
     Attributes:
         leaves: What DCP is to load into, by the names of the leaves: tensors, and None for Python values.

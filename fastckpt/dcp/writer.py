@@ -1,4 +1,4 @@
-"""The storage writer: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
+"""Storage writer for DCP: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
 
 import io
 import logging
@@ -219,7 +219,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
         return "" if self.result else self.result.reason
 
     def storage_meta(self) -> StorageMeta:
-        """What ``.metadata`` says of where the checkpoint lies."""
+        """What ``.metadata`` says of where the checkpoint is."""
         return StorageMeta(f"{self._writer.directory}/checkpoint-{self._step}")
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ def step_of(checkpoint_id: str | os.PathLike[str], directory: str) -> int | None
     """The step that a ``checkpoint_id`` names in a checkpoint directory: of ``<directory>/checkpoint-<step>``,
     ``checkpoint-<step>`` or ``<step>``, likewise of ``step-<step>``; None if it names none there.
 
-    What lies at ``<directory>/step-<step>`` is not ours: such an id names that, and no step.
+    An existing ``<directory>/step-<step>`` is not ours: such an id names that, and no step.
     """
     text = str(checkpoint_id).rstrip("/")
     if text.isdecimal():

@@ -22,15 +22,15 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
-from fastckpt._core.resume.candidates import Files
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.call_forms import by_name
+from fastckpt.dcp.plan_messages import plan_mailbox
 from fastckpt.dcp.reader import FoundCheckpoint, SharedMemoryReader
 from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
 from fastckpt.dcp.sharded_state import as_before_on_error
@@ -48,7 +48,6 @@ from fastckpt.dcp.state_dicts import (
     sharded_parts,
     state_of,
 )
-from fastckpt.dcp.store_mailbox import board
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.fsdp.full import FsdpFullCheckpointer
@@ -118,7 +117,7 @@ class FsdpShardCheckpointer(WithWriter):
         arguments.directory(checkpoint_dir)
         self._stage = StageNames(stage)
         place = RankInfo.from_environment()
-        plans = board(place.world_size, f"plans {next(_NUMBERS)}")
+        plans = plan_mailbox(place.world_size, f"plans {next(_NUMBERS)}")
         self._writer = Session(
             checkpoint_dir,
             deletion_strategy,

@@ -13,8 +13,8 @@ from fastckpt._core.metrics import phase
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer
 from fastckpt._core.session import SaveResult
 from fastckpt._core.snapshot.overlap import optimizers_in
+from fastckpt.dcp.plan_messages import plan_mailbox
 from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
-from fastckpt.dcp.store_mailbox import board
 
 __all__ = ["TrainerFolder", "Unplanned"]
 
@@ -62,7 +62,7 @@ class TrainerFolder(FolderCheckpointer):
         writer = self._writer
         writer.be_ready()
         if self._shards is None:
-            plans = [board(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
+            plans = [plan_mailbox(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
             self._shards = {
                 name: ShardPlans(writer.place, plan, writer.beats.stall)
                 for name, plan in zip(states, plans, strict=True)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fastckpt._core.resume.optimizer_classes import refuse_sharded
+from fastckpt._core.client.optimizers import refuse_sharded
 from fastckpt.errors import ConfigError
 from fastckpt.lightning._private import is_in_batch_hooks, is_validated_next
 from fastckpt.lightning.callback import MemoryCheckpoint

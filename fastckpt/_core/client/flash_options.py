@@ -20,7 +20,7 @@ class FlashOptions(TypedDict, total=False):
 
 
 class WriterOptions(RemoteTierOptions, FlashOptions, total=False):
-    """What any checkpointer takes by name beside what it says itself."""
+    """Options that every checkpointer takes, by name."""
 
 
 _WHY = {

@@ -20,9 +20,10 @@ from fastckpt._core.format.safetensors import Tensors
 from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, CheckpointNames, called
 from fastckpt._core.native.view import hold, make_view, remove_view
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.candidates import Candidate, CandidateFinder, Files, RequiredFiles
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.resume import Resume, ResumeResult
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.survey import join_on_storage
+from fastckpt._core.resume.tiers import Candidate, Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
 from fastckpt._core.snapshot.file_plans import check_names

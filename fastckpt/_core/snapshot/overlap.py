@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fastckpt._core import metrics
 from fastckpt._core.arguments import shown
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies

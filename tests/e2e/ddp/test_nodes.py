@@ -15,7 +15,7 @@ from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.storage.local import layout, part_files

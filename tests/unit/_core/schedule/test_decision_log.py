@@ -91,4 +91,4 @@ def test_nobody_needs_to_hear_it(ranks: Ranks, said):
     ranks.saver.close()
     for step in range(3):
         log.report(decision(step, nan))
-    assert "the saver could not be told how often training saves" in said.text
+    assert "could not report to the saver how often training saves" in said.text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from fastckpt._core.resume.optimizer_classes import check_kinds, kinds
+from fastckpt._core.client.optimizers import check_kinds, kinds
 from fastckpt.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastckpt._core.config import RankInfo
-from fastckpt._core.resume.shared_directory import LISTED, Seen, check_shared, mark_seen
+from fastckpt._core.resume.directory_checks import LISTED, Seen, check_shared, mark_seen
 from fastckpt._core.storage.local.identity import mark as mark_directory
 from fastckpt._core.storage.store import open_store
 from fastckpt.errors import ConfigError

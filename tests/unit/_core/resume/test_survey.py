@@ -9,7 +9,7 @@ import pytest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import Arena, arena_path
-from fastckpt._core.resume.memory_of_other_ranks import held_elsewhere
+from fastckpt._core.resume.survey import held_elsewhere
 
 
 @pytest.fixture
