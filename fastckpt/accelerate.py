@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,14 +25,13 @@ from accelerate.utils.other import clean_state_dict_for_safetensors
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.save_results import at_least
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.config import RankInfo
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
 from fastckpt._core.native.view import written
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType, WithWriter
 from fastckpt.errors import ConfigError
 
 __all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
@@ -86,7 +85,8 @@ class AccelerateCheckpointer(WithWriter):
         *,
         overlap: bool = False,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self._accelerator = accelerator
         _check(accelerator)
@@ -96,9 +96,13 @@ class AccelerateCheckpointer(WithWriter):
             checkpoint_dir,
             RequiredFiles(MAIN, self._own),
             deletion_strategy,
-            verify=verify,
-            overlap=optimizers if overlap else None,
-            **second_level,
+            SessionOptions(
+                weights_only=False,
+                verify=verify,
+                overlap=optimizers if overlap else None,
+                remote=remote,
+                remote_deletion_strategy=remote_deletion_strategy,
+            ),
         )
         self._writer = self._folders._writer
         self._all_have_hooks: bool | None = None

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
@@ -32,7 +32,7 @@ from fastckpt._core.retention import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
 from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
@@ -79,8 +79,8 @@ class DdpCheckpointer(WithWriter):
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
             ranks give the same.
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
-        **options: ``remote`` and ``remote_deletion_strategy``. ``replica_count``, ``comm_backend``, ``save_timeout``,
-            ``local_shard_num`` and ``global_shard_num``, which Flash Checkpoint takes, have no effect.
+        replica_count: An option of Flash Checkpoint without effect here, likewise ``comm_backend``, ``save_timeout``,
+            ``local_shard_num`` and ``global_shard_num``.
 
     Raises:
         ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
@@ -95,7 +95,7 @@ class DdpCheckpointer(WithWriter):
     """
 
     @public
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy | None = None,
@@ -103,16 +103,23 @@ class DdpCheckpointer(WithWriter):
         weights_only: bool = True,
         verify: str = "resume",
         overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        replica_count: int = 0,
+        comm_backend: str = "",
+        save_timeout: int = 0,
+        local_shard_num: int = 0,
+        global_shard_num: int = 0,
     ) -> None:
-        self._writer = Session(
-            checkpoint_dir,
-            deletion_strategy,
+        options = SessionOptions(
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **options,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+            flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}
         self.loaded_step = -1

@@ -6,8 +6,9 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import torch
 from torch.optim import Optimizer
@@ -18,7 +19,7 @@ from fastckpt._core.client.collective import Agreement, check_alike
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
 from fastckpt._core.client.departures import Departures
-from fastckpt._core.client.flash_options import WriterOptions, without_flash
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
 from fastckpt._core.client.saver_options import wishes
@@ -48,11 +49,26 @@ from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import idle_cores
 from fastckpt.errors import FastckptError, PersistError, StepError
 
-__all__ = ["SaveResult", "Session", "StorageType", "WithWriter"]
+__all__ = ["SaveResult", "Session", "SessionOptions", "StorageType", "WithWriter"]
 
 logger = logging.getLogger("fastckpt")
 
 explain_stale_addresses()  # here: the process group is formed before a checkpointer is made
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What all checkpointers take by name; `DdpCheckpointer` says what each means."""
+
+    weights_only: bool = True
+    verify: str = "resume"
+    overlap: Optimizer | Iterable[Optimizer] | None = None
+    remote: str | os.PathLike[str] = ""
+    remote_deletion_strategy: CheckpointDeletionStrategy | None = None
+    flash: FlashOptions = field(default_factory=FlashOptions)
+
+
+DEFAULTS = SessionOptions()
 
 
 class Session:
@@ -62,14 +78,10 @@ class Session:
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy | None = None,
-        *,
-        weights_only: bool = True,
-        verify: str = "resume",
-        overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        options: SessionOptions = DEFAULTS,
     ) -> None:
-        optimizers = optimizers_in(overlap)
-        self.verify = level(verify)
+        optimizers = optimizers_in(options.overlap)
+        self.verify = level(options.verify)
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)
@@ -81,7 +93,8 @@ class Session:
         self.skipped = 0
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
-        asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
+            options.flash.report()
+        asked = wishes(self.directory, deletion_strategy, self.verify, options.remote, options.remote_deletion_strategy)
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
@@ -90,7 +103,7 @@ class Session:
         self._departures = Departures(self.directory, self.place)
         self._turns = PersistTurns(self.directory, self.place, self.link.status)
         self._snapshots = Snapshotter(
-            self.link, self.threads, lanes, self.overlap, self._departures, weights_only=weights_only
+            self.link, self.threads, lanes, self.overlap, self._departures, weights_only=options.weights_only
         )
         self._cleaner = DeletionRunner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
@@ -130,7 +143,7 @@ class Session:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.be_ready()
-        save, path = self._id(step), target_in(self.directory, path)
+        save, path = self.save_id(step), target_in(self.directory, path)
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._hear_of_pending(), place is None
@@ -157,11 +170,11 @@ class Session:
         """Copy a part of a step that `save` makes whole, as that does; why it was not copied, empty if it was."""
         self.be_ready()
         with self.beats.stall("save"):
-            return self._snapshots.save(self._id(step), states, commit=False).skipped
+            return self._snapshots.save(self.save_id(step), states, commit=False).skipped
 
     def refusal(self, step: int) -> str:
         """Why the saver skips a save, of which it is told so that it counts it; empty if it does not."""
-        return self._snapshots.refusal(self._id(step))
+        return self._snapshots.refusal(self.save_id(step))
 
     def _hear_of_pending(self) -> str:
         """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
@@ -298,7 +311,8 @@ class Session:
             self._departures.announce(history, self._held)
         return Goodbye(history, sizes, self._details("") if sizes else {}, list(self._departures.found(history)))
 
-    def _id(self, step: int) -> SaveId:
+    def save_id(self, step: int) -> SaveId:
+        """The id of a save of this step made now; raises StepError."""
         step = arguments.whole_step(step)
         if not 0 <= step <= LARGEST:
             raise StepError(f"step {step} is out of range; give whole numbers from 0 to {LARGEST}")

@@ -31,17 +31,20 @@ class Backend(Protocol):
     FROM_OTHERS: ClassVar[str]
     _writer: Session
 
-    def __init__(
+    def __init__(  # those of users
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy,
         *,
         overlap: Sequence[Optimizer],
-        **options: Any,
+        weights_only: bool,
+        verify: str,
+        remote: str | os.PathLike[str],
+        remote_deletion_strategy: CheckpointDeletionStrategy | None,
     ) -> None:
-        """``overlap`` are the optimizers whose parameters and states may be copied behind training.
+        """``overlap`` are the optimizers whose parameters and states are copied in the background.
 
-        ``options`` are ``weights_only``, ``verify`` and a second level, as for `DdpCheckpointer`.
+        A backend of models that are staged takes ``stage``, too.
         """
         ...
 
@@ -106,7 +109,7 @@ def register(type_name: str, home: str) -> None:
     _HOMES[type_name] = home
 
 
-def framework_of(model: Module, *, staged: bool = False) -> type[Backend]:
+def backend_of(model: Module, *, staged: bool = False) -> type[Backend]:
     """The framework that saves trainings of this model; ``staged`` as for `Backend.parts`."""
     things = {type(each) for each in model.modules()} | {type(each) for each in model.parameters()}
     names = {f"{base.__module__}.{base.__qualname__}" for each in things for base in each.__mro__}

@@ -1,15 +1,11 @@
 """Trainings of which all ranks have the whole state, as under DistributedDataParallel."""
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-from torch.optim import Optimizer
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.replica_check import other_weights
-from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
@@ -30,17 +26,6 @@ class ReplicatedBackend(DdpCheckpointer):
         """They have their states themselves."""
         return parts
 
-    def __init__(
-        self,
-        checkpoint_dir: str | os.PathLike[str],
-        deletion_strategy: CheckpointDeletionStrategy,
-        *,
-        overlap: Sequence[Optimizer],
-        **options: Any,
-    ) -> None:
-        super().__init__(checkpoint_dir, deletion_strategy, overlap=overlap, **options)
-        self._foreseen = overlap[0] if len(overlap) == 1 else None
-
     def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
         """As `Backend.resume`; foresees what the optimizer will hold, if there is one of them.
 
@@ -59,5 +44,5 @@ class ReplicatedBackend(DdpCheckpointer):
                     "them equal before resume(), or, where ranks have stages of a pipeline, give stage=",
                     other,
                 )
-            self.prepare(parts.common() | own, self._foreseen)
+            self.prepare(parts.common() | own, parts.sole_optimizer)
         return loaded

@@ -7,6 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
+from fastckpt._core.client.wrapped_optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.resume.optimizer_classes import Kinds, check_kinds
@@ -81,6 +82,14 @@ class TrainingState:
     def model(self) -> Any:
         """What was given as the model."""
         return self._parts["model"]
+
+    @property
+    def sole_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, if there is one of torch's alone."""
+        part = self._parts.get("optimizer", ())
+        given = part if isinstance(part, Sequence) else (part,)
+        found = [stepping(each) for each in given if isinstance(each, torch.optim.Optimizer)]
+        return found[0] if len(found) == 1 else None
 
     def blank(self, name: str) -> Any:
         """What stands for the state of a part of this name before it is loaded."""

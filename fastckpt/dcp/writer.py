@@ -7,7 +7,7 @@ import pickle
 import re
 import threading
 import time
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
@@ -16,13 +16,12 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.format.distcp import ShardPlanner, whole
 from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.stager import Staging
 from fastckpt.errors import ConfigError, StepError
@@ -63,12 +62,14 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
         *,
         storage_type: StorageType = StorageType.DISK,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         super().__init__()
         self.storage_type = storage_type
         self.result: SaveResult | None = None
-        self._writer = Session(checkpoint_dir, deletion_strategy, verify=verify, **second_level)
+        options = SessionOptions(verify=verify, remote=remote, remote_deletion_strategy=remote_deletion_strategy)
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._place = self._writer.place
         self._file = shards_of(self._place.rank)
         self._planner = ShardPlanner()

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from inspect import BoundArguments, signature
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from fastckpt._core.arguments import public
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.metrics import phase
@@ -26,7 +26,7 @@ from fastckpt._core.native.folder_checkpointer import (
 )
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType, WithWriter
 from fastckpt._core.storage.store import is_url, normalised
 from fastckpt.deepspeed.engine_files import as_saved, check, files_of, loading, reads
 from fastckpt.deepspeed.extra_state import SCRIPTS, accumulated, own_state, put_scripts, restore_own
@@ -70,7 +70,7 @@ class DeepSpeedCheckpointer(WithWriter):
     """
 
     @public
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
         engine: DeepSpeedEngine,
         checkpoint_dir: str | os.PathLike[str],
@@ -78,7 +78,13 @@ class DeepSpeedCheckpointer(WithWriter):
         *,
         verify: str = "resume",
         overlap: bool = False,
-        **options: Unpack[WriterOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        replica_count: int = 0,
+        comm_backend: str = "",
+        save_timeout: int = 0,
+        local_shard_num: int = 0,
+        global_shard_num: int = 0,
     ) -> None:
         if not isinstance(engine, DeepSpeedEngine):
             raise ConfigError(f"{type(engine).__name__} is no DeepSpeedEngine: give what deepspeed.initialize returned")
@@ -87,7 +93,14 @@ class DeepSpeedCheckpointer(WithWriter):
         self._own = own_of(engine.global_rank)
         needs = RequiredFiles(NAME, self._own, reads(engine))
         optimizers = steppers(engine) if overlap else []
-        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **options)
+        options = SessionOptions(
+            weights_only=False,
+            verify=verify,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+            flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
+        )
+        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, options)
         self._writer = self._folders._writer
         self._writer.overlap.defer(optimizers, lambda: beside(engine))
         self._folders.count_steps(lambda: int(engine.global_steps))

@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import NativeFolder, SaveResult, StorageType
 from fastckpt._core.retention import CheckpointDeletionStrategy, KeepLatestStepStrategy, KeepNamedStrategy
+from fastckpt._core.session import SessionOptions
 from fastckpt.errors import ConfigError, PersistError
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder, Unplanned
 from fastckpt.huggingface.trainer_files import TrainerFiles, has_only_model, needs
@@ -61,9 +62,17 @@ class TrainerSession:
         self._trainer = trainer
         self._directory = Path(trainer.args.output_dir)
         self._overlap = options.get("overlap", False)
-        rest: dict[str, Any] = {name: each for name, each in options.items() if name != "overlap"}
-        rest["deletion_strategy"] = rest.get("deletion_strategy") or _rotation(trainer.args)
-        self._folder = TrainerFolder(self._directory, needs(trainer), **rest)
+        self._folder = TrainerFolder(
+            self._directory,
+            needs(trainer),
+            options.get("deletion_strategy") or _rotation(trainer.args),
+            SessionOptions(
+                weights_only=False,
+                verify=options.get("verify", "resume"),
+                remote=options.get("remote", ""),
+                remote_deletion_strategy=options.get("remote_deletion_strategy"),
+            ),
+        )
         self._folder.count_steps(lambda: int(trainer.state.global_step))
         self._contents = TrainerFiles(trainer, self._folder)
         self._found: NativeFolder | None = None

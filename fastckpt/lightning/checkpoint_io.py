@@ -3,14 +3,15 @@
 import logging
 import os
 import sys
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import torch
 from lightning import __version__
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.config import RankInfo
+from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import StorageType
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import ConfigError
@@ -61,7 +62,8 @@ class FastCheckpointIO(TorchCheckpointIO):
         overlap: bool = False,
         weights_only: bool = True,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self.overlap = overlap
         self.for_all_ranks = False
@@ -69,7 +71,14 @@ class FastCheckpointIO(TorchCheckpointIO):
         self.loaded_step = -1
         self.loaded_from = ""
         self._directory = normalised(checkpoint_dir)
-        self._options = {"weights_only": weights_only, "verify": verify, **second_level}
+        self._new_saves = partial(
+            Saves,
+            self._directory,
+            weights_only=weights_only,
+            verify=verify,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+        )
         self._saves: Saves | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._removal = Removal()
@@ -181,7 +190,7 @@ class FastCheckpointIO(TorchCheckpointIO):
                     f"of {world} ranks only the first calls this plugin: give the trainer a strategy of ours, such as "
                     "Trainer(strategy=FastDDPStrategy(), plugins=[FastCheckpointIO(...)])"
                 )
-            self._saves = Saves(self._directory, **self._options)  # type: ignore[arg-type]
+            self._saves = self._new_saves()
             if self._optimizers:
                 self._saves.overlap_with(self._optimizers)
         return self._saves

@@ -3,16 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
-
-from torch.optim import Optimizer
+from typing import Any, Self
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
 from fastckpt._core.format.manifest import LATEST, OF_EACH_NODE
 from fastckpt._core.format.manifest import NAME as MANIFEST
 from fastckpt._core.format.raw import Raw
@@ -24,7 +21,7 @@ from fastckpt._core.resume.candidates import Candidate, CandidateFinder, Files, 
 from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.wait_for_durable import join_on_storage
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
 from fastckpt._core.snapshot.file_plans import check_names
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import BadCheckpoint
@@ -41,6 +38,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("fastckpt")
+
+ANY_FILES = SessionOptions(weights_only=False)
 
 
 class NativeFolder:
@@ -102,8 +101,7 @@ class FolderCheckpointer(WithWriter):
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         needs: Which files make a checkpoint one of this framework, and whole for this rank.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
-        weights_only: Whether files of torch.save must load with ``weights_only=True``.
-        verify: As for `DdpCheckpointer`, likewise ``overlap``, ``remote`` and ``remote_deletion_strategy``.
+        options: As for `DdpCheckpointer`; files of torch.save need not load with ``weights_only=True``.
 
     Raises:
         ConfigError, PlaceInUse: As for `DdpCheckpointer`.
@@ -115,20 +113,9 @@ class FolderCheckpointer(WithWriter):
         checkpoint_dir: str | os.PathLike[str],
         needs: RequiredFiles,
         deletion_strategy: CheckpointDeletionStrategy | None = None,
-        *,
-        weights_only: bool = False,
-        verify: str = "resume",
-        overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        options: SessionOptions = ANY_FILES,
     ) -> None:
-        self._writer = Session(
-            checkpoint_dir,
-            deletion_strategy,
-            weights_only=weights_only,
-            verify=verify,
-            overlap=overlap,
-            **options,
-        )
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._needs = needs
         self._folder: NativeFolder | None = None
         self._checked: frozenset[str] = frozenset()

@@ -424,14 +424,14 @@ def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.devic
     optimizer = torch.optim.AdamW(model.parameters())
     with Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
         step = checkpointer.resume()
-        tempo = checkpointer._tempo
-        assert isinstance(tempo, AdaptiveSchedule)
-        while tempo.known is None:
+        schedule = checkpointer._frequency.schedule
+        assert isinstance(schedule, AdaptiveSchedule)
+        while schedule.known is None:
             step += 1
             learn(model, optimizer)
             checkpointer.step(step)
             time.sleep(0.002)
-    profile = tempo.known.profile
+    profile = schedule.known.profile
     assert profile.capacity > profile.peak > profile.size > 0
     assert 0 < profile.update < profile.iteration and profile.host_copy > 0
     wanted = reference(whole(model, optimizer)())
