@@ -23,6 +23,7 @@ from accelerate.utils import (
 )
 from accelerate.utils.other import clean_state_dict_for_safetensors
 
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
@@ -31,7 +32,7 @@ from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderChe
 from fastckpt._core.native.view import written
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, SessionOptions, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType
 from fastckpt.errors import ConfigError
 
 __all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
@@ -56,7 +57,7 @@ _WHOLE = (
 """Ways to distribute a training in which each rank has the whole state."""
 
 
-class AccelerateCheckpointer(WithWriter):
+class AccelerateCheckpointer(BaseCheckpointer):
     """Saves what ``accelerator.save_state`` saves, under the same names, and has ``accelerator.load_state`` read it.
 
     Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps.
@@ -104,7 +105,7 @@ class AccelerateCheckpointer(WithWriter):
                 remote_deletion_strategy=remote_deletion_strategy,
             ),
         )
-        self._writer = self._folders._writer
+        self._writer = self._folders.session
         self._all_have_hooks: bool | None = None
         self.loaded_step = -1
         self.loaded_from = ""

@@ -12,17 +12,17 @@ import torch
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
-from fastckpt._core.client.collective import agreement
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
+from fastckpt._core.resume.candidates import Files, RequiredFiles
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.resume.rank_state import RankState
-from fastckpt._core.resume.resume import Resume, ResumeResult
+from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
@@ -32,7 +32,7 @@ from fastckpt._core.retention import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
@@ -56,7 +56,7 @@ _STATE = "a dict, such as {'model': model.state_dict()}"
 logger = logging.getLogger("fastckpt")
 
 
-class DdpCheckpointer(WithWriter):
+class DdpCheckpointer(BaseCheckpointer):
     """Saves a DDP job's state to memory and storage, and brings it back after a failure.
 
     Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
@@ -216,22 +216,17 @@ class DdpCheckpointer(WithWriter):
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
         start = time.perf_counter()
-        writer = self._writer
-        writer.be_ready()
-        ranks = agreement(writer.place.world_size)
-        asked = arguments.path("resume_path", resume_path)
-        since = writer.open_history(ranks, asked)
+        # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
+        # 3. refuse to begin beside checkpoints of other libraries   4. restore what this rank has of its own
+        session, asked = self._writer, arguments.path("resume_path", resume_path)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
-        offers = CandidateFinder(
-            writer.link, writer.directory, RequiredFiles(MODEL, self._own), digests=writer.verify != "never"
+        ranks, finder, resume, since = session.open_resume(
+            RequiredFiles(MODEL, self._own), lambda files, *_: [*(ours & files.keys())], asked
         )
-        with writer.beats.work("resume"), closing(offers):
-            resume = Resume(
-                writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads, writer.pairing
-            )
+        with session.work("resume"), closing(finder):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)
         if resumed.state is None:
-            refuse_foreign(writer.directory, ranks)
+            refuse_foreign(session.directory, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
@@ -261,14 +256,12 @@ class DdpCheckpointer(WithWriter):
         return read(files[MODEL]), read(files[self._own]) if self._own in files else None
 
     def _apply(self, resumed: ResumeResult, seconds: float) -> dict[str, Any]:
-        self._writer.link.tell_loaded(resumed.id, resumed.tier, seconds)
-        self._writer.go_on_from(resumed)
+        self._writer.resumed(resumed, seconds)
         if resumed.state is None:
             return {}
         state, own = resumed.state
         self._given = None  # what was given before is of another line
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
-        self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)
         if own is None:
@@ -279,10 +272,11 @@ class DdpCheckpointer(WithWriter):
         if threads not in (None, torch.get_num_threads()):
             logger.warning(
                 "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
-                "very same results.", threads, torch.get_num_threads(), threads,
-            )  # fmt: skip
-        if rank == 0:
-            logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
+                "very same results.",
+                threads,
+                torch.get_num_threads(),
+                threads,
+            )
         return state  # type: ignore[no-any-return]
 
 

@@ -129,7 +129,7 @@ class Checkpointer:
         )
         self._writer = self._checkpointer._writer
         if not self._overlaps:
-            self._writer.overlap.defer(())
+            self._writer.overlap_with(())
         self._frequency = SaveFrequency(
             self._writer, self._parts, intervals, overhead, optimizers=optimizers, overlaps=self._overlaps
         )

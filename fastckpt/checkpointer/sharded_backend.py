@@ -59,7 +59,7 @@ class ShardedBackend(FsdpShardCheckpointer):
         """As `Backend.resume`; without a checkpoint the first save makes memory ready."""
         self._reader.reset()
         if self.get_storage_reader() is None:
-            self._writer.link.tell_loaded(None, "", 0.0)
+            self._writer.loaded_nothing()
             return {}
         metadata = self._reader.metadata
         paths = (metadata.planner_data or {}).values()

@@ -125,7 +125,7 @@ class SharedMemoryReader(MappedReader):
         if found.state is None and not asked:
             refuse_foreign(writer.directory, ranks)
         if found.state is None:
-            writer.go_on_from(found)
+            writer.history.go_on_from(found)
             return None
         return found.id.step if found.id else -1
 
@@ -212,11 +212,7 @@ class SharedMemoryReader(MappedReader):
     def _took(self, found: ResumeResult) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
         self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
-        writer.go_on_from(found)
-        writer.link.tell_loaded(found.id, found.tier, seconds)
-        writer.beats.resume(self.loaded_step)
-        if writer.place.rank == 0:
-            logger.info("resumed step %d from %s in %.2f s", self.loaded_step, found.tier, seconds)
+        writer.resumed(found, seconds)
 
     @property
     def _is_far(self) -> bool:
@@ -226,7 +222,7 @@ class SharedMemoryReader(MappedReader):
     @property
     def _resume(self) -> Resume:
         assert self._offers is not None
-        return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.pairing)
+        return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.history.pairing)
 
     def _hold(self, found: ResumeResult) -> None:
         """Keep memory as it is until all is read."""

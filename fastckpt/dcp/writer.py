@@ -15,13 +15,14 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.format.distcp import ShardPlanner, whole
 from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.stager import Staging
 from fastckpt.errors import ConfigError, StepError
@@ -33,7 +34,7 @@ ROOM_DEADLINE = 600.0
 _NAME = re.compile("(?:checkpoint|step)-([0-9]{1,19})")
 
 
-class SharedMemoryWriter(WithWriter, StorageWriter):
+class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     """Saves with ``dcp.save`` and ``dcp.async_save`` into shared memory; the agent persists in the background.
 
     Each rank of the job makes one and gives it to each save, whose ``checkpoint_id`` is ``<checkpoint_dir>/
@@ -99,7 +100,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
                 f"checkpoint_id is {checkpoint_id!s}; this writer saves in {self._writer.directory}. Give "
                 f"{self._writer.directory}/checkpoint-<step>, or the step alone."
             )
-        if self._place.group_world_size > 1 and not self._writer.loads:
+        if self._place.group_world_size > 1 and not self._writer.history.loads:
             self._writer.open_history(agreement(self._place.world_size), "")  # the same on all nodes
         if self._named == SaveId(self._writer.link.history, self._step):
             # Some ranks may have their parts of the save that failed in memory, others not, and none may be mixed with
@@ -122,7 +123,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
                 f"which step is saved? Give dcp.save(checkpoint_id=...): {self._writer.directory}/checkpoint-<step>, "
                 "or the step alone"
             )
-        if self._saved == (self._writer.loads, self._step):
+        if self._saved == (self._writer.history.loads, self._step):
             raise StepError(
                 f"step {self._step} was saved before; give all of a step to one dcp.save, as one state_dict of several "
                 "entries"
@@ -201,7 +202,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
             self.result = SaveResult(False, step, "; ".join(sorted(lacking)))
             logger.warning("step %d was not saved: %s", step, self.result.reason)
         elif not self._save({METADATA: whole(pickle.dumps(metadata))}, self.storage_type):
-            self._saved = self._writer.loads, step
+            self._saved = self._writer.history.loads, step
 
     def _see_that_it_is_alone(self) -> None:
         """Raise ConfigError if another save was begun since: what is there now of this one would pass for that."""

@@ -11,6 +11,7 @@ from typing import Any
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from fastckpt._core.arguments import public
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
@@ -26,7 +27,7 @@ from fastckpt._core.native.folder_checkpointer import (
 )
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, SessionOptions, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType
 from fastckpt._core.storage.store import is_url, normalised
 from fastckpt.deepspeed.engine_files import as_saved, check, files_of, loading, reads
 from fastckpt.deepspeed.extra_state import SCRIPTS, accumulated, own_state, put_scripts, restore_own
@@ -44,7 +45,7 @@ _AMID = (
 Loaded = tuple[str | None, dict[str, Any] | None]
 
 
-class DeepSpeedCheckpointer(WithWriter):
+class DeepSpeedCheckpointer(BaseCheckpointer):
     """Saves the files of a DeepSpeed engine to memory and storage, and has the engine load them from there.
 
     Files and directories are DeepSpeed's own: its `load_checkpoint`, zero_to_fp32.py and ds_to_universal.py read what
@@ -101,9 +102,9 @@ class DeepSpeedCheckpointer(WithWriter):
             flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
         self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, options)
-        self._writer = self._folders._writer
-        self._writer.overlap.defer(optimizers, lambda: beside(engine))
-        self._folders.count_steps(lambda: int(engine.global_steps))
+        self._writer = self._folders.session
+        self._writer.overlap_with(optimizers, lambda: beside(engine))
+        self._writer.count_steps(lambda: int(engine.global_steps))
         self._has_scripts = self._has_warned = False
         self._last: tuple[int, str] | None = None
         self.loaded_step = -1
@@ -147,7 +148,7 @@ class DeepSpeedCheckpointer(WithWriter):
             self._has_warned = True
             logger.warning(_AMID, step, micro)
         folders.let_go()
-        with self._writer.beats.stall("save"), phase("snapshot.engine", step=step):
+        with self._writer.stall("save"), phase("snapshot.engine", step=step):
             files = files_of(
                 engine,
                 folders.scratch(),
@@ -202,7 +203,7 @@ class DeepSpeedCheckpointer(WithWriter):
         given = signature(self._engine.load_checkpoint).bind(load_dir, tag, *arguments, **named)
         asked = self._asked(load_dir, "" if tag is None else str(tag))
         self.loaded_step, self.loaded_from, self._last = -1, "", None
-        with self._writer.beats.work("resume"):
+        with self._writer.work("resume"):
             folder = self._find(asked)
             if folder is None:
                 return None, None
@@ -212,7 +213,7 @@ class DeepSpeedCheckpointer(WithWriter):
         return loaded
 
     def close(self) -> None:
-        """As `WithWriter.close`."""
+        """As `BaseCheckpointer.close`."""
         self._folders.close()
 
     def _find(self, asked: str) -> NativeFolder | None:

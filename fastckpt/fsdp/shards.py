@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
@@ -27,7 +28,7 @@ from fastckpt._core.resume.load import load_copy
 from fastckpt._core.resume.rank_state import RankState
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.call_forms import by_name
@@ -72,7 +73,7 @@ class FsdpState(NamedTuple):
     own: dict[str, Any]
 
 
-class FsdpShardCheckpointer(WithWriter):
+class FsdpShardCheckpointer(BaseCheckpointer):
     """Saves the shards of all ranks to memory and storage, and brings them back at any number of ranks.
 
     A checkpoint is a directory of torch.distributed.checkpoint (DCP), which ``dcp.load`` of plain torch reads. Every
@@ -132,7 +133,7 @@ class FsdpShardCheckpointer(WithWriter):
             flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
         self._writer = Session(checkpoint_dir, deletion_strategy, options)
-        self._shards = ShardPlans(place, plans, self._writer.beats.stall)
+        self._shards = ShardPlans(place, plans, self._writer.stall)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
         self.rank_state: dict[str, Any] = {}
@@ -237,9 +238,8 @@ class FsdpShardCheckpointer(WithWriter):
     ) -> SaveResult:
         writer = self._writer
         writer.be_ready()
-        if writer.link.pins:
-            writer.link.release()  # a load that failed
-        save = SaveId(writer.link.history, arguments.whole_step(step))
+        writer.release()  # a load that failed
+        save = writer.save_id(step)
         if self._stage.name:
             state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
         try:
@@ -248,7 +248,7 @@ class FsdpShardCheckpointer(WithWriter):
                 shards = self._stage.named(state.shards)
                 files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
         except Unplanned as reason:
-            return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
+            return writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
         files[self._own] = {"rng": rng_state(), "state": state.own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
@@ -294,7 +294,7 @@ class FsdpShardCheckpointer(WithWriter):
         if self.get_storage_reader() is None:
             if resume_path:
                 raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
-            self._writer.link.tell_loaded(None, "", 0.0)
+            self._writer.loaded_nothing()
             return {}
         parts = sharded_parts(model, optimizers_of(optimizer))
         with as_before_on_error(parts):
@@ -314,7 +314,7 @@ class FsdpShardCheckpointer(WithWriter):
         return self._reader.common | extra.of(leaves)
 
     def close(self) -> None:
-        """End saving, for all ranks: as `WithWriter.close`."""
+        """End saving, for all ranks: as `BaseCheckpointer.close`."""
         try:
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed
         finally:

@@ -35,7 +35,7 @@ class TrainerFolder(FolderCheckpointer):
     def overlap(self, optimizer: Optimizer) -> None:
         """Copy what this optimizer changes behind training, from the next save on."""
         self._writer.be_ready()
-        self._writer.overlap.defer(optimizers_in(optimizer))
+        self._writer.overlap_with(optimizers_in(optimizer))
 
     def be_ready(self) -> None:
         """Wait until nothing is being copied."""
@@ -64,10 +64,9 @@ class TrainerFolder(FolderCheckpointer):
         if self._shards is None:
             plans = [board(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
             self._shards = {
-                name: ShardPlans(writer.place, plan, writer.beats.stall)
-                for name, plan in zip(states, plans, strict=True)
+                name: ShardPlans(writer.place, plan, writer.stall) for name, plan in zip(states, plans, strict=True)
             }
-        save, files = SaveId(writer.link.history, step), dict[str, Plan]()
+        save, files = writer.save_id(step), dict[str, Plan]()
         with phase("snapshot.shards", step=step):
             for folder, state in states.items():
                 found = self._shards[folder].files(save, state, together=together)
@@ -78,7 +77,7 @@ class TrainerFolder(FolderCheckpointer):
 
     def skip(self, step: int, reason: Unplanned) -> SaveResult:
         """Take note of a save that cannot be made."""
-        return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
+        return self._writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
 
     def close(self) -> None:
         """As `FolderCheckpointer.close`."""

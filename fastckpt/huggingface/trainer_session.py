@@ -73,7 +73,7 @@ class TrainerSession:
                 remote_deletion_strategy=options.get("remote_deletion_strategy"),
             ),
         )
-        self._folder.count_steps(lambda: int(trainer.state.global_step))
+        self._folder.session.count_steps(lambda: int(trainer.state.global_step))
         self._contents = TrainerFiles(trainer, self._folder)
         self._found: NativeFolder | None = None
         self._metrics: tuple[int, dict[str, float]] = (-1, {})
@@ -139,7 +139,7 @@ class TrainerSession:
         if lasting and step >= trainer.state.max_steps:
             self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
         if step == self.saved_step:
-            folder.begin_anew()  # since then it was measured, or its epoch has ended
+            folder.session.begin_history()  # since then it was measured, or its epoch has ended
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
             folder.overlap(optimizer)
             self._overlap = False  # from now on it does

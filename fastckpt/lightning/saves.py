@@ -34,12 +34,10 @@ class Saves(DdpCheckpointer):
         A step is saved again with what its checkpoint says by now: of what validation found, or that its epoch ended.
         """
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
-        if not writer.loads:
+        if not writer.history.loads:
             writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
         if step == self.saved_step:
-            # All ranks save it again, and so all turn to the same next history.
-            writer.go_on(writer.link.history)
-            writer.link.history += 1
+            writer.begin_history()  # all ranks save it again
         states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
@@ -75,7 +73,7 @@ class Saves(DdpCheckpointer):
 
     def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
         """Copy what these change behind training, from the next save on."""
-        self._writer.overlap.defer(optimizers)
+        self._writer.overlap_with(optimizers)
 
 
 class Generators:
