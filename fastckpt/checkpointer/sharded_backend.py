@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from fastckpt._core.client.wrapped_optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
+from fastckpt._core.torch_private.sharding import ShardedTensor, tree_leaves
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (
     ShardedModel,

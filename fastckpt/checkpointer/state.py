@@ -13,6 +13,7 @@ from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.resume.optimizer_classes import Kinds, check_kinds
 from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
 from fastckpt._core.stateful import Stateful
+from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.errors import ConfigError, FastckptError
 
@@ -176,8 +177,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(inner, DistributedDataParallel | torch.nn.DataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile's, whose type takes seconds to import
-            inner = inner._orig_mod
+        elif (compiled := compiled_module(inner)) is not None:
+            inner = compiled
         else:
             return inner  # type: ignore[no-any-return]
 

@@ -24,7 +24,7 @@ from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.survey import Wanted
 from fastckpt._core.resume.wait_for_durable import join_on_storage
 from fastckpt._core.session import Session
-from fastckpt._core.torch_private import saying_why
+from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint

@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from fastckpt._core.arguments import instance, mapping
 from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.torch_private.sharding import set_element
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
     ShardedModel,

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.checkpoint import metadata, planner
 
 from fastckpt._core.client.job_store import job_store
+from fastckpt._core.torch_private.sharding import PLAN_PARTS
 from fastckpt.errors import FastckptError
 
 PIECE = 4 << 20
@@ -20,7 +20,7 @@ PIECE = 4 << 20
 LONGEST_PAUSE = 0.05
 """Seconds between two looks at whether a message is there."""
 _PARTS = (
-    metadata._MEM_FORMAT_ENCODING,
+    *PLAN_PARTS,
     metadata.ChunkStorageMetadata,
     metadata.MetadataIndex,
     metadata.TensorProperties,
@@ -29,7 +29,6 @@ _PARTS = (
     planner.WriteItem,
     planner.WriteItemType,
     torch.Size,
-    torch.serialization._get_layout,
 )
 """What a plan consists of, beside dtypes and what is plain; nothing else is unpickled."""
 _ALLOWED = {(part.__module__, part.__name__): part for part in _PARTS}
@@ -54,7 +53,7 @@ class _Unpickler(pickle.Unpickler):
 class StoreMailbox:
     """Where ranks leave messages: who writes waits for nobody, who reads waits until a deadline at most."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: "dist.distributed_c10d.Store") -> None:
         self._store = store
 
     def put(self, key: str, message: Any) -> None:
@@ -125,7 +124,7 @@ def board(world_size: int, name: str) -> StoreMailbox:
     Raises FastckptError if they cannot talk yet, and torch's DistStoreError if one of them does not come.
     """
     if world_size == 1:
-        return StoreMailbox(HashStore())
+        return StoreMailbox(dist.HashStore())  # type: ignore[attr-defined]
     if not dist.is_initialized():
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"

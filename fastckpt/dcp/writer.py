@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -24,6 +24,7 @@ from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.storage.store import normalised
+from fastckpt._core.torch_private.sharding import StorageInfo
 from fastckpt.dcp.stager import Staging
 from fastckpt.errors import ConfigError, StepError
 
@@ -175,7 +176,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             # The first node's is persisted when it is whole, which it is with `.metadata`.
             alone = self._place.group_rank > 0
             lacking = self._save(states, self.storage_type if alone else StorageType.MEMORY)
-        infos = [_StorageInfo(self._file, *place) for place in shard.places]
+        infos = [StorageInfo(self._file, *place) for place in shard.places]
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [WriteResult(MetadataIndex(self._file), 0, lacking)]

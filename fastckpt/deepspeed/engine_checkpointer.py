@@ -29,8 +29,9 @@ from fastckpt._core.resume.load import load_copy
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, SessionOptions, StorageType
 from fastckpt._core.storage.store import is_url, normalised
-from fastckpt.deepspeed.engine_files import as_saved, check, files_of, loading, reads
-from fastckpt.deepspeed.extra_state import SCRIPTS, accumulated, own_state, put_scripts, restore_own
+from fastckpt.deepspeed._private import accumulated, not_universal
+from fastckpt.deepspeed.engine_files import check, files_of, loading, reads
+from fastckpt.deepspeed.extra_state import SCRIPTS, own_state, put_scripts, restore_own
 from fastckpt.deepspeed.static_tensors import beside, steppers
 from fastckpt.deepspeed.topology import NAME, check_fits, read, written
 from fastckpt.errors import ConfigError
@@ -245,7 +246,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         if folder.step >= 0:
             # DeepSpeed looks it up itself to put a model of ZeRO 3 together
             (folder.path.parent / LATEST).write_text(folder.path.name)
-        with loading(engine, self._writer.threads), as_saved(engine) if is_ours else nullcontext():
+        with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
             path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
         own = folder.path / self._own

@@ -33,15 +33,6 @@ def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
             buffer.copy_(own["buffers"][name])
 
 
-def accumulated(engine: DeepSpeedEngine) -> int:
-    """How many micro-batches the gradients are of that no step has used yet; 0 where their user sets the boundary."""
-    if not engine.managed_gradient_accumulation():
-        return int(engine._unmanaged_backward_count)
-    if engine._is_gradient_accumulation_boundary is not None:
-        return 0
-    return int(engine.micro_steps % engine.gradient_accumulation_steps())
-
-
 def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:
     """Put DeepSpeed's scripts beside the checkpoints, once for all ranks; they run from there."""
     package = find_spec("deepspeed")

@@ -2,10 +2,8 @@
 
 from torch.optim import Optimizer
 
+from fastckpt._core.torch_private.tensors import has_hooks
 from fastckpt.errors import ConfigError
-
-_MADE = "_optimizer_step_post_hooks"
-"""What each optimizer has of which torch's ``__init__`` was called."""
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -15,7 +13,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
     Raises ConfigError if it has none, or several.
     """
-    if _MADE in vars(optimizer):
+    if has_hooks(optimizer):
         return optimizer
     inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer) and each is not optimizer]
     if len(inner) != 1:

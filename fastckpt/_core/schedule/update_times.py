@@ -8,6 +8,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fastckpt._core.torch_private.tensors import untraced
 from fastckpt._core.transfer.device_copy import records_graph
 
 UNREAD = 64
@@ -44,20 +45,18 @@ class UpdateTimes:
         for hook in self._hooks:
             hook.remove()
 
+    @untraced
     def _begins(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         device = _device(optimizer)
         self._begun = time.monotonic() if device is None else _event(device)
 
+    @untraced
     def _ends(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         device = _device(optimizer)
         if isinstance(self._begun, float):
             self._seconds += time.monotonic() - self._begun
         elif device is not None:
             self._spans.append((self._begun, _event(device)))
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls them as they are.
-    _begins._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _ends._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _device(optimizer: Optimizer) -> torch.device | None:

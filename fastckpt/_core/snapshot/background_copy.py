@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from torch.autograd.graph import _engine_run_backward
-
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
 from fastckpt._core.snapshot.outcome import SaveOutcome
+from fastckpt._core.torch_private.tensors import is_in_backward
 from fastckpt._core.transfer.device_copy import DeviceCopy
 from fastckpt._core.transfer.host_copy import Backlog, Copy
 from fastckpt.errors import OverlapError
@@ -146,6 +145,6 @@ class BackgroundCopy:
 def _position(thread: int) -> tuple[int, int] | None:
     """Where in the program a thread is; None in autograd's engine, or once it has ended."""
     frame = sys._current_frames().get(thread)
-    if frame is None or frame.f_code is _engine_run_backward.__code__:
+    if frame is None or is_in_backward(frame):
         return None
     return id(frame), frame.f_lasti

@@ -23,6 +23,7 @@ from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopi
 from fastckpt._core.snapshot.mutation_check import MutationCheck
 from fastckpt._core.snapshot.outcome import SaveOutcome
 from fastckpt._core.snapshot.share_memory_guard import ShareMemoryGuard
+from fastckpt._core.torch_private.tensors import untraced
 from fastckpt._core.transfer.device_copy import records_graph
 from fastckpt._core.transfer.device_streams import DeviceStreams, by_place
 from fastckpt._core.transfer.host_copy import Copy
@@ -174,6 +175,7 @@ class Overlap:
             path, save.step, ", and so this step was not saved" if lost else "",
         )  # fmt: skip
 
+    @untraced
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if self._optimizers and records_graph():
             self.wait()
@@ -200,9 +202,6 @@ class Overlap:
         self._watched = None
         if path := lost or watched[1].changed():
             self._give_up(watched[0], path, lost=bool(lost))
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
-    _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 
 import torch
-from torch.storage import _share_memory_lock, _share_memory_map
+
+from fastckpt._core.torch_private.tensors import share_memory_lock, share_memory_map, storage_key
 
 
 class ShareMemoryGuard:
@@ -18,11 +19,11 @@ class ShareMemoryGuard:
     """
 
     def __init__(self, storages: Iterable[torch.UntypedStorage], wait: Callable[[], None]) -> None:
-        self._keys = [storage._cdata for storage in storages]
+        self._keys = [*map(storage_key, storages)]
         self._wait = wait
-        with _share_memory_lock:
+        with share_memory_lock:
             for key in self._keys:
-                _share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
+                share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
 
     def __enter__(self) -> None:
         self._wait()
@@ -32,7 +33,7 @@ class ShareMemoryGuard:
 
     def lift(self) -> None:
         """Let them be moved at once."""
-        with _share_memory_lock:
+        with share_memory_lock:
             for key in self._keys:
-                if _share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
-                    del _share_memory_map[key]
+                if share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
+                    del share_memory_map[key]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from fastckpt._core import metrics
+from fastckpt._core.torch_private.tensors import copy_each
 from fastckpt._core.transfer.device_memory import room
 from fastckpt._core.transfer.host_copy import Copy, copy_without_gil
 
@@ -259,7 +260,7 @@ def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
         ends.append(end := -(-end // ALIGNMENT) * ALIGNMENT + source.nbytes)
     memory = torch.empty(end, dtype=torch.uint8, device=pieces[0].source.device)
     places = [memory[end - each.source.nbytes : end] for each, end in zip(pieces, ends, strict=True)]
-    torch._foreach_copy_(places, [source for _, source in pieces])
+    copy_each(places, [source for _, source in pieces])
     return [CopyPiece(each.target, place) for each, place in zip(pieces, places, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of accelerate: the files of `save_state` in memory and on storage, and `load_state` pointed at them."""
+"""Saves and loads the state of an Accelerator, by its own functions and under its own names."""
 
 import contextlib
 import json
@@ -33,9 +33,8 @@ from fastckpt._core.native.view import written
 from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import SaveResult, SessionOptions, StorageType
+from fastckpt.accelerate import _private as private
 from fastckpt.errors import ConfigError
-
-__all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
 
 logger = logging.getLogger("fastckpt")
 
@@ -92,7 +91,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         self._accelerator = accelerator
         _check(accelerator)
         self._own = f"{RNG_STATE_NAME}_{accelerator.process_index}.pkl"
-        optimizers = [optimizer.optimizer for optimizer in accelerator._optimizers]
+        optimizers = [optimizer.optimizer for optimizer in private.optimizers(accelerator)]
         self._folders = FolderCheckpointer(
             checkpoint_dir,
             RequiredFiles(MAIN, self._own),
@@ -134,7 +133,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
             ConfigError: No optimizer was prepared, or no directory can be called ``name``.
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
-        if not self._accelerator._optimizers:
+        if not private.optimizers(self._accelerator):
             raise ConfigError(
                 "there is no optimizer to save: prepare it with accelerator.prepare(...), then construct the "
                 "AccelerateCheckpointer; to hand on weights alone, use accelerator.save_model"
@@ -181,18 +180,21 @@ class AccelerateCheckpointer(BaseCheckpointer):
     def _files(self, safe: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """What ranks have in common, and what is this rank's own, by the names that accelerate gives."""
         accelerator = self._accelerator
-        weights = [accelerator.get_state_dict(model, unwrap=False) for model in accelerator._models]
+        weights = [accelerator.get_state_dict(model, unwrap=False) for model in private.models(accelerator)]
         files, own = self._divided(self._files_of_hooks(weights))
         files |= {
             _numbered(SAFE_WEIGHTS_NAME if safe else WEIGHTS_NAME, i): _file(w, safe) for i, w in enumerate(weights)
         }
-        for kind, parts in ((OPTIMIZER_NAME, accelerator._optimizers), (SCHEDULER_NAME, accelerator._schedulers)):
+        for kind, parts in (
+            (OPTIMIZER_NAME, private.optimizers(accelerator)),
+            (SCHEDULER_NAME, private.schedulers(accelerator)),
+        ):
             files |= {_numbered(f"{kind}.bin", i): part.state_dict() for i, part in enumerate(parts)}
-        for i, loader in enumerate(accelerator._dataloaders):
+        for i, loader in enumerate(private.dataloaders(accelerator)):
             files |= _positions(loader, i)
         if accelerator.scaler is not None:
             files[SCALER_NAME] = accelerator.scaler.state_dict()
-        for i, part in enumerate(accelerator._custom_objects):
+        for i, part in enumerate(private.custom_objects(accelerator)):
             files[f"custom_checkpoint_{i}.pkl"] = part.state_dict()
         files[EPOCHS] = Raw(json.dumps(self._epochs()).encode())
         return files, own | {self._own: self._random_states()}
@@ -202,7 +204,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
 
         A loader of ``skip_first_batches`` counts by itself, and leaves the one that it was made of an epoch behind.
         """
-        loaders = self._accelerator._dataloaders
+        loaders = private.dataloaders(self._accelerator)
         running = self._accelerator.gradient_state.active_dataloader
         epochs = [getattr(loader, "iteration", 0) for loader in loaders]
         if running is not None and all(running is not loader for loader in loaders):
@@ -212,12 +214,13 @@ class AccelerateCheckpointer(BaseCheckpointer):
         return epochs
 
     def _set_epochs(self, file: Path) -> None:
-        loaders = self._accelerator._dataloaders
+        loaders = private.dataloaders(self._accelerator)
         if not file.is_file():
             logger.warning(
                 "%s has no epochs of data loaders, as neither accelerate nor earlier versions save them: call "
-                "set_epoch() on the loader before each epoch, else the order is that of epoch 0", file.parent
-            )  # fmt: skip
+                "set_epoch() on the loader before each epoch, else the order is that of epoch 0",
+                file.parent,
+            )
             return
         for loader, epoch in zip(loaders, json.loads(file.read_text()), strict=False):
             if hasattr(loader, "iteration"):
@@ -225,12 +228,12 @@ class AccelerateCheckpointer(BaseCheckpointer):
 
     def _files_of_hooks(self, weights: list[Any]) -> dict[str, Any]:
         """What hooks of save_state write; they may take weights off the list that they write themselves."""
-        hooks = list(self._accelerator._save_model_state_pre_hook.values())
+        hooks = private.save_hooks(self._accelerator)
         if not hooks:
             return {}
         place = self._folders.scratch()
         for hook in hooks:
-            hook(self._accelerator._models, weights, str(place))
+            hook(private.models(self._accelerator), weights, str(place))
         return dict(written(place))
 
     def _divided(self, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,7 +241,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         accelerator = self._accelerator
         ranks = agreement(accelerator.num_processes, "hooks of accelerate")
         if self._all_have_hooks is None:
-            self._all_have_hooks = all(ranks.gather(bool(accelerator._save_model_state_pre_hook)))
+            self._all_have_hooks = all(ranks.gather(bool(private.save_hooks(accelerator))))
         if not self._all_have_hooks:
             return files, {}
         said = ranks.gather([*files])
