@@ -189,11 +189,9 @@ class DdpCheckpointer(BaseCheckpointer):
                 comes to be too large later is skipped.
             OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
-        arguments.saving(step, state_dict, rank_state, metrics)
-        if self._writes_model:
-            arguments.mapping("state_dict", state_dict, _STATE)
+        arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
-        return self._writer.save(step, states, at_least(storage_type, file), file, metrics)
+        return self._writer.save(step, states, at_least(storage_type, file) if file else storage_type, file, metrics)
 
     @public
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:

@@ -149,7 +149,9 @@ class Session:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.be_ready()
-        save, path = self.save_id(step), target_in(self.directory, path)
+        # 1. report what became of pending saves   2. copy the state into memory, and commit, or leave the rest to a
+        # thread (Snapshotter.save)   3. run the user's deletion strategy on what became durable
+        save, path = self.save_id(step), target_in(self.directory, path) if path else ""
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._hear_of_pending(), place is None
@@ -160,9 +162,9 @@ class Session:
             warn_of_unloaded(self.link, save)
         self._is_first = False
         self._last = save
-        self.history.note_save(save)
+        details = self._details(path, save) | measures
         with self.beats.save(save.step):
-            outcome = self._snapshots.save(save, states, wish=wish, details=self._details(path) | measures)
+            outcome = self._snapshots.save(save, states, wish=wish, details=details)
         if outcome.skipped:
             self._count_skipped()
         else:
@@ -358,13 +360,13 @@ class Session:
             )
         return SaveId(self.link.history, step)
 
-    def _details(self, path: str) -> dict[str, Any]:
+    def _details(self, path: str, save: SaveId | None = None) -> dict[str, Any]:
         return {
             "world_size": self.place.world_size,
             "rank": self.place.rank,
             "num_threads": torch.get_num_threads(),
             "path": path,
-            **self.history.details(),
+            **self.history.details(save),
         }
 
     def be_ready(self) -> None:

@@ -77,13 +77,10 @@ class SessionHistory:
         """Let later saves, of whatever history, go on from this one."""
         self._past = merged(self._past, [(history, history)])
 
-    def note_save(self, save: SaveId) -> None:
-        """Take note of a save, and of which other checkpointers of the job have made it, too."""
-        self._in_step = self._member.save(save)
-
-    def details(self) -> dict[str, Any]:
-        """What each checkpoint of this history says of it."""
+    def details(self, save: SaveId | None = None) -> dict[str, Any]:
+        """What each checkpoint of this history says of it; ``save`` is the one that is made now, if one is."""
         nodes = self._place.group_world_size
+        self._in_step = self._member.save(save) if save else self._in_step
         return {
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],

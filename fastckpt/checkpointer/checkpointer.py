@@ -131,7 +131,7 @@ class Checkpointer:
         if not self._overlaps:
             self._writer.overlap_with(())
         self._frequency = SaveFrequency(
-            self._writer, self._parts, intervals, overhead, optimizers=optimizers, overlaps=self._overlaps
+            self._writer, self._parts, intervals, overhead, model=bare, optimizers=optimizers, overlaps=self._overlaps
         )
         self._step = self._durable = 0
         self._repeats = False

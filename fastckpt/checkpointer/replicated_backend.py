@@ -13,7 +13,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class ReplicatedBackend(DdpCheckpointer):
-    """The framework of DDP, and of models that nothing wraps."""
+    """Saves runs of DDP, and of models that nothing wraps; a `ShardedBackend` has the same methods."""
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a sharded model with one that is not: make one file of its checkpoint with python -m "
@@ -23,13 +23,22 @@ class ReplicatedBackend(DdpCheckpointer):
 
     @classmethod
     def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
-        """They have their states themselves."""
+        """The same parts: they have their states themselves."""
         return parts
 
     def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Backend.resume`; foresees what the optimizer will hold, if there is one of them.
+        """Load the newest checkpoint that all ranks can load into all parts; all ranks call it.
 
-        Raises ConfigError, too, if ranks have models of other parameters.
+        Args:
+            parts: The state of the run.
+            own: What will be saved with them, to make memory ready if there is no checkpoint.
+
+        Returns:
+            What there is in the checkpoint, by name; empty if nothing was ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
+            ConfigError: Parts are missing in it, or do not fit; or ranks have models of other parameters.
         """
         place = self._writer.place
         self._writer.be_ready()

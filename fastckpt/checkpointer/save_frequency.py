@@ -41,6 +41,7 @@ class SaveFrequency:
         parts: The state of the run.
         every: The intervals that the user asks for.
         overhead: The part of training time that checkpoints may cost.
+        model: The module that is trained, in no wrapper.
         optimizers: Those whose steps end an iteration.
         overlaps: Whether saves are copied in the background.
 
@@ -56,10 +57,11 @@ class SaveFrequency:
         every: RequestedIntervals,
         overhead: float,
         *,
+        model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         overlaps: bool,
     ) -> None:
-        self._session, self._parts, self._optimizers = session, parts, optimizers
+        self._session, self._parts, self._model, self._optimizers = session, parts, model, optimizers
         self._every, self._overhead, self._overlaps = every, overhead, overlaps
         self._name = f"frequency {next(_NUMBERS)}"
         self._ranks: Agreement | None = None
@@ -85,11 +87,11 @@ class SaveFrequency:
         length = profiling.length(length_hint(data, 0) or None)
         given = {"every": str(self._every), "overhead": str(self._overhead), **options, **self._parts.shared}
         ranks = self._ranks = agreement(place.world_size, self._name)
-        gathered = ranks.gather([given, launch_of(place), length, size_of(self._parts.model)])
+        gathered = ranks.gather([given, launch_of(place), length, size_of(self._model)])
         all_given, (launch, *_), lengths, sizes = zip(*gathered, strict=True)
         check_alike(all_given)
         self.profile_key = circumstances(
-            self._parts.model,
+            self._model,
             self._optimizers,
             self._session.directory,
             size=max(sizes),
@@ -122,7 +124,7 @@ class SaveFrequency:
     ) -> AdaptiveSchedule:
         terms = Terms(self._overhead, self._every, self._life.mean_time_between_failures)
         watch = Stopwatch(self._session.beats, self._session.glance)
-        sizes = partial(_sizes, self._parts, device_of(self._parts.model))
+        sizes = partial(_sizes, self._parts, device_of(self._model))
         profiler = Profiler(ranks, watch, terms, sizes, turns=turns, overlaps=self._overlaps, before=begun)
         return AdaptiveSchedule(ranks, terms, watch, profiler, known, step)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
-from fastckpt._core.snapshot.outcome import SaveOutcome
 from fastckpt._core.torch_private.tensors import is_in_backward
 from fastckpt._core.transfer.device_copy import DeviceCopy
 from fastckpt._core.transfer.host_copy import Backlog, Copy
@@ -20,6 +19,21 @@ logger = logging.getLogger("fastckpt")
 
 GLANCE = 0.001
 """Seconds between two looks at whether training has gone on."""
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """What became of a snapshot.
+
+    Attributes:
+        skipped: Why it was not taken; empty if it was.
+        trouble: What keeps persists from succeeding at the moment; empty for nothing.
+        pending: Whether it is still being finished behind training.
+    """
+
+    skipped: str
+    trouble: str
+    pending: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ from fastckpt._core.arguments import shown
 from fastckpt._core.client.wrapped_optimizers import unwrapped
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies
+from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies, SaveOutcome
 from fastckpt._core.snapshot.mutation_check import MutationCheck
-from fastckpt._core.snapshot.outcome import SaveOutcome
-from fastckpt._core.snapshot.share_memory_guard import ShareMemoryGuard
-from fastckpt._core.torch_private.tensors import untraced
+from fastckpt._core.torch_private.tensors import share_memory_lock, share_memory_map, storage_key, untraced
 from fastckpt._core.transfer.device_copy import records_graph
 from fastckpt._core.transfer.device_streams import DeviceStreams, by_place
 from fastckpt._core.transfer.host_copy import Copy
@@ -172,8 +170,10 @@ class Overlap:
         logger.warning(
             "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not overlap "
             "with training any more: from now on each copies all before it returns.",
-            path, save.step, ", and so this step was not saved" if lost else "",
-        )  # fmt: skip
+            path,
+            save.step,
+            ", and so this step was not saved" if lost else "",
+        )
 
     @untraced
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
@@ -202,6 +202,38 @@ class Overlap:
         self._watched = None
         if path := lost or watched[1].changed():
             self._give_up(watched[0], path, lost=bool(lost))
+
+
+class ShareMemoryGuard:
+    """What ``share_memory_`` and a queue of torch.multiprocessing wait for before they move one of these storages.
+
+    Both free the memory where a storage was. torch lets a thread that is to share a storage wait for one that is at
+    it, by an entry in a map; this is such an entry.
+
+    Args:
+        storages: Not to be moved until `lift`.
+        wait: Returns when they may be.
+    """
+
+    def __init__(self, storages: Iterable[torch.UntypedStorage], wait: Callable[[], None]) -> None:
+        self._keys = [*map(storage_key, storages)]
+        self._wait = wait
+        with share_memory_lock:
+            for key in self._keys:
+                share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
+
+    def __enter__(self) -> None:
+        self._wait()
+
+    def __exit__(self, *_: object) -> None:
+        """As a lock; there is nothing to release."""
+
+    def lift(self) -> None:
+        """Let them be moved at once."""
+        with share_memory_lock:
+            for key in self._keys:
+                if share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
+                    del share_memory_map[key]
 
 
 def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:

@@ -21,13 +21,12 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.ipc.messages import Granted, Skipped
 from fastckpt._core.memory import loans, slots
+from fastckpt._core.snapshot.background_copy import SaveOutcome
 from fastckpt._core.snapshot.file_plans import FilePlans
-from fastckpt._core.snapshot.outcome import SaveOutcome
 from fastckpt._core.snapshot.overlap import Overlap
 from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import HostCopy
-from fastckpt._core.transfer.image import Image
-from fastckpt._core.transfer.image_cache import ImageCache
+from fastckpt._core.transfer.image import Image, ImageCache
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 
 logger = logging.getLogger("fastckpt")

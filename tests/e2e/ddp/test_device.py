@@ -110,7 +110,7 @@ class TestTransfer:
     def test_a_mapped_file_is_pinned_where_that_is_possible(self, device: torch.device):
         if device.type != "cuda":
             pytest.skip("only CUDA registers memory that others mapped")
-        from fastckpt._core.transfer.pinned_memory import pin, unpin
+        from fastckpt._core.transfer.image import pin, unpin
 
         mapped = mmap.mmap(-1, 1 << 20)
         anchor = ctypes.c_char.from_buffer(mapped)
