@@ -1,4 +1,4 @@
-"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and what differs per rank beside it."""
+"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and a file for what differs per rank."""
 
 import logging
 import os
@@ -74,7 +74,7 @@ class DdpCheckpointer(BaseCheckpointer):
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
             are swapped in by way of ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied
             before `save_checkpoint` returns.
-        remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
+        remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
             ranks give the same.
@@ -83,7 +83,7 @@ class DdpCheckpointer(BaseCheckpointer):
             ``local_shard_num`` and ``global_shard_num``.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer.
         PlaceInUse: Another live job uses the directory, and goes on to.
 
@@ -131,7 +131,7 @@ class DdpCheckpointer(BaseCheckpointer):
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Have memory reserved and faulted in before the first save, behind training's back.
+        """Have memory reserved and faulted in before the first save, in the background.
 
         Args:
             state_dict: A state like those to be saved; only its structure and sizes matter.

@@ -1,4 +1,4 @@
-"""What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
+"""A session: what the checkpointers of all frameworks save, resume and wait with."""
 
 import logging
 import os
@@ -110,12 +110,12 @@ class Session:
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
-        lanes = DeviceStreams()
-        self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
+        streams = DeviceStreams()
+        self.overlap = Overlap(optimizers, streams, self.beats.stall, check=self.settings.check_overlap)
         self._departures = Departures(self.directory, self.place)
         self._turns = PersistTurns(self.directory, self.place, self.link.status)
         self._snapshots = Snapshotter(
-            self.link, self.threads, lanes, self.overlap, self._departures, weights_only=options.weights_only
+            self.link, self.threads, streams, self.overlap, self._departures, weights_only=options.weights_only
         )
         self._cleaner = DeletionRunner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
@@ -154,17 +154,17 @@ class Session:
         save, path = self.save_id(step), target_in(self.directory, path) if path else ""
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
-        late, overtakable = self._hear_of_pending(), place is None
-        wish = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
+        late, overtakable = self._note_pending(), place is None
+        request = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
         if save == self._held:
-            return self._save_again(save, wish, path, measures, late)
+            return self._save_again(save, request, path, measures, late)
         if self._is_first and not self.place.rank and self.history.is_new:
             warn_of_unloaded(self.link, save)
         self._is_first = False
         self._last = save
         details = self._details(path, save) | measures
         with self.beats.save(save.step):
-            outcome = self._snapshots.save(save, states, wish=wish, details=details)
+            outcome = self._snapshots.save(save, states, request=request, details=details)
         if outcome.skipped:
             self._count_skipped()
         else:
@@ -190,18 +190,18 @@ class Session:
         self.skipped += 1
         counts["skipped_saves"] += 1
 
-    def _hear_of_pending(self) -> str:
+    def _note_pending(self) -> str:
         """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
-        told = []
+        reports = []
         for save, outcome in self.overlap.endings():
             if outcome.skipped:
                 self._count_skipped()
                 self._held = None if self._held == save else self._held
-            told.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
-        return "; ".join(filter(None, told))
+            reports.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
+        return "; ".join(filter(None, reports))
 
     def _save_again(
-        self, save: SaveId, wish: SaveRequest, path: str, measures: dict[str, Any], trouble: str
+        self, save: SaveId, request: SaveRequest, path: str, measures: dict[str, Any], trouble: str
     ) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
         with self.beats.stall("save"):
@@ -210,8 +210,8 @@ class Session:
                     self._snapshots.add_details(measures)
             except OSError as error:
                 trouble = f"the metrics of {save} could not be kept: {error}"
-            if wish.persist:
-                trouble = self._snapshots.notify(save, wish, path=path) or trouble
+            if request.persist:
+                trouble = self._snapshots.notify(save, request, path=path) or trouble
         return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
@@ -335,7 +335,7 @@ class Session:
                 leave_own_saver(failed=failed)
 
     def _goodbye(self, lends: Mapping[str, Any]) -> Goodbye:
-        self._hear_of_pending()
+        self._note_pending()
         sizes: dict[str, int] = {}
         try:
             sizes = self._snapshots.lend(self._last, lends)

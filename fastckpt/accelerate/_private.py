@@ -1,4 +1,4 @@
-"""Private names of accelerate; tried with accelerate 1.12."""
+"""Private names of accelerate; tried with accelerate 1.15.0."""
 
 from collections.abc import Callable
 from typing import Any

@@ -65,7 +65,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         accelerator: What has been prepared with it, and registered for checkpointing, is saved.
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
-        overlap: Whether what optimizers change may be copied behind the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:

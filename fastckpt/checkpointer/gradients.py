@@ -63,8 +63,9 @@ class Gradients:
             logger.warning(
                 "gradients of %d ranks are not in this checkpoint, which is one of %s: if it was saved in the middle "
                 "of accumulation, the next update lacks its micro-batches",
-                world, f"{state['world']} ranks" if state else "fewer ranks, or without gradients",
-            )  # fmt: skip
+                world,
+                f"{state['world']} ranks" if state else "fewer ranks, or without gradients",
+            )
             grads = {}
         parameters = dict(self._model.named_parameters())
         if unknown := grads.keys() - parameters.keys():

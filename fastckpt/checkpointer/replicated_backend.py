@@ -1,4 +1,4 @@
-"""Trainings of which all ranks have the whole state, as under DistributedDataParallel."""
+"""Training runs of which all ranks have the whole state, as under DistributedDataParallel."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""How often a training run is saved: at intervals that were given, or that all ranks measure and agree upon."""
+"""The frequency of saves: intervals that were given, or that all ranks measure and agree upon."""
 
 import itertools
 import logging

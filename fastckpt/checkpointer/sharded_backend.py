@@ -1,4 +1,4 @@
-"""Trainings of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
+"""Training runs of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""What the state of a training consists of: objects with a state, by name."""
+"""The state of a training run: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Private names of DeepSpeed; tried with DeepSpeed 0.18."""
+"""Private names of DeepSpeed; tried with DeepSpeed 0.19.8."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -57,7 +57,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
-        overlap: Whether weights and states of the optimizer may be copied behind the next forward and backward; the
+        overlap: Whether weights and states of the optimizer may be copied during the next forward and backward; the
             next step waits for that. Nothing but steps may change them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own seam for checkpoints."""
+"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own checkpoint engine."""
 
 import zipfile
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What belongs to a checkpoint of DeepSpeed, and does not pass through its engine for checkpoints."""
+"""State of a DeepSpeed checkpoint that does not pass through its checkpoint engine."""
 
 import logging
 import shutil

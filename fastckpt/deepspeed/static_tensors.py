@@ -1,4 +1,4 @@
-"""What of a DeepSpeed engine only a step of its torch optimizer changes, or what DeepSpeed does behind that."""
+"""Tensors of a DeepSpeed engine that only a step of its torch optimizer changes, or DeepSpeed right after it."""
 
 from collections.abc import Iterator
 

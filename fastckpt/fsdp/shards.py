@@ -92,7 +92,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             then saves and loads what its stage has. None: all ranks save one state.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer; ``stage`` is no name.
         PlaceInUse: Another live job uses the directory, and goes on to.
         FastckptError: There are several ranks, and no process group yet.

@@ -1,4 +1,4 @@
-"""Private names of transformers; tried with transformers 5."""
+"""Private names of transformers; tried with transformers 5.23.0."""
 
 from pathlib import Path
 from typing import Any

@@ -1,19 +1,15 @@
-"""Where the checkpoints of a Trainer lie: also shards, as torch.distributed.checkpoint (DCP) lays them out."""
+"""The checkpoint directory of a Trainer: also shards, as torch.distributed.checkpoint (DCP) lays them out."""
 
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
-
-from torch.optim import Optimizer
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import OF_NODE
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer
-from fastckpt._core.session import SaveResult
-from fastckpt._core.snapshot.overlap import optimizers_in
-from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
+from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 from fastckpt.dcp.store_mailbox import board
 
 __all__ = ["TrainerFolder", "Unplanned"]
@@ -32,18 +28,9 @@ class TrainerFolder(FolderCheckpointer):
         """Whether ranks of this job run on several nodes."""
         return self._writer.place.group_world_size > 1
 
-    def overlap(self, optimizer: Optimizer) -> None:
-        """Copy what this optimizer changes behind training, from the next save on."""
-        self._writer.be_ready()
-        self._writer.overlap_with(optimizers_in(optimizer))
-
-    def be_ready(self) -> None:
-        """Wait until nothing is being copied."""
-        self._writer.be_ready()
-
     def newest_durable(self) -> int | None:
         """The step of the newest durable checkpoint; None if there is none, or nobody can tell."""
-        self.be_ready()
+        self._writer.be_ready()
         status = self._writer.glance()
         return status.newest[1] if status is not None and status.newest else None
 
@@ -74,10 +61,6 @@ class TrainerFolder(FolderCheckpointer):
                 files |= {f"{folder}/{name}": plan for name, plan in found.items() if not name.startswith(OF_NODE)}
         self._last = save
         return files
-
-    def skip(self, step: int, reason: Unplanned) -> SaveResult:
-        """Take note of a save that cannot be made."""
-        return self._writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
 
     def close(self) -> None:
         """As `FolderCheckpointer.close`."""

@@ -1,4 +1,4 @@
-"""What a checkpoint of a Trainer consists of: this rank's files, under the names that transformers gives them."""
+"""The files of a Trainer's checkpoint that one rank saves, under the names that transformers gives them."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Lightning's plugin for files of checkpoints: they are saved to memory, and from there to where Lightning names."""
+"""Lightning's plugin for checkpoint files: they are saved to memory, and persisted to the path that Lightning names."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from fastckpt._core.session import StorageType
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import ConfigError
 from fastckpt.lightning.checkpoint_removal import Removal
-from fastckpt.lightning.saves import Generators, Saves
+from fastckpt.lightning.saves import Saves
 
 __all__ = ["NEWEST", "FastCheckpointIO", "StorageType"]
 
@@ -37,13 +37,13 @@ class Nothing(dict[str, Any]):
 
 
 class FastCheckpointIO(TorchCheckpointIO):
-    """Saves Lightning's checkpoints to shared memory, has them persisted behind training, and loads the newest.
+    """Saves Lightning's checkpoints to shared memory, has them persisted in the background, and loads the newest.
 
     With several ranks it needs a strategy in which all of them take part: `FastDDPStrategy`.
 
     Args:
         checkpoint_dir: The checkpoint directory, shared by all nodes; best the ``dirpath`` of ModelCheckpoint.
-        overlap: Whether what optimizers change may be copied behind the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
         weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 
@@ -168,10 +168,6 @@ class FastCheckpointIO(TorchCheckpointIO):
             self._optimizers = optimizers
             if self._saves is not None:
                 self._saves.overlap_with(optimizers)
-
-    def generators(self) -> Generators:
-        """The random generators as they are now."""
-        return Generators()
 
     @property
     def _rank(self) -> int:

@@ -1,4 +1,4 @@
-"""What a save is asked for, and what became of it."""
+"""The request and the result of a save."""
 
 import enum
 from dataclasses import dataclass

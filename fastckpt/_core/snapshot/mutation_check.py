@@ -1,4 +1,4 @@
-"""What of a state stands still until an optimizer's next step, and whether it did."""
+"""Tensors that must not be mutated while they are copied, and the check whether they were."""
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Copies from the memory of an accelerator in a stream of their own, behind which its other streams go on."""
+"""Copies from the memory of an accelerator in a stream of their own, concurrently with its other streams."""
 
 import contextlib
 import ctypes
@@ -101,7 +101,7 @@ class DeviceCopy:
         moving: What may change once this has returned: it is set aside within the device before. Raises
             torch.OutOfMemoryError if there is no room.
         samples: What else is sent, after all others; the current stream made it before.
-        aside: Whether to set ``still`` aside, too, behind training: `hold` then waits for that alone. If there is no
+        aside: Whether to set ``still`` aside, too, in the background: `hold` then waits for that alone. If there is no
             room, it is not.
 
     Attributes:

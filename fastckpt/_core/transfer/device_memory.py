@@ -1,4 +1,4 @@
-"""How much memory of an accelerator training takes, and how much it leaves."""
+"""Memory of an accelerator: what training takes of it, and what is free."""
 
 import contextlib
 

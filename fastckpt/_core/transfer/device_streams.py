@@ -1,4 +1,4 @@
-"""Takes what lies on accelerators into images, at once or behind training, in the way that stalls training least."""
+"""Copies from accelerators into images, at once or in the background, so that training stalls least."""
 
 import logging
 from collections import defaultdict, deque
@@ -95,7 +95,7 @@ class DeviceStreams:
                 way.trained.add(torch.accelerator.current_stream(way.device))
 
     def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
-        """Copies to be run behind training, which may change ``moving`` now, and ``still`` once it was held.
+        """Copies to be run in the background, which may change ``moving`` now, and ``still`` once it was held.
 
         Samples of ``still`` are taken by the current stream, and sent after all others.
 
