@@ -19,7 +19,7 @@ NOTE = "fastckpt: "
 """How the notes begin that fastckpt adds to exceptions of users' own code."""
 LONGEST = 80
 """Characters of a value that a message shows."""
-_HERE = f"{Path(__file__).parent}{os.sep}"
+_HERE = f"{Path(__file__).parent.parent}{os.sep}"
 _DEFECTS = (AgentLost, ProtocolError, SaverError)
 """Errors that are no mistake of the caller's: their tracebacks show where in fastckpt they came up."""
 _TOO_MANY = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+) ")

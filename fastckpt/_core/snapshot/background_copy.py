@@ -157,8 +157,8 @@ class BackgroundCopy:
             raise OverlapError(
                 f"{self._mutations.path(differing)} changed between the save of step {self.save.step} and the wait for "
                 "its copy, and its version did not: it was written to by way of .data, numpy or another process. That "
-                "step was not saved. Write to it within torch.no_grad() instead, before the save or after the next step of "
-                "an optimizer, or save without overlap."
+                "step was not saved. Write to it within torch.no_grad() instead, before the save or after the next "
+                "step of an optimizer, or save without overlap."
             )
 
 
