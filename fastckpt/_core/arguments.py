@@ -123,10 +123,10 @@ def mapping(name: str, value: object, allowed: str) -> None:
         raise ArgumentError(f"{name} is {shown(value)}; give {allowed}")
 
 
-def saving(step: object, state: object, rank_state: object, metrics: object) -> None:
-    """Check what is given to a save; raises ArgumentError. None stands for what was left out."""
+def saving(step: object, state: object, rank_state: object, metrics: object, *, required: bool = False) -> None:
+    """Check what is given to a save; raises ArgumentError. None stands for what was left out, if it may be."""
     whole_step(step)
-    if state is not None:
+    if state is not None or required:
         mapping("state_dict", state, "a dict, such as {'model': model.state_dict()}")
     if rank_state is not None:
         mapping("rank_state", rank_state, "a dict, such as {'losses': losses}")

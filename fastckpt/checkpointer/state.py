@@ -1,4 +1,4 @@
-"""What the state of a training consists of: objects with a state, by name."""
+"""The state of a training run: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,9 +8,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
 from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
+from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
 from fastckpt._core.stateful import Stateful
+from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.errors import ConfigError, FastckptError
 
@@ -80,6 +82,14 @@ class TrainingState:
     def model(self) -> Any:
         """What was given as the model."""
         return self._parts["model"]
+
+    @property
+    def sole_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, if there is one of torch's alone."""
+        part = self._parts.get("optimizer", ())
+        given = part if isinstance(part, Sequence) else (part,)
+        found = [stepping(each) for each in given if isinstance(each, torch.optim.Optimizer)]
+        return found[0] if len(found) == 1 else None
 
     def blank(self, name: str) -> Any:
         """What stands for the state of a part of this name before it is loaded."""
@@ -161,8 +171,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(inner, DistributedDataParallel | torch.nn.DataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile's, whose type takes seconds to import
-            inner = inner._orig_mod
+        elif (compiled := compiled_module(inner)) is not None:
+            inner = compiled
         else:
             return inner  # type: ignore[no-any-return]
 

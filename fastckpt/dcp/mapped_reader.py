@@ -4,7 +4,6 @@ import mmap
 from pathlib import Path
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -12,6 +11,7 @@ from torch.futures import Future
 
 from fastckpt._core.format.distcp import Headers, Layout
 from fastckpt._core.format.structure import QUANTIZED
+from fastckpt._core.torch_private.sharding import narrow_tensor_by_index
 
 
 class MappedReader(FileSystemReader):

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -16,7 +15,8 @@ from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.replica_check import other_weights
-from fastckpt._core.torch_private import flat_parameters
+from fastckpt._core.torch_private.sharding import ShardedTensor, flat_parameters, group_of
+from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.dcp.flattening import flattened
 from fastckpt.dcp.stage_names import stages_in
 from fastckpt.errors import ConfigError
@@ -75,9 +75,9 @@ def _claim(
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
     """The ranks that have shards of this tensor, and this rank's; none of what is no shard."""
     if type(leaf) is DTensor:
-        return tuple(leaf.device_mesh.mesh.flatten().tolist()), leaf._local_tensor
+        return tuple(leaf.device_mesh.mesh.flatten().tolist()), local_part(leaf)
     if isinstance(leaf, ShardedTensor) and (own := leaf.local_shards()):
-        return tuple(dist.get_process_group_ranks(leaf._process_group)), own[0].tensor
+        return tuple(dist.get_process_group_ranks(group_of(leaf))), own[0].tensor
     return (), None
 
 

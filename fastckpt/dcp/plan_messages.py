@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import metadata, planner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
@@ -18,11 +17,12 @@ from fastckpt._core.client.job_store import job_store
 from fastckpt._core.format.distcp import ShardLocation
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
+from fastckpt._core.torch_private.sharding import PLAN_PARTS
 from fastckpt.dcp.flattening import FlatItem
 from fastckpt.errors import FastckptError
 
 _PARTS = (
-    metadata._MEM_FORMAT_ENCODING,
+    *PLAN_PARTS,
     metadata.ChunkStorageMetadata,
     metadata.MetadataIndex,
     metadata.TensorProperties,
@@ -31,7 +31,6 @@ _PARTS = (
     planner.WriteItem,
     planner.WriteItemType,
     torch.Size,
-    torch.serialization._get_layout,
 )
 """Types that a plan consists of, with dtypes and plain values; nothing else is unpickled."""
 _ALLOWED = {(part.__module__, part.__name__): part for part in _PARTS}
@@ -67,7 +66,7 @@ def plan_mailbox(world_size: int, name: str) -> PlanMailbox:
     Raises FastckptError if there is no process group yet, and torch's DistStoreError if one of them does not come.
     """
     if world_size == 1:
-        return PlanMailbox(HashStore())
+        return PlanMailbox(dist.HashStore())  # type: ignore[attr-defined]
     if not dist.is_initialized():
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"

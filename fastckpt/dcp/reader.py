@@ -25,7 +25,7 @@ from fastckpt._core.resume.resume import Resume, ResumeResult
 from fastckpt._core.resume.survey import Wanted, join_on_storage
 from fastckpt._core.resume.tiers import Files
 from fastckpt._core.session import Session
-from fastckpt._core.torch_private import saying_why
+from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
@@ -126,7 +126,7 @@ class SharedMemoryReader(MappedReader):
         if found.state is None and not asked:
             refuse_foreign(writer.directory, ranks)
         if found.state is None:
-            writer.go_on_from(found)
+            writer.history.go_on_from(found)
             return None
         return found.id.step if found.id else -1
 
@@ -213,16 +213,12 @@ class SharedMemoryReader(MappedReader):
     def _took(self, found: ResumeResult) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
         self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
-        writer.go_on_from(found)
-        writer.link.tell_loaded(found.id, found.tier, seconds)
-        writer.beats.resume(self.loaded_step)
-        if writer.place.rank == 0:
-            logger.info("resumed step %d from %s in %.2f s", self.loaded_step, found.tier, seconds)
+        writer.resumed(found, seconds)
 
     @property
     def _resume(self) -> Resume:
         assert self._finder is not None
-        return Resume(self._writer.link, self._finder, _share, self._writer.threads, self._writer.pairing)
+        return Resume(self._writer.link, self._finder, _share, self._writer.threads, self._writer.history.pairing)
 
     def _hold(self, found: ResumeResult) -> None:
         """Keep memory as it is until all is read."""

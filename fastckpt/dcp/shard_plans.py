@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
@@ -23,6 +23,7 @@ from fastckpt._core.format.file_names import copies_of, index_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.format.plan import Plan
+from fastckpt._core.torch_private.sharding import StorageInfo
 from fastckpt.dcp.flattening import Archiver, FlatItem, Leaves, flattened, in_order, item_of, structure
 from fastckpt.dcp.name_conflicts import StageClaim, claim, unlike_tensors
 from fastckpt.dcp.name_conflicts import objection as why_not_one
@@ -279,7 +280,7 @@ class ShardPlans:
 
 
 def _infos(file: str, items: list[WriteItem], spans: Sequence[Any]) -> dict[MetadataIndex, Any]:
-    return {item.index: _StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
+    return {item.index: StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
 
 
 def _save(word: str) -> SaveId:

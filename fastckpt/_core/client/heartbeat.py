@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fastckpt._core.memory.telemetry import Line
 from fastckpt._core.metrics import observe, unobserve
 from fastckpt._core.policy.hangs import EXIT
+from fastckpt._core.torch_private.tensors import makes_optimizer_states, untraced
 from fastckpt.errors import ConfigError
 
 
@@ -97,12 +98,10 @@ def _only_makes_states() -> bool:
 
     `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
     """
-    frame = sys._getframe()
-    while frame.f_code.co_name != "_init_optim_state":
-        if frame.f_back is None:
-            return False
+    frame = sys._getframe().f_back
+    while frame is not None and not makes_optimizer_states(frame):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")).startswith("torch.")
+    return frame is not None
 
 
 class Heartbeat:
@@ -182,6 +181,7 @@ class Heartbeat:
         _open.remove(self)
         self._line.leave()
 
+    @untraced
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # in a child that was forked meanwhile
             return
@@ -192,9 +192,6 @@ class Heartbeat:
         if now != self._counted:
             self._counted = now
             self._line.step()
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
-    _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
         # Other checkpointers have phases, too, and the saver, when it is in this process.

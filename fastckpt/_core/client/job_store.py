@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from fastckpt._core.config import RankInfo, copy_of_environment
+from fastckpt._core.torch_private.tensors import default_store, group_stores
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -88,8 +89,7 @@ def forgetting_addresses() -> Callable[[], None]:
     place = RankInfo.from_environment()
     if place.gloo_is_lazy or not place.store_outlives_workers:
         return lambda: None
-    known = [(group, store) for group, (_, store) in dist.distributed_c10d._world.pg_map.items() if store is not None]
-    left = [(store, f"cpu//0/{group.rank()}") for group, store in known]
+    left = [(store, f"cpu//0/{group.rank()}") for group, store in group_stores()]
 
     def forget() -> None:
         for store, key in left:
@@ -99,7 +99,7 @@ def forgetting_addresses() -> Callable[[], None]:
 
 
 def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
-    return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", dist.distributed_c10d._get_default_store())
+    return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", default_store())
 
 
 def _give(store: "dist.distributed_c10d.Store", world: int) -> str:

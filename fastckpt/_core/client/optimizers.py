@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from fastckpt._core.torch_private.tensors import has_hooks
 from fastckpt.errors import ConfigError
 
 Kinds = dict[str, list[list[str]]]
@@ -17,8 +18,6 @@ _WITHIN = ("optimizer", "optim")
 """Where wrappers have the optimizer whose state is theirs: accelerate's, and torch's ZeroRedundancyOptimizer."""
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
-_MADE = "_optimizer_step_post_hooks"
-"""An attribute of each optimizer for which torch's ``__init__`` was called."""
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -28,7 +27,7 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
 
     Raises ConfigError if it has none, or several.
     """
-    if _MADE in vars(optimizer):
+    if has_hooks(optimizer):
         return optimizer
     inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer) and each is not optimizer]
     if len(inner) != 1:

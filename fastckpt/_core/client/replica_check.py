@@ -7,6 +7,7 @@ import torch
 from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
+from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.errors import ConfigError
 
 SAMPLE = 16
@@ -33,7 +34,7 @@ def other_weights(model: Module, ranks: Agreement, *, shapes: bool = True) -> in
 
 
 def _sampled(parameter: torch.Tensor) -> bytes:
-    sample = getattr(parameter, "_local_tensor", parameter).detach().reshape(-1)[:SAMPLE]
+    sample = local_part(parameter).detach().reshape(-1)[:SAMPLE]
     return bytes(sample.cpu().clone().view(torch.uint8).numpy())  # a storage that numpy has seen cannot be resized
 
 

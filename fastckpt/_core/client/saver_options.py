@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from fastckpt._core.arguments import path
 from fastckpt._core.policy import retention
@@ -28,13 +28,6 @@ class SaverOptions:
     verify: str = "resume"
     remote: str = ""
     remote_policy: dict[str, Any] = field(default_factory=dict)
-
-
-class RemoteTierOptions(TypedDict, total=False):
-    """The place that durable checkpoints are copied to, and what of them to keep there."""
-
-    remote: str | os.PathLike[str]
-    remote_deletion_strategy: CheckpointDeletionStrategy | None
 
 
 def saver_options(

@@ -18,6 +18,7 @@ from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.values import StateFile, load
 from fastckpt._core.storage.io.durable import explained, sync_directory
 from fastckpt._core.storage.reading import digest_of, open_file
+from fastckpt._core.torch_private.tensors import storage_key
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 VALUES = "fastckpt.values"
@@ -202,14 +203,15 @@ def _without_twins(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         views = (tensor.is_conj() if tensor.is_complex() else False, tensor.is_neg())
-        view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, views)
+        key = storage_key(storage)
+        view = (key, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, views)
         if view in first:
             same[name] = first[view]
             continue
         first[view] = name
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        kept[name] = plain.clone() if storage._cdata in storages and plain.data_ptr() == tensor.data_ptr() else plain
-        storages.add(storage._cdata)
+        kept[name] = plain.clone() if key in storages and plain.data_ptr() == tensor.data_ptr() else plain
+        storages.add(key)
     return kept, same
 
 

@@ -1,4 +1,4 @@
-"""Copies from the memory of an accelerator in a stream of their own, behind which its other streams go on."""
+"""Copies from the memory of an accelerator in a stream of their own, concurrently with its other streams."""
 
 import contextlib
 import ctypes
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fastckpt._core import metrics
+from fastckpt._core.torch_private.tensors import copy_each
 from fastckpt._core.transfer.device_memory import room
 from fastckpt._core.transfer.host_copy import Copy, copy_without_gil
 
@@ -215,7 +216,7 @@ def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
         ends.append(end := -(-end // ALIGNMENT) * ALIGNMENT + source.nbytes)
     memory = torch.empty(end, dtype=torch.uint8, device=pieces[0].source.device)
     places = [memory[end - each.source.nbytes : end] for each, end in zip(pieces, ends, strict=True)]
-    torch._foreach_copy_(places, [source for _, source in pieces])
+    copy_each(places, [source for _, source in pieces])
     return [CopyPiece(each.target, place) for each, place in zip(pieces, places, strict=True)]
 
 

@@ -40,7 +40,7 @@ class DeviceStreams:
                 self._trained[device].add(torch.accelerator.current_stream(device))
 
     def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
-        """Copies to be run behind training, which may change ``moving`` now, and ``still`` once it was held.
+        """Copies to be run in the background, which may change ``moving`` now, and ``still`` once it was held.
 
         Samples of ``still`` are taken by the current stream, and sent after all others.
 

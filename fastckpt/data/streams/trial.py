@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fastckpt._core.config import RankInfo
 from fastckpt._core.data.known_libraries import lacks_seed, remedy
 from fastckpt._core.data.split import Split
+from fastckpt._core.torch_private.tensors import default_store
 from fastckpt.data.order import END
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.errors import ConfigError
@@ -205,5 +206,5 @@ class Judge:
 
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
     """What the first rank that came here saw. Nobody waits: a rank may iterate late, or never."""
-    store = dist.distributed_c10d.PrefixStore("fastckpt/stream", dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]

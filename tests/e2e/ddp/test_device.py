@@ -93,7 +93,7 @@ class TestTransfer:
     def test_a_mapped_file_is_pinned_where_that_is_possible(self, device: torch.device):
         if device.type != "cuda":
             pytest.skip("only CUDA registers memory that others mapped")
-        from fastckpt._core.transfer.pinned_memory import pin, unpin
+        from fastckpt._core.transfer.image import pin, unpin
 
         mapped = mmap.mmap(-1, 1 << 20)
         anchor = ctypes.c_char.from_buffer(mapped)
@@ -385,14 +385,14 @@ def test_the_frequency_is_chosen_by_what_the_device_measured(device: torch.devic
     optimizer = torch.optim.AdamW(model.parameters())
     with Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpointer:
         step = checkpointer.resume()
-        tempo = checkpointer._tempo
-        assert isinstance(tempo, AdaptiveSchedule)
-        while tempo.known is None:
+        schedule = checkpointer._frequency.schedule
+        assert isinstance(schedule, AdaptiveSchedule)
+        while schedule.known is None:
             step += 1
             learn(model, optimizer)
             checkpointer.step(step)
             time.sleep(0.002)
-    profile = tempo.known.profile
+    profile = schedule.known.profile
     assert profile.snapshots >= 3 and profile.persists and profile.duration > 0
     wanted = reference(whole(model, optimizer)())
     other = net(device)

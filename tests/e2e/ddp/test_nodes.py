@@ -39,7 +39,7 @@ class Nodes(Ranks):
 
     def start_workers_of_nodes(self, *strategy: Any) -> None:
         self._rounds = Rounds(2)
-        self._monkeypatch.setattr("fastckpt.ddp.agreement", lambda world_size: self._rounds)
+        self._monkeypatch.setattr("fastckpt._core.session.agreement", lambda world_size: self._rounds)
         for rank, saver in enumerate(self.savers):
             values = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, AGENT_VARIABLE: saver.address}

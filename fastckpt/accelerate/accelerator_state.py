@@ -1,4 +1,4 @@
-"""Checkpoints of accelerate: the files of `save_state` in memory and on storage, and `load_state` pointed at them."""
+"""Saves and loads the state of an Accelerator, by its own functions and under its own names."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,19 +23,18 @@ from accelerate.utils import (
 )
 from accelerate.utils.other import clean_state_dict_for_safetensors
 
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.save_results import at_least
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.config import RankInfo
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
 from fastckpt._core.native.view import written
 from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType
+from fastckpt.accelerate import _private as private
 from fastckpt.errors import ConfigError
-
-__all__ = ["AccelerateCheckpointer", "SaveResult", "StorageType"]
 
 logger = logging.getLogger("fastckpt")
 
@@ -57,7 +56,7 @@ _WHOLE = (
 """Ways to distribute a training in which each rank has the whole state."""
 
 
-class AccelerateCheckpointer(WithWriter):
+class AccelerateCheckpointer(BaseCheckpointer):
     """Saves what ``accelerator.save_state`` saves, under the same names, and has ``accelerator.load_state`` read it.
 
     Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps.
@@ -66,7 +65,7 @@ class AccelerateCheckpointer(WithWriter):
         accelerator: What has been prepared with it, and registered for checkpointing, is saved.
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
-        overlap: Whether what optimizers change may be copied behind the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
@@ -86,21 +85,26 @@ class AccelerateCheckpointer(WithWriter):
         *,
         overlap: bool = False,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self._accelerator = accelerator
         _check(accelerator)
         self._own = f"{RNG_STATE_NAME}_{accelerator.process_index}.pkl"
-        optimizers = [optimizer.optimizer for optimizer in accelerator._optimizers]
+        optimizers = [optimizer.optimizer for optimizer in private.optimizers(accelerator)]
         self._folders = FolderCheckpointer(
             checkpoint_dir,
             RequiredFiles(MAIN, self._own),
             deletion_strategy,
-            verify=verify,
-            overlap=optimizers if overlap else None,
-            **second_level,
+            SessionOptions(
+                weights_only=False,
+                verify=verify,
+                overlap=optimizers if overlap else None,
+                remote=remote,
+                remote_deletion_strategy=remote_deletion_strategy,
+            ),
         )
-        self._writer = self._folders._writer
+        self._writer = self._folders.session
         self._all_have_hooks: bool | None = None
         self.loaded_step = -1
         self.loaded_from = ""
@@ -129,7 +133,7 @@ class AccelerateCheckpointer(WithWriter):
             ConfigError: No optimizer was prepared, or no directory can be called ``name``.
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
-        if not self._accelerator._optimizers:
+        if not private.optimizers(self._accelerator):
             raise ConfigError(
                 "there is no optimizer to save: prepare it with accelerator.prepare(...), then construct the "
                 "AccelerateCheckpointer; to hand on weights alone, use accelerator.save_model"
@@ -176,18 +180,21 @@ class AccelerateCheckpointer(WithWriter):
     def _files(self, safe: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """What ranks have in common, and what is this rank's own, by the names that accelerate gives."""
         accelerator = self._accelerator
-        weights = [accelerator.get_state_dict(model, unwrap=False) for model in accelerator._models]
+        weights = [accelerator.get_state_dict(model, unwrap=False) for model in private.models(accelerator)]
         files, own = self._divided(self._files_of_hooks(weights))
         files |= {
             _numbered(SAFE_WEIGHTS_NAME if safe else WEIGHTS_NAME, i): _file(w, safe) for i, w in enumerate(weights)
         }
-        for kind, parts in ((OPTIMIZER_NAME, accelerator._optimizers), (SCHEDULER_NAME, accelerator._schedulers)):
+        for kind, parts in (
+            (OPTIMIZER_NAME, private.optimizers(accelerator)),
+            (SCHEDULER_NAME, private.schedulers(accelerator)),
+        ):
             files |= {_numbered(f"{kind}.bin", i): part.state_dict() for i, part in enumerate(parts)}
-        for i, loader in enumerate(accelerator._dataloaders):
+        for i, loader in enumerate(private.dataloaders(accelerator)):
             files |= _positions(loader, i)
         if accelerator.scaler is not None:
             files[SCALER_NAME] = accelerator.scaler.state_dict()
-        for i, part in enumerate(accelerator._custom_objects):
+        for i, part in enumerate(private.custom_objects(accelerator)):
             files[f"custom_checkpoint_{i}.pkl"] = part.state_dict()
         files[EPOCHS] = Raw(json.dumps(self._epochs()).encode())
         return files, own | {self._own: self._random_states()}
@@ -197,7 +204,7 @@ class AccelerateCheckpointer(WithWriter):
 
         A loader of ``skip_first_batches`` counts by itself, and leaves the one that it was made of an epoch behind.
         """
-        loaders = self._accelerator._dataloaders
+        loaders = private.dataloaders(self._accelerator)
         running = self._accelerator.gradient_state.active_dataloader
         epochs = [getattr(loader, "iteration", 0) for loader in loaders]
         if running is not None and all(running is not loader for loader in loaders):
@@ -207,12 +214,13 @@ class AccelerateCheckpointer(WithWriter):
         return epochs
 
     def _set_epochs(self, file: Path) -> None:
-        loaders = self._accelerator._dataloaders
+        loaders = private.dataloaders(self._accelerator)
         if not file.is_file():
             logger.warning(
                 "%s has no epochs of data loaders, as neither accelerate nor earlier versions save them: call "
-                "set_epoch() on the loader before each epoch, else the order is that of epoch 0", file.parent
-            )  # fmt: skip
+                "set_epoch() on the loader before each epoch, else the order is that of epoch 0",
+                file.parent,
+            )
             return
         for loader, epoch in zip(loaders, json.loads(file.read_text()), strict=False):
             if hasattr(loader, "iteration"):
@@ -220,12 +228,12 @@ class AccelerateCheckpointer(WithWriter):
 
     def _files_of_hooks(self, weights: list[Any]) -> dict[str, Any]:
         """What hooks of save_state write; they may take weights off the list that they write themselves."""
-        hooks = list(self._accelerator._save_model_state_pre_hook.values())
+        hooks = private.save_hooks(self._accelerator)
         if not hooks:
             return {}
         place = self._folders.scratch()
         for hook in hooks:
-            hook(self._accelerator._models, weights, str(place))
+            hook(private.models(self._accelerator), weights, str(place))
         return dict(written(place))
 
     def _divided(self, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -233,7 +241,7 @@ class AccelerateCheckpointer(WithWriter):
         accelerator = self._accelerator
         ranks = agreement(accelerator.num_processes, "hooks of accelerate")
         if self._all_have_hooks is None:
-            self._all_have_hooks = all(ranks.gather(bool(accelerator._save_model_state_pre_hook)))
+            self._all_have_hooks = all(ranks.gather(bool(private.save_hooks(accelerator))))
         if not self._all_have_hooks:
             return files, {}
         said = ranks.gather([*files])

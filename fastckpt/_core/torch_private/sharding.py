@@ -1,4 +1,4 @@
-"""What differs between the releases of torch that this library works with, beside its public names."""
+"""Private names of FSDP, DTensor and torch.distributed.checkpoint, and what differs between releases of torch."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -6,14 +6,60 @@ from typing import Any, ParamSpec
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
+from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor
 from torch.nn import Module
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+from torch.utils._pytree import tree_leaves
 
 from fastckpt.errors import FastckptError
 
+__all__ = [
+    "EXTRA_STATE",
+    "PLAN_PARTS",
+    "ShardedTensor",
+    "StorageInfo",
+    "asks_rank_0",
+    "flat_parameters",
+    "flatten_sharded_tensors",
+    "flatten_state_dict",
+    "group_of",
+    "narrow_tensor_by_index",
+    "reduces_gradients",
+    "saying_why",
+    "set_element",
+    "spec_of",
+    "tree_leaves",
+]
+
 Arguments = ParamSpec("Arguments")
+EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX
+"""How the name of a module's extra state ends."""
+PLAN_PARTS = metadata._MEM_FORMAT_ENCODING, torch.serialization._get_layout
+"""What a pickled plan of DCP has beside its public classes."""
+StorageInfo = _StorageInfo
+"""Where DCP finds a piece: file, offset, length."""
+flatten_sharded_tensors = _flatten_sharded_tensors
+"""The same state dict with the one shard that this rank has in place of each ShardedTensor."""
 _OF_TWO_GROUPS = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+
+
+def spec_of(tensor: DTensor) -> Any:
+    """How a DTensor is laid out on its mesh."""
+    return tensor._spec
+
+
+def group_of(tensor: ShardedTensor) -> Any:
+    """The process group whose ranks have the shards."""
+    return tensor._process_group
 
 
 def reduces_gradients(module: FSDPModule) -> bool:
