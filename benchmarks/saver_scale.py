@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastckpt._core.client.connection import SaverClient
-from fastckpt._core.client.saver_options import wishes
+from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Granted
@@ -84,7 +84,7 @@ def write(rank: int, world: int, folder: Path, address: str, go: int, done: int)
     if os.read(go, 1) != b"s":
         return
     place = RankInfo(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)
-    link = SaverClient(wishes(str(folder), None, "never"), place, address)
+    link = SaverClient(saver_options(str(folder), None, "never"), place, address)
     files = {f"rank_{rank}.pt": IMAGE}
     details = {"world_size": world, "rank": rank, "num_threads": 1, "path": "", "parent": None}
     slots_seen: set[str] = set()

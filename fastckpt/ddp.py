@@ -1,4 +1,4 @@
-"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and what differs per rank beside it."""
+"""Checkpoints for DistributedDataParallel: one model file per checkpoint, and a file for what differs per rank."""
 
 import logging
 import os
@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
-from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.base_checkpointer import BaseCheckpointer
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import phase
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.format.manifest import MODEL
-from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
-from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.rank_state import RankState
-from fastckpt._core.resume.resume import Resume, ResumeResult
+from fastckpt._core.resume.candidates import RequiredFiles
+from fastckpt._core.resume.directory_checks import refuse_foreign
+from fastckpt._core.resume.load import RankState, load_copy
+from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.retention import (
     CheckpointDeletionStrategy,
     KeepAnyStrategy,
@@ -32,7 +32,7 @@ from fastckpt._core.retention import (
     KeepStepIntervalStrategy,
     KeepTimeIntervalStrategy,
 )
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.snapshot.optimizer_forecast import with_optimizer_state
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 
@@ -56,7 +56,7 @@ _STATE = "a dict, such as {'model': model.state_dict()}"
 logger = logging.getLogger("fastckpt")
 
 
-class DdpCheckpointer(WithWriter):
+class DdpCheckpointer(BaseCheckpointer):
     """Saves a DDP job's state to memory and storage, and brings it back after a failure.
 
     Every rank constructs one, and calls each method with the same steps. The state of the model is the same on all
@@ -74,16 +74,16 @@ class DdpCheckpointer(WithWriter):
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
             are swapped in by way of ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied
             before `save_checkpoint` returns.
-        remote: A second level: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
+        remote: A second tier: a URL, or another directory. What is durable in ``checkpoint_dir``, which is then a
             directory on a fast disk, is copied there in the background, the newest first; what is not the newest by
             the time that the one before has arrived is passed over. The end of the job waits for the newest. All
             ranks give the same.
         remote_deletion_strategy: Which older checkpoints to delete there, one of those of fastckpt; None keeps all.
-        **options: ``remote`` and ``remote_deletion_strategy``. ``replica_count``, ``comm_backend``, ``save_timeout``,
-            ``local_shard_num`` and ``global_shard_num``, which Flash Checkpoint takes, have no effect.
+        replica_count: An option of Flash Checkpoint without effect here, likewise ``comm_backend``, ``save_timeout``,
+            ``local_shard_num`` and ``global_shard_num``.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer.
         PlaceInUse: Another live job uses the directory, and goes on to.
 
@@ -95,7 +95,7 @@ class DdpCheckpointer(WithWriter):
     """
 
     @public
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy | None = None,
@@ -103,16 +103,23 @@ class DdpCheckpointer(WithWriter):
         weights_only: bool = True,
         verify: str = "resume",
         overlap: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        replica_count: int = 0,
+        comm_backend: str = "",
+        save_timeout: int = 0,
+        local_shard_num: int = 0,
+        global_shard_num: int = 0,
     ) -> None:
-        self._writer = Session(
-            checkpoint_dir,
-            deletion_strategy,
+        options = SessionOptions(
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **options,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+            flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._weights_only = weights_only
         self.rank_state: dict[str, Any] = {}
         self.loaded_step = -1
@@ -124,7 +131,7 @@ class DdpCheckpointer(WithWriter):
 
     @public
     def prepare(self, state_dict: dict[str, Any], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Have memory reserved and faulted in before the first save, behind training's back.
+        """Have memory reserved and faulted in before the first save, in the background.
 
         Args:
             state_dict: A state like those to be saved; only its structure and sizes matter.
@@ -182,11 +189,9 @@ class DdpCheckpointer(WithWriter):
                 comes to be too large later is skipped.
             OverlapError: With FASTCKPT_CHECK_OVERLAP=1: what the save before was copying was changed unseen.
         """
-        arguments.saving(step, state_dict, rank_state, metrics)
-        if self._writes_model:
-            arguments.mapping("state_dict", state_dict, _STATE)
+        arguments.saving(step, state_dict, rank_state, metrics, required=self._writes_model)
         file, states = arguments.path("path", path), self._states(state_dict, rank_state)
-        return self._writer.save(step, states, at_least(storage_type, file), file, metrics)
+        return self._writer.save(step, states, at_least(storage_type, file) if file else storage_type, file, metrics)
 
     @public
     def load_checkpoint(self, resume_path: str | os.PathLike[str] = "") -> dict[str, Any]:
@@ -209,22 +214,17 @@ class DdpCheckpointer(WithWriter):
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
         start = time.perf_counter()
-        writer = self._writer
-        writer.be_ready()
-        ranks = agreement(writer.place.world_size)
-        asked = arguments.path("resume_path", resume_path)
-        since = writer.open_history(ranks, asked)
+        # 1. agree on a new history   2. choose, verify, load and vote, until all ranks have the same checkpoint
+        # 3. refuse to begin beside checkpoints of other libraries   4. restore what this rank has of its own
+        session, asked = self._writer, arguments.path("resume_path", resume_path)
         ours = {MODEL, self._own} if self._writes_model else {self._own}
-        offers = CandidateFinder(
-            writer.link, writer.directory, RequiredFiles(MODEL, self._own), digests=writer.verify != "never"
+        ranks, finder, resume, since = session.open_resume(
+            RequiredFiles(MODEL, self._own), lambda files, *_: [*(ours & files.keys())], asked
         )
-        with writer.beats.work("resume"), closing(offers):
-            resume = Resume(
-                writer.link, offers, lambda files, *_: [*(ours & files.keys())], writer.threads, writer.pairing
-            )
+        with session.work("resume"), closing(finder):
             resumed = resume.run_path(asked, self._load, ranks, since) if asked else resume.run(self._load, ranks)
         if resumed.state is None:
-            refuse_foreign(writer.directory, ranks)
+            refuse_foreign(session.directory, ranks)
         return self._apply(resumed, time.perf_counter() - start)
 
     def _states(self, state_dict: dict[str, Any], rank_state: dict[str, Any] | None) -> dict[str, Any]:
@@ -254,14 +254,12 @@ class DdpCheckpointer(WithWriter):
         return read(files[MODEL]), read(files[self._own]) if self._own in files else None
 
     def _apply(self, resumed: ResumeResult, seconds: float) -> dict[str, Any]:
-        self._writer.link.tell_loaded(resumed.id, resumed.tier, seconds)
-        self._writer.go_on_from(resumed)
+        self._writer.resumed(resumed, seconds)
         if resumed.state is None:
             return {}
         state, own = resumed.state
         self._given = None  # what was given before is of another line
         step, rank = (resumed.id.step if resumed.id else -1), self._writer.place.rank
-        self._writer.beats.resume(step)
         self.loaded_step, self.loaded_from = step, resumed.tier
         self.rank_state = RankState(own["state"] if own else {}, rank, step)
         if own is None:
@@ -272,10 +270,11 @@ class DdpCheckpointer(WithWriter):
         if threads not in (None, torch.get_num_threads()):
             logger.warning(
                 "saved with %s threads per operator, now %d: sums may round otherwise. Set OMP_NUM_THREADS=%s for the "
-                "very same results.", threads, torch.get_num_threads(), threads,
-            )  # fmt: skip
-        if rank == 0:
-            logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
+                "very same results.",
+                threads,
+                torch.get_num_threads(),
+                threads,
+            )
         return state  # type: ignore[no-any-return]
 
 

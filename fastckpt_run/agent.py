@@ -9,30 +9,28 @@ import torch.distributed.run as torchrun
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
-    WorkerGroup,
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
 
 from fastckpt._core import metrics
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.errors import ConfigError, FastckptError
 from fastckpt_run.events.recorder import EventRecorder, outcome_of
-from fastckpt_run.events.summary import conclude, report, require_durable
-from fastckpt_run.failures.cause import Cause, cause_of
+from fastckpt_run.events.summary import log_time, report, require_durable
+from fastckpt_run.failures.cause import Cause, cause_of, explain
 from fastckpt_run.failures.deaths import Death, DeathWatch, describe
-from fastckpt_run.failures.failure_report import explain
 from fastckpt_run.failures.restart_notice import RestartNotice
 from fastckpt_run.failures.restarts import Restarts
 from fastckpt_run.hangs.detector import HangWatch
 from fastckpt_run.preload.preloader import OFF, Preloader
-from fastckpt_run.rendezvous import forget_last_round, hastened, stop_heartbeats, waiting
 from fastckpt_run.script import require_script
-from fastckpt_run.shutdown import close_patiently, given_up, signals_in
+from fastckpt_run.shutdown import close_with_timeout, given_up, signals_in
+from fastckpt_run.torchrun_patches import HookedAgent, forget_last_round, stop_heartbeats, without_waits
 from fastckpt_run.workers import kill_orphans, run_script_path
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -42,7 +40,7 @@ _HEARTBEAT = 5.0
 """Seconds to wait for the end of one that is under way."""
 
 
-class FastckptAgent(LocalElasticAgent):
+class FastckptAgent(HookedAgent):
     """Starts, watches and restarts the workers of this node as torch's agent does, with these differences.
 
     - It owns a saver, whose address and settings workers find in their environment. After each stop of
@@ -53,16 +51,16 @@ class FastckptAgent(LocalElasticAgent):
     - Workers that another's failure takes along are killed at once, or after ``stop_grace``, with their children.
     - Each round starts with an empty store, so that restarted workers find each other.
     - There is no restart where it would be in vain; progress gives restarts back.
-    - A group that is beyond repair is a failure, with an exit code that says so.
+    - A group that is beyond repair is a failure, with an exit code of its own.
     """
 
     def __init__(
         self, spec: WorkerSpec, *, settings: Settings, preloader: Preloader | None = None, **arguments: Any
     ) -> None:
         super().__init__(spec, **arguments)
-        self._settings = settings
+        self._job_settings = settings
         self._saver = Saver(settings)
-        self._chronicle = EventRecorder(self._saver, keep=settings.event_log)
+        self._recorder = EventRecorder(self._saver, keep=settings.event_log)
         self._preloader = preloader or Preloader(OFF)
         self._watch = DeathWatch({})
         self._hangs = HangWatch(settings.hang_timeout, self._saver.telemetry)
@@ -77,14 +75,14 @@ class FastckptAgent(LocalElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
-        require_script(self._worker_group.spec)
+        require_script(self.get_worker_group().spec)
         self._open_events()
-        self._chronicle.begin(self._worker_group.spec)
-        metrics.listen(self._notice.hear)
+        self._recorder.begin(self.get_worker_group().spec)
+        metrics.listen(self._notice.observe)
         self._saver.start()
         signals, outcome = 0, "failed"
         try:
-            self._preloader.begin(self._worker_group.spec)
+            self._preloader.begin(self.get_worker_group().spec)
             result: RunResult = super().run(role)
             self._explain(result)
             outcome = outcome_of(result)
@@ -92,146 +90,154 @@ class FastckptAgent(LocalElasticAgent):
             signals, outcome = signals_in(error), "stopped"
             raise
         finally:
-            self._close(signals, outcome)
-        if self._settings.require_persist and not result.is_failed():
+            self._finish(signals, outcome)
+        if self._job_settings.require_persist and not result.is_failed():
             require_durable(self._saver.report())
         return result
 
-    def _close(self, signals: int, outcome: str) -> None:
+    def _finish(self, signals: int, outcome: str) -> None:
         self._preloader.close()
         try:
-            close_patiently(self._saver, self._settings.flush_timeout + _CLOSE_MARGIN, signals)
+            close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
-            if signals and not stop_heartbeats(self._worker_group.spec.rdzv_handler, _HEARTBEAT):
+            if signals and not stop_heartbeats(self.get_worker_group().spec.rdzv_handler, _HEARTBEAT):
                 given_up.set()
             self._notice.end()
             report(self._saver.report())
-            metrics.unlisten(self._notice.hear)
-            self._chronicle.end(outcome)
-            conclude(self._chronicle.lines)
+            metrics.unlisten(self._notice.observe)
+            self._recorder.end(outcome)
+            log_time(self._recorder.lines)
 
     def _open_events(self) -> None:
         try:
-            metrics.write_events_to(self._settings.events)
+            metrics.write_events_to(self._job_settings.events)
         except OSError as error:
-            raise ConfigError(f"events cannot be written to {self._settings.events}: {error.strerror}") from error
+            raise ConfigError(f"events cannot be written to {self._job_settings.events}: {error.strerror}") from error
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        handler = worker_group.spec.rdzv_handler
-        with metrics.phase("launch.rendezvous"), hastened(handler), self._chronicle.meeting(worker_group):
+    def meet(self, proceed: Callable[[], None]) -> None:
+        """Meet the other nodes, in a store that is empty."""
+        group = self.get_worker_group()
+        handler = group.spec.rdzv_handler
+        with metrics.phase("launch.rendezvous"), without_waits(handler), self._recorder.meeting(group):
             forget_last_round(handler)
-            super()._rendezvous(worker_group)
+            proceed()
 
-    def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
-        super()._set_local_rank_env(worker_env, local_rank, spec)
-        worker_env |= {AGENT_VARIABLE: self._saver.address, **self._settings.to_environment()}
+    def worker_environment(self) -> dict[str, str]:
+        """The address of the saver, and the settings of the job."""
+        return {AGENT_VARIABLE: self._saver.address, **self._job_settings.to_environment()}
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+        """Start the workers, and watch them from then on."""
         self._restarts.started()
         self._preloader.prepare()
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        pids, worker_group = proceed(), self.get_worker_group()
         self._watch, self._died = DeathWatch(pids), []
         self._hangs.started(pids, worker_group.workers)
         metrics.event(
             "workers_started",
             pids=pids,
-            restart_count=worker_group.spec.max_restarts - self._remaining_restarts,
+            restart_count=worker_group.spec.max_restarts - self.restarts_left,
             world_size=worker_group.workers[0].world_size,
             master_port=worker_group.master_port,
         )
         return pids
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+    def monitor(self, proceed: Callable[[], RunResult]) -> RunResult:
+        """Wait for a death, a hang or the longest wait; then let torch look."""
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
-        if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self._remaining_restarts)):
+        if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left)):
             died = self._watch.wait(0.0)
         deaths = [death for death in died if death.exitcode]
         for death in deaths:
-            self._tell(death)
+            self._record_death(death)
         if deaths:
             self._prepare_stop({death.local_rank for death in died}, deaths)
-        self._preloader.tend()
-        self._chronicle.look()
-        self._notice.look(self._remaining_restarts)
-        result: RunResult = super()._monitor_workers(worker_group)
+        self._preloader.maintain()
+        self._recorder.look()
+        self._notice.look(self.restarts_left)
+        result = proceed()
         if result.state == WorkerState.SUCCEEDED:
             metrics.event("workers_finished")
         if result.state == WorkerState.UNHEALTHY or (result.state == WorkerState.HEALTHY and self._saver.lost):
-            return self._stop_at_once(worker_group)
+            return self._stop_at_once()
         if result.is_failed() and not deaths:  # it died after the wait, or only torch can read its exit code
             first = min(result.failures.values(), key=lambda failure: failure.timestamp)
-            self._tell(Death(first.local_rank, first.pid, first.exitcode))
+            self._record_death(Death(first.local_rank, first.pid, first.exitcode))
         if result.is_failed():
-            self._allow(self._restarts.failed(result.failures, self._pcontext, self._remaining_restarts))
+            self._allow(self._restarts.failed(result.failures, self.context, self.restarts_left))
             self._end_if_lost()
-            self._tell_why(result)
+            self._report_failures(result)
         return result
 
-    def _tell_why(self, result: RunResult) -> None:
-        group, culprits = self._worker_group, dict[int, tuple[int, Cause]]()
+    def _report_failures(self, result: RunResult) -> None:
+        group, culprits = self.get_worker_group(), dict[int, tuple[int, Cause]]()
         died = {group.workers[death.local_rank].global_rank for death in self._died} & result.failures.keys()
         for rank in sorted(died or result.failures):  # torch may name another one first than we have seen
             failure = result.failures[rank]
-            cause = cause_of(failure, self._preloader.last_words(failure.pid), self._pcontext)
+            cause = cause_of(failure, self._preloader.last_words(failure.pid), self.context)
             culprits[rank] = failure.exitcode, cause
         nodes = group.group_world_size or 1
-        follows = nodes > 1 and waiting(group.spec.rdzv_handler)
-        self._notice.failed(culprits, self._remaining_restarts, nodes=nodes, follows=follows)
+        follows = nodes > 1 and _is_awaited(group.spec.rdzv_handler)
+        self._notice.failed(culprits, self.restarts_left, nodes=nodes, follows=follows)
 
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
         """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
         if any((death.exitcode or 0) > 0 for death in failed):
-            self._have_saved(partial(self._saver.let_copies_end, dead))
-        if self._settings.stop_grace:  # what is newest now need not wait for those that are asked to end
-            self._have_saved(self._saver.flush)
+            self._attempt(partial(self._saver.let_copies_end, dead))
+        if self._job_settings.stop_grace:  # what is newest now need not wait for those that are asked to end
+            self._attempt(self._saver.flush)
 
     def _allow(self, restarts: int) -> None:
         """Change how many restarts are left, but not how many there were: that number names each of them."""
-        self._remaining_restarts += restarts
-        self._worker_group.spec.max_restarts += restarts
+        self.restarts_left += restarts
+        self.get_worker_group().spec.max_restarts += restarts
 
-    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+    def restart_workers(self, proceed: Callable[[], None]) -> None:
+        """Restart the workers; each restart has a number of its own."""
+        worker_group = self.get_worker_group()
         if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
             worker_group.spec.max_restarts += 1  # but this one, too, has a number of its own
-            self._notice.interrupted(self._remaining_restarts)
-        super()._restart_workers(worker_group)
+            self._notice.interrupted(self.restarts_left)
+        proceed()
 
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        if self._pcontext is not None:
-            self._pcontext.close()  # those that run are stopped for another node: as for a failure on this one
-        super()._stop_workers(worker_group)
-        self._chronicle.look(now=True)
+    def stop_workers(self, proceed: Callable[[], None]) -> None:
+        """Kill the workers, and have the saver pin what they saved last."""
+        if self.context is not None:
+            self.context.close()  # those that run are stopped for another node: as for a failure on this one
+        proceed()
+        self._recorder.look(now=True)
         self._notice.stopped()
-        metrics.event("workers_stopped", pids=[worker.id for worker in worker_group.workers])
-        self._have_saved(self._saver.breakpoint)
+        metrics.event("workers_stopped", pids=[worker.id for worker in self.get_worker_group().workers])
+        self._attempt(self._saver.breakpoint)
 
-    def _have_saved(self, how: Callable[[], None]) -> None:
+    def _attempt(self, how: Callable[[], None]) -> None:
         try:
             how()
         except (FastckptError, OSError, TimeoutError):
             metrics.counts["breakpoint.failed"] += 1
             logger.exception("the newest checkpoint in memory could not be pinned; the job goes on")
 
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        if args:  # a signal: workers may take long to end, and whoever sent it may not wait
-            self._have_saved(self._saver.flush)
-        super()._shutdown(*args, **kwargs)
+    def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
+        """End the workers, and kill what is left of their process groups."""
+        if signalled:  # workers may take long to end, and whoever sent it may not wait
+            self._attempt(self._saver.flush)
+        proceed()
         self._watch.close()
-        if self._pcontext and self._worker_group.state != WorkerState.SUCCEEDED:
-            for pid in self._pcontext.pids().values():
+        if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
+            for pid in self.context.pids().values():
                 kill_orphans(pid)
 
-    def _tell(self, death: Death) -> None:
+    def _record_death(self, death: Death) -> None:
         self._died.append(death)
-        worker = self._worker_group.workers[death.local_rank]
+        worker = self.get_worker_group().workers[death.local_rank]
         metrics.event(
             "worker_died",
             local_rank=death.local_rank,
             rank=worker.global_rank,
             worker_pid=death.pid,
             exitcode=death.exitcode,
-            restarts_left=self._remaining_restarts,
+            restarts_left=self.restarts_left,
         )
         logger.info(
             "worker %d (pid %d) died: %s; stopping all", worker.global_rank, death.pid, describe(death.exitcode)
@@ -240,24 +246,32 @@ class FastckptAgent(LocalElasticAgent):
     def _end_if_lost(self) -> None:
         """Restart no workers if another job has come in the place of this one."""
         if not self._saver.may_start_over:
-            self._allow(-self._remaining_restarts)
+            self._allow(-self.restarts_left)
 
-    def _stop_at_once(self, worker_group: WorkerGroup) -> RunResult:
+    def _stop_at_once(self) -> RunResult:
         """Kill workers that would train in vain, or that the kernel does not let run: torch would end with success."""
-        assert self._pcontext is not None
-        stuck = [] if self._saver.lost else list(self._uninterruptible_state_first_seen)
+        assert self.context is not None
+        stuck = [] if self._saver.lost else self.uninterruptible
         if self._saver.lost:
             logger.error("stopping the workers: %s", self._saver.lost)
-        self._pcontext.close()
+        self.context.close()
         self._end_if_lost()
         failures = {
             worker.global_rank: ProcessFailure(worker.local_rank, worker.id, -9, error_file="")
-            for worker in worker_group.workers
+            for worker in self.get_worker_group().workers
             if worker.id in stuck or not stuck
         }
         return RunResult(WorkerState.FAILED, failures=failures)
 
     def _explain(self, result: RunResult | None) -> None:
-        if result is not None and self._pcontext is not None:
+        if result is not None and self.context is not None:
             for failure in result.failures.values():
-                explain(failure, self._pcontext, self._hangs.killed, self._saver.lost)
+                explain(failure, self.context, self._hangs.killed, self._saver.lost)
+
+
+def _is_awaited(handler: RendezvousHandler) -> bool:
+    """Whether nodes wait for the next round, because they failed or join; also if that cannot be learnt."""
+    try:
+        return handler.num_nodes_waiting() > 0
+    except (RendezvousError, RuntimeError):  # the store has gone, with the node that has it
+        return True

@@ -1,7 +1,9 @@
-"""What both commands start at: a torch that is missing or too old is told in one sentence, without a traceback."""
+"""The entry points of both commands; a torch that is missing or too old is one line on stderr, not a traceback."""
 
+import platform
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 
 
 def launch() -> None:
@@ -12,6 +14,17 @@ def launch() -> None:
 def tools() -> None:
     """The command fastckpt."""
     _start("fastckpt", "fastckpt_run.cli")
+
+
+def version_line(command: str) -> str:
+    """What ``--version`` of a command prints. Nothing is imported for it: torch would take a second."""
+    from fastckpt._core.version import VERSION  # fails where torch is missing
+
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    return f"{command} {VERSION} (torch {torch}, Python {platform.python_version()})"
 
 
 def _start(command: str, module: str) -> None:

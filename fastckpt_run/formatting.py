@@ -1,4 +1,4 @@
-"""What a report says, in words: durations, causes of lost time, failures."""
+"""Formatting of reports for people: durations, causes of lost time, failures."""
 
 from collections.abc import Sequence
 
@@ -63,12 +63,12 @@ def frequency(decisions: Sequence[DecidedIntervals]) -> str:
     last = decisions[-1]
     if last.memory is None or last.storage is None:
         return f"none yet: what checkpoints cost is measured since step {last.step:,}"
-    said = f"a snapshot every {count(last.memory, 'step')}, a persist every {last.storage:,}"
+    text = f"a snapshot every {count(last.memory, 'step')}, a persist every {last.storage:,}"
     measured = next((one for one in reversed(decisions) if one.overhead is not None), None)
     if measured is None:
-        return said
+        return text
     bound = "" if measured.bound is None else f", of {part(measured.bound)} at most"
-    return f"{said}; checkpoints cost {part(measured.overhead)} of training lately{bound}"
+    return f"{text}; checkpoints cost {part(measured.overhead)} of training lately{bound}"
 
 
 def rate(number: float) -> str:
@@ -83,7 +83,7 @@ def count(number: int, what: str, many: str = "") -> str:
 
 def goodput(part: float | None) -> str:
     """The useful part of all time."""
-    return "unknown: no steps were told of" if part is None else f"{100 * part:.2f} %"
+    return "unknown: no steps were reported" if part is None else f"{100 * part:.2f} %"
 
 
 def failure(one: Recovery, *, nodes: int = 1) -> str:

@@ -4,19 +4,27 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
 import click
 import torch.distributed.run as torchrun
+from torch.distributed.elastic import multiprocessing
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.launcher import api as launcher_api
 
+from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError, FastckptError, NotDurable
-from fastckpt_run.help import launcher_parser
+from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.options import parse
+from fastckpt_run.preload.preloader import Preloader
 from fastckpt_run.shutdown import given_up
-from fastckpt_run.torchrun_patches import substituted
+from fastckpt_run.torchrun_patches import BoundSubprocessHandler, FunctionWorkers, ScriptWorkers
 
 # What torch raises in these is about the user's arguments; from elsewhere it is a fault, whose traceback counts.
 _READERS = (torchrun.get_args_parser, torchrun.parse_min_max_nnodes, torchrun.config_from_args)
@@ -60,10 +68,30 @@ def _main(argv: Sequence[str] | None) -> None:
         _exit(1, f"fastckpt-run: error: {error}")
 
 
+@contextmanager
+def substituted(settings: Settings) -> Iterator[None]:
+    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
+    preloader = Preloader(settings.preload)
+    ours: list[tuple[ModuleType, str, Any]] = [
+        (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),
+        (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
+        (multiprocessing, "MultiprocessContext", partial(FunctionWorkers, grace=settings.stop_grace)),
+        (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
+    ]
+    torchs = [(module, name, getattr(module, name)) for module, name, _ in ours]
+    try:
+        for module, name, value in ours:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in torchs:
+            setattr(module, name, value)
+
+
 @record
 def run(argv: Sequence[str]) -> None:
     """Run a job to its end, as torch.distributed.run.main does: raises ChildFailedError when workers fail."""
-    settings, arguments = parse(launcher_parser(), argv)
+    settings, arguments = parse(argv)
     with substituted(settings):
         torchrun.run(arguments)  # type: ignore[no-untyped-call]
 

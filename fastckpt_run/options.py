@@ -1,75 +1,129 @@
-"""The launcher's command line: our own options by click, everything else by torchrun's own parser."""
+"""The launcher's command line: torchrun's own parser, with an option for each of our settings."""
 
 import inspect
 import re
-from argparse import Action, ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from dataclasses import Field, fields, replace
 from difflib import get_close_matches
-from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+from torch.distributed.argparse_util import check_env, env
+from torch.distributed.run import get_args_parser
 
 from fastckpt._core.config import Settings, variable
+from fastckpt_run.commands import version_line
 
 PREFIX = "--fast"
-SWITCHES_OFF = {f"{PREFIX}-no-preload": f"{PREFIX}-preload=off"}
-"""Options without a value that stand for one with a text."""
-_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+USAGE = "%(prog)s [--fast-OPTION ...] [TORCHRUN OPTION ...] training_script [SCRIPT ARGUMENT ...]"
+DESCRIPTION = """\
+Launch a script as torchrun does, with checkpoints in shared memory that outlive its workers.
+Every option of torchrun means what it means there; the options that begin with --fast are ours.
+They may stand anywhere before the script, with their names in full."""
 
 
-@cache
-def command() -> click.Command:
-    """Our own options, one for each field of Settings, as a click command without a body."""
-    return click.Command("fastckpt-run", params=[_option(field) for field in fields(Settings)], add_help_option=False)
+def parse(argv: Sequence[str]) -> tuple[Settings, Namespace]:
+    """Read a command line.
 
-
-def parse(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Settings, Namespace]:
-    """Read a command line; ``parser`` is torchrun's.
-
-    Returns our settings (options before ``FASTCKPT_*`` variables before defaults) and the namespace that
-    torchrun would have had for the same command line without our options. Raises click.UsageError or
-    ConfigError for our options; for torchrun's, ``parser`` exits as it does in torchrun.
+    Returns our settings (options before ``FASTCKPT_*`` variables before defaults) and the namespace that torchrun would
+    have had for the same command line without our options. Raises click.UsageError or ConfigError.
     """
-    ours, theirs = split(parser, argv)
-    ours = [SWITCHES_OFF.get(argument, argument) for argument in ours]
-    given = command().make_context("fastckpt-run", ours).params
-    settings = replace(Settings.from_environment(), **{n: v for n, v in given.items() if v is not None})
-    return settings, parser.parse_args(theirs)
+    parser = LauncherParser()
+    namespace, unknown = parser.parse_known_args(argv)
+    if ours := [argument for argument in unknown if argument.startswith(PREFIX)]:
+        raise click.UsageError(_unknown(ours[0].partition("=")[0], list(parser.ours)))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    given = {field.name: vars(namespace).pop(_destination(field)) for field in fields(Settings)}
+    return replace(Settings.from_environment(), **{n: v for n, v in given.items() if v is not None}), namespace
 
 
-def split(parser: ArgumentParser, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part a command line into our options and the rest, which ``parser`` shall read.
+class LauncherHelp(RawDescriptionHelpFormatter):
+    """Shows the PET variable and the default of each of torchrun's options."""
 
-    Ours stand before the script, at any place where torchrun could have an option. What a torchrun flag
-    takes as its value, and all that follows the script or ``--``, is not looked at.
+    def _get_help_string(self, action: Action) -> str | None:
+        ours = any(flag.startswith(PREFIX) for flag in action.option_strings)
+        plain = not action.help or (action.nargs == 0 and not isinstance(action, check_env))
+        if ours or plain or not action.option_strings:
+            return action.help
+        shown = "none" if action.default in (None, "", []) else "%(default)s"
+        pet = f"env: PET_{action.dest.upper()}; " if isinstance(action, env | check_env) else ""
+        return f"{action.help} [{pet}default: {shown}]"
+
+
+class LauncherParser(ArgumentParser):
+    """torchrun's parser, as its version of torch defines it and the PET variables adjust it, with our options.
+
+    Attributes:
+        ours: Our options by their names.
     """
-    ours: list[str] = []
-    theirs: list[str] = []
-    rest = list(argv)
-    while rest:
-        if rest[0].startswith(PREFIX):
-            mine, width = ours, _width_of_ours(rest)
-        else:
-            mine, width = theirs, _width(parser, rest[0])
-        if not width:
-            break
-        mine += rest[:width]
-        rest = rest[width:]
-    return ours, theirs + rest
+
+    def __init__(self) -> None:
+        super().__init__(
+            "fastckpt-run",
+            USAGE,
+            DESCRIPTION,
+            parents=[get_args_parser()],
+            add_help=False,
+            formatter_class=LauncherHelp,
+        )
+        versions = "show the versions of this and of torch, and exit"
+        self.add_argument("--version", action=_ShowVersion, nargs=0, default=SUPPRESS, help=versions)
+        self._optionals.title = "options of torchrun"
+        group = self.add_argument_group("options of fastckpt")
+        self._action_groups.insert(0, self._action_groups.pop())
+        added = [group.add_argument(*_flags(field), **_described(field)) for field in fields(Settings)]
+        off: dict[str, Any] = {"action": "store_const", "const": "off", "dest": "fast_preload", "help": SUPPRESS}
+        added.append(group.add_argument(f"{PREFIX}-no-preload", **off))
+        self.ours = {flag: action for action in added for flag in action.option_strings}
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may stand for: torchrun's options alone, so that all mean there what they mean here."""
+        found = super()._get_option_tuples(option_string)
+        return [each for each in found if each[1] != "--version" and each[1] not in self.ours]
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a click.UsageError."""
+        raise click.UsageError(f"{message}; see {self.prog} --help")
 
 
-def _option(field: Field[Any]) -> click.Option:
+class _ShowVersion(Action):
+    """Prints the versions, which argparse's own action would look up at each start."""
+
+    def __call__(self, parser: ArgumentParser, *_: Any) -> NoReturn:
+        print(version_line("fastckpt-run"))
+        parser.exit()
+
+
+class _Switch(Action):
+    """An option of two names, ``--fast-x`` and ``--fast-no-x``."""
+
+    def __call__(self, _: ArgumentParser, namespace: Namespace, __: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, not str(option_string).startswith(f"{PREFIX}-no-"))
+
+
+def _flags(field: Field[Any]) -> list[str]:
     name = field.name.replace("_", "-")
+    return [f"{PREFIX}-{name}"] + ([f"{PREFIX}-no-{name}"] if isinstance(field.default, bool) else [])
+
+
+def _destination(field: Field[Any]) -> str:
+    return f"fast_{field.name}"
+
+
+def _described(field: Field[Any]) -> dict[str, Any]:
+    """The arguments of add_argument for a setting; the help is that of the docstring of Settings."""
     default: Any = field.default
-    switch = isinstance(default, bool)
-    flag = f"{PREFIX}-{name}/{PREFIX}-no-{name}" if switch else f"{PREFIX}-{name}"
+    texts = dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
+    kind, switch = type(default), isinstance(default, bool)
     shown = ("no", "yes")[default] if switch else default or repr(default)
-    text = f"{_explanations().get(field.name, '')} [env: {variable(field.name)}; default: {shown}]"
-    kind = type(default)
-    reads = _number(flag, kind) if kind in (int, float) else None if switch else kind
-    return click.Option([field.name, flag], type=reads, default=None, help=text)
+    text = f"{texts.get(field.name, '')} [env: {variable(field.name)}; default: {shown}]".replace("%", "%%")
+    common = {"dest": _destination(field), "default": None, "help": text}
+    if switch:
+        return common | {"action": _Switch, "nargs": 0}
+    names = {int: "INTEGER", float: "FLOAT", str: "TEXT"}
+    return common | {"metavar": names[kind], "type": kind if kind is str else _number(_flags(field)[0], kind)}
 
 
 def _number(flag: str, kind: type[float]) -> Callable[[str], float]:
@@ -82,63 +136,11 @@ def _number(flag: str, kind: type[float]) -> Callable[[str], float]:
             allowed = "a whole number" if kind is int else "a number"
             raise click.UsageError(f"{flag} is {text!r}; give {allowed}") from None
 
-    read.__name__ = "integer" if kind is int else "float"  # as the help calls it
     return read
 
 
-def _explanations() -> dict[str, str]:
-    """What the docstring of Settings says of each field."""
-    return dict(re.findall(r"^    (\w+): (.+)$", inspect.getdoc(Settings) or "", re.MULTILINE))
-
-
-def _width_of_ours(rest: Sequence[str]) -> int:
-    """How many arguments our option at the head of ``rest`` takes up, with itself."""
-    if rest[0] in SWITCHES_OFF:
-        return 1
-    name, equals, _ = rest[0].partition("=")
-    known = {flag: p for p in command().params for flag in (*p.opts, *p.secondary_opts)}
-    if name not in known:
-        begun = [flag for flag in known if flag.startswith(name)]
-        alike = get_close_matches(name.removeprefix(PREFIX), [flag.removeprefix(PREFIX) for flag in known], 1)
-        near = begun or [PREFIX + flag for flag in alike]
-        question = f"; did you mean {near[0]}?" if len(near) == 1 else ""
-        raise click.UsageError(
-            f"no such option: {name}; names are given in full: {', '.join(begun or known)}{question}"
-        )
-    option = known[name]
-    if equals or (isinstance(option, click.Option) and option.is_flag):
-        return 1
-    if len(rest) < 2 or rest[1].startswith("--"):
-        raise click.UsageError(f"{name} needs a value")
-    return 2
-
-
-def _width(parser: ArgumentParser, arg: str) -> int:
-    """How many arguments torchrun's flag ``arg`` takes up, with itself; 0 if ``arg`` is no flag."""
-    table = parser._option_string_actions
-    name, equals, _ = arg.partition("=")
-    if not arg.startswith("-") or arg in ("-", "--"):
-        return 0
-    if name in table:
-        return 1 if equals else 1 + _takes_value(table[name])
-    if arg.startswith("--"):
-        found = [action for flag, action in table.items() if flag.startswith(name)]
-    else:
-        found = [action] if (action := _last_of_cluster(table, arg)) else []
-    if not found and (" " in arg or _NEGATIVE_NUMBER.fullmatch(arg)):
-        return 0  # argparse takes these for positional arguments
-    return 1 + (not equals and any(map(_takes_value, found)))
-
-
-def _takes_value(action: Action) -> bool:
-    return action.nargs != 0
-
-
-def _last_of_cluster(table: dict[str, Action], arg: str) -> Action | None:
-    """The action in ``-mr`` that looks for a value in the next argument; None if none does."""
-    letters = arg[1:]
-    while letters and (action := table.get(f"-{letters[0]}")):
-        letters = letters[1:]
-        if _takes_value(action):
-            return None if letters else action
-    return None
+def _unknown(name: str, known: Sequence[str]) -> str:
+    begun = [flag for flag in known if flag.startswith(name)]
+    near = begun or get_close_matches(name, known, 1, 0.8)
+    question = f"; did you mean {near[0]}?" if len(near) == 1 else ""
+    return f"no such option: {name}; names are given in full: {', '.join(begun or known)}{question}"

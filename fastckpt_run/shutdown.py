@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from fastckpt._core.saver.server import Saver
+from fastckpt_run.torchrun_patches import SIGNAL_HANDLER
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -21,7 +21,7 @@ given_up = threading.Event()
 _TICK = 0.1
 
 
-def close_patiently(saver: Saver, timeout: float, signals: int) -> None:
+def close_with_timeout(saver: Saver, timeout: float, signals: int) -> None:
     """Close ``saver``, for at most ``timeout`` seconds; a job's third signal gives up.
 
     ``signals`` is how many have come before. Raises SignalException when it gives up.
@@ -61,14 +61,14 @@ def _counted(before: int) -> Iterator[list[signal.Signals]]:
         if left > 0:
             logger.warning("%s: the last flush goes on; %d more to give it up", received[-1].name, left)
 
-    numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is _terminate_process_handler]
+    numbers = [n for n in signal.valid_signals() if signal.getsignal(n) is SIGNAL_HANDLER]
     for number in numbers:
         signal.signal(number, count)
     try:
         yield received
     finally:
         for number in numbers:
-            signal.signal(number, _terminate_process_handler)
+            signal.signal(number, SIGNAL_HANDLER)
 
 
 def signals_in(error: BaseException | None) -> int:

@@ -1,36 +1,272 @@
-"""Put our parts where torch's launcher constructs its own."""
+"""All private names of torch's launcher that ours uses: a release that changes them breaks this file alone."""
 
-from collections.abc import Iterator
+import os
+import signal
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import ModuleType
+from multiprocessing.connection import wait
+from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
-from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.multiprocessing import api as multiprocessing_api
-from torch.distributed.launcher import api as launcher_api
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import MultiprocessContext, PContext, RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.rendezvous import RendezvousHandler, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from fastckpt._core.config import Settings
-from fastckpt_run.agent import FastckptAgent
+from fastckpt_run.failures.deaths import peek
+from fastckpt_run.parent_death import die_with
 from fastckpt_run.preload.preloader import Preloader
-from fastckpt_run.workers import BoundSubprocessHandler, FunctionWorkers, ScriptWorkers
+from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, terminate_gracefully
+
+_KILL_WAIT = 30.0
+SIGNAL_HANDLER: Any = _terminate_process_handler
+"""What turns a signal into a SignalException, wherever the agent is."""
+
+# --- the agent
+
+
+class HookedAgent(LocalElasticAgent):
+    """torch's agent with a public hook in place of each private method that it calls; `proceed` is what torch does."""
+
+    @property
+    def context(self) -> PContext | None:
+        """The running workers; None before they are started."""
+        return self._pcontext
+
+    @property
+    def restarts_left(self) -> int:
+        """How many restarts torch would still make."""
+        return int(self._remaining_restarts)
+
+    @restarts_left.setter
+    def restarts_left(self, number: int) -> None:
+        self._remaining_restarts = number
+
+    @property
+    def uninterruptible(self) -> list[int]:
+        """The pids of workers that the kernel does not let run, and has not for long."""
+        return list(self._uninterruptible_state_first_seen)
+
+    @abstractmethod
+    def meet(self, proceed: Callable[[], None]) -> None:
+        """Meet the other nodes."""
+
+    @abstractmethod
+    def worker_environment(self) -> Mapping[str, str]:
+        """Variables that each worker gets besides torch's."""
+
+    @abstractmethod
+    def start_workers(self, proceed: Callable[[], dict[int, Any]]) -> dict[int, Any]:
+        """Start the workers of this node; returns their pids by local rank."""
+
+    @abstractmethod
+    def monitor(self, proceed: Callable[[], RunResult]) -> RunResult:
+        """Look how the workers are; torch calls this again and again."""
+
+    @abstractmethod
+    def restart_workers(self, proceed: Callable[[], None]) -> None:
+        """Stop the workers, and start them again."""
+
+    @abstractmethod
+    def stop_workers(self, proceed: Callable[[], None]) -> None:
+        """Stop the workers because one failed, or another node waits."""
+
+    @abstractmethod
+    def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
+        """End the workers at the end of the job, which may come by a signal."""
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self.meet(partial(super()._rendezvous, worker_group))
+
+    def _set_local_rank_env(self, worker_env: dict[str, str | None], local_rank: int, spec: WorkerSpec) -> None:
+        super()._set_local_rank_env(worker_env, local_rank, spec)
+        worker_env |= self.worker_environment()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return self.start_workers(partial(super()._start_workers, worker_group))
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return self.monitor(partial(super()._monitor_workers, worker_group))
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self.restart_workers(partial(super()._restart_workers, worker_group))
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.stop_workers(partial(super()._stop_workers, worker_group))
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        self.shut_down(partial(super()._shutdown, *args, **kwargs), signalled=bool(args))
+
+
+# --- workers
+
+
+class BoundSubprocessHandler(SubprocessHandler):
+    """Starts a worker that the kernel kills when its agent dies: forked from a template, or else executed."""
+
+    def __init__(self, *args: Any, preloader: Preloader, **kwargs: Any) -> None:
+        self._preloader = preloader
+        super().__init__(*args, **kwargs)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+        streams = [0, *(file.fileno() if file else n for n, file in enumerate((self._stdout, self._stderr), start=1))]
+        worker = self._preloader.fork(args, env, streams) or self._execute(args, env)
+        self._preloader.started(worker.pid)
+        return worker
+
+    def _execute(self, args: tuple[str, ...], env: dict[str, str]) -> Popen[bytes]:
+        agent = os.getpid()
+        return Popen(
+            args,
+            env=env,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
+            preexec_fn=lambda: die_with(agent),  # noqa: PLW1509 (between fork and exec is the point)
+        )
+
+
+class ScriptWorkers(SubprocessContext):
+    """Workers that run a command; those that a failure takes along are killed, after ``grace`` seconds if any."""
+
+    def __init__(self, *args: Any, grace: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._grace = grace
+        self.stopped: set[int] = set()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """As torch's; without a signal, which is how torch stops the others after a failure, SIGKILL."""
+        if death_sig is None:
+            running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
+            self.stopped |= running.keys()
+            if self._grace:
+                terminate_gracefully(running.values(), self._grace)
+        for handler in self.subprocess_handlers.values():
+            if death_sig is not None and handler.proc.poll() is None:
+                continue_group(handler.proc.pid)
+        super().close(death_sig or signal.SIGKILL, timeout)
+
+    def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
+        for local_rank in self._running_local_ranks:
+            worker = self.subprocess_handlers[local_rank].proc
+            exitcode = peek(worker.pid) if worker.returncode is None else worker.returncode
+            if exitcode and worker.returncode is None:
+                kill_group(worker.pid)  # before torch reaps it and the number loses its meaning
+            if exitcode:
+                drop_if_torn(Path(self.error_files[local_rank]))
+        super()._capture_process_failures(done_local_ranks)
+
+
+class FunctionWorkers(MultiprocessContext):
+    """Workers that run a function, which end in the same way."""
+
+    def __init__(self, *args: Any, grace: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._grace = grace
+        self.stopped: set[int] = set()
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """As torch's; without a signal SIGKILL."""
+        running = [p.pid for p in self._pc.processes if p.is_alive()] if self._pc is not None else []
+        if death_sig is None and self._grace:
+            terminate_gracefully(running, self._grace)
+        for pid in running if death_sig is not None else ():
+            continue_group(pid)
+        super().close(death_sig or signal.SIGKILL, timeout)
+
+    def _poll(self) -> RunProcsResult | None:
+        if self._pc is not None:
+            failed = {rank for rank, process in enumerate(self._pc.processes) if peek(process.pid)}
+            if failed:
+                self._kill_others(failed)
+        return super()._poll()
+
+    def _kill_others(self, failed: set[int]) -> None:
+        assert self._pc is not None
+        others = [p.pid for rank, p in enumerate(self._pc.processes) if rank not in failed and p.is_alive()]
+        if self._grace:
+            terminate_gracefully(others, self._grace)
+        for process in self._pc.processes:
+            kill_group(process.pid)
+            process.kill()  # one that has not come to its own session yet
+        for rank in set(range(self.nprocs)) - failed:
+            self._pc.processes[rank].join(_KILL_WAIT)
+        # torch names the first dead that it finds: let it find those that failed.
+        self._pc.sentinels = {fd: rank for fd, rank in self._pc.sentinels.items() if rank in failed}
+        wait(list(self._pc.sentinels), _KILL_WAIT)  # it is open while a child of the failed one lives
+        for rank in failed:
+            drop_if_torn(Path(self.error_files[rank]))
+
+
+def is_shown(workers: PContext, local_rank: int) -> bool:
+    """Whether what a worker wrote to stderr has been shown; functions' tracebacks go to error files only."""
+    teed = any(local_rank in tail._log_files for tail in workers._tail_logs[1:2])
+    return not isinstance(workers, MultiprocessContext) and (teed or not workers.stderrs[local_rank])
+
+
+# --- rendezvous
+
+
+def forget_last_round(handler: RendezvousHandler) -> None:
+    """Forget the store in which the workers of the last round met; call when they are dead.
+
+    Else the next workers read there the addresses of their dead predecessors and fail to connect, which
+    costs an attempt. A c10d handler is made to open a fresh store, on a fresh port. A static one shares its
+    store, on the port that the user named, with the workers: that is emptied. With several nodes the static
+    store is left alone, because another node's agent may be in its next round already.
+    """
+    if isinstance(handler, DynamicRendezvousHandler):
+        handler._bootstrap_store_info = None
+        handler._shared_tcp_store_server = None
+    elif isinstance(handler, StaticTCPRendezvous) and handler.world_size == 1 and handler._store is not None:
+        for key in handler._store.list_keys():
+            handler._store.delete_key(key)
 
 
 @contextmanager
-def substituted(settings: Settings) -> Iterator[None]:
-    """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
-    preloader = Preloader(settings.preload)
-    ours: list[tuple[ModuleType, str, Any]] = [
-        (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),
-        (multiprocessing, "SubprocessContext", partial(ScriptWorkers, grace=settings.stop_grace)),
-        (multiprocessing, "MultiprocessContext", partial(FunctionWorkers, grace=settings.stop_grace)),
-        (multiprocessing_api, "get_subprocess_handler", partial(BoundSubprocessHandler, preloader=preloader)),
-    ]
-    torchs = [(module, name, getattr(module, name)) for module, name, _ in ours]
+def without_waits(handler: RendezvousHandler) -> Iterator[None]:
+    """While this lasts, one node alone waits for nobody, and names for torch's records are had cheaply.
+
+    torch lets a node wait up to 0.3 s, so that not all come at once; and it looks up the source lines of the whole
+    stack to find the name of one function, 8 times in each rendezvous, 8 ms each time.
+    """
+    torchs: Any = dynamic_rendezvous
+    delay, name = torchs._delay, torchs.get_method_name
+
+    def delay_unless_alone(seconds: float | tuple[float, float]) -> None:
+        if not (alone and isinstance(seconds, tuple)):
+            delay(seconds)
+
+    alone = isinstance(handler, DynamicRendezvousHandler) and handler.settings.max_nodes == 1
+    torchs._delay, torchs.get_method_name = delay_unless_alone, _name_of_caller
     try:
-        for module, name, value in ours:
-            setattr(module, name, value)
         yield
     finally:
-        for module, name, value in torchs:
-            setattr(module, name, value)
+        torchs._delay, torchs.get_method_name = delay, name
+
+
+def stop_heartbeats(handler: RendezvousHandler, timeout: float) -> bool:
+    """Stop what torch lets go on after a signal; False if it does not end in ``timeout`` seconds.
+
+    A heartbeat is in C++ most of the time, and perhaps waits there for a store that is gone. A thread that comes back
+    from there while Python ends has its stack unwound, which aborts the process.
+    """
+    if not isinstance(handler, DynamicRendezvousHandler):
+        return True
+    stopper = threading.Thread(target=handler._stop_heartbeats, name="fastckpt-heartbeats", daemon=True)
+    stopper.start()
+    stopper.join(timeout)
+    return not stopper.is_alive()
+
+
+def _name_of_caller(depth: int = 2) -> str:
+    return sys._getframe(depth).f_code.co_name

@@ -19,7 +19,7 @@ NOTE = "fastckpt: "
 """How the notes begin that fastckpt adds to exceptions of users' own code."""
 LONGEST = 80
 """Characters of a value that a message shows."""
-_HERE = f"{Path(__file__).parent}{os.sep}"
+_HERE = f"{Path(__file__).parents[1]}{os.sep}"
 _DEFECTS = (AgentLost, ProtocolError, SaverError)
 """Errors that are no mistake of the caller's: their tracebacks show where in fastckpt they came up."""
 _TOO_MANY = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+) ")
@@ -123,10 +123,10 @@ def mapping(name: str, value: object, allowed: str) -> None:
         raise ArgumentError(f"{name} is {shown(value)}; give {allowed}")
 
 
-def saving(step: object, state: object, rank_state: object, metrics: object) -> None:
-    """Check what is given to a save; raises ArgumentError. None stands for what was left out."""
+def saving(step: object, state: object, rank_state: object, metrics: object, *, required: bool = False) -> None:
+    """Check what is given to a save; raises ArgumentError. None stands for what was left out, if it may be."""
     whole_step(step)
-    if state is not None:
+    if state is not None or required:
         mapping("state_dict", state, "a dict, such as {'model': model.state_dict()}")
     if rank_state is not None:
         mapping("rank_state", rank_state, "a dict, such as {'losses': losses}")

@@ -14,6 +14,7 @@ from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.memory.processes import Process
 from fastckpt._core.memory.saver_address import SaverAddress, find
 from fastckpt._core.saver.server import Saver
+from fastckpt._core.torch_private.tensors import init_method
 from fastckpt.errors import FastckptError
 
 logger = logging.getLogger("fastckpt")
@@ -107,5 +108,5 @@ def _key(place: RankInfo) -> str:
     else:
         launch = [os.getppid() if place.local_world_size > 1 else os.getpid()]
     if place.local_world_size > 1 and dist.is_initialized():  # one process may start several jobs at once
-        launch.append(dist.distributed_c10d._default_pg_init_method)
+        launch.append(init_method())
     return hashlib.sha256(repr([os.getuid(), launch]).encode()).hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""What happens, as phases, counts and events: one mechanism for timing, logging and fault injection."""
+"""Phases, counts and events: one mechanism for timing, logging and fault injection."""
 
 import json
 import logging

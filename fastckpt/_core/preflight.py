@@ -1,4 +1,4 @@
-"""Sees, before anything is saved, whether the places that a job was given are what they should be."""
+"""Checks, before anything is saved, that the checkpoint directory and the memory of a job can be used."""
 
 import errno
 import logging

@@ -1,4 +1,4 @@
-"""The deletion strategies that users of Flash Checkpoint know, over the pure retention policies."""
+"""Deletion strategies with the names of Flash Checkpoint's, over the pure retention policies."""
 
 import logging
 import os
@@ -18,7 +18,6 @@ from fastckpt._core.policy.retention import (
     KeepEveryMinutes,
     KeepLast,
     KeepMeasured,
-    KeepNamed,
     Policy,
     RetentionEntry,
     measured,
@@ -49,8 +48,8 @@ class CheckpointDeletionStrategy(ABC):
         """
 
 
-class _PolicyStrategy(CheckpointDeletionStrategy):
-    """Applies a policy to what lies on storage, so that a restart forgets nothing."""
+class PolicyStrategy(CheckpointDeletionStrategy):
+    """Applies a policy to what is on storage, so that a restart forgets nothing."""
 
     def __init__(self, policy: Policy, checkpoint_dir: str | Path) -> None:
         self.policy = policy
@@ -64,7 +63,7 @@ class _PolicyStrategy(CheckpointDeletionStrategy):
             delete_func(str(found[id].path))
 
 
-class KeepLatestStepStrategy(_PolicyStrategy):
+class KeepLatestStepStrategy(PolicyStrategy):
     """Keeps the newest ``max_to_keep`` checkpoints."""
 
     @public
@@ -73,7 +72,7 @@ class KeepLatestStepStrategy(_PolicyStrategy):
         super().__init__(KeepLast(max_to_keep), checkpoint_dir)
 
 
-class KeepStepIntervalStrategy(_PolicyStrategy):
+class KeepStepIntervalStrategy(PolicyStrategy):
     """Keeps the checkpoints whose step is a multiple of ``keep_interval``, and the newest."""
 
     @public
@@ -82,7 +81,7 @@ class KeepStepIntervalStrategy(_PolicyStrategy):
         super().__init__(KeepEvery(keep_interval), checkpoint_dir)
 
 
-class KeepTimeIntervalStrategy(_PolicyStrategy):
+class KeepTimeIntervalStrategy(PolicyStrategy):
     """Keeps the first checkpoint of every ``minutes`` of the clock (with 60: of each hour), and the newest."""
 
     @public
@@ -90,7 +89,7 @@ class KeepTimeIntervalStrategy(_PolicyStrategy):
         super().__init__(KeepEveryMinutes(minutes), checkpoint_dir)
 
 
-class KeepBestStrategy(_PolicyStrategy):
+class KeepBestStrategy(PolicyStrategy):
     """Keeps the best checkpoints by what was measured of them, and the newest.
 
     Args:
@@ -105,7 +104,7 @@ class KeepBestStrategy(_PolicyStrategy):
         super().__init__(KeepBest(max_to_keep, metric, mode), checkpoint_dir)
 
 
-class KeepEpochStrategy(_PolicyStrategy):
+class KeepEpochStrategy(PolicyStrategy):
     """Keeps the checkpoints saved with ``metrics={"epoch": ...}``, as scripts do at the end of one, and the newest."""
 
     @public
@@ -113,25 +112,17 @@ class KeepEpochStrategy(_PolicyStrategy):
         super().__init__(KeepMeasured(EPOCH), checkpoint_dir)
 
 
-class KeepNamedStrategy(_PolicyStrategy):
-    """Keeps ``max_to_keep``: the newest, the one whose step that has as ``metric``, and of the others the newest."""
-
-    def __init__(self, max_to_keep: int, metric: str, checkpoint_dir: str | Path) -> None:
-        super().__init__(KeepNamed(max_to_keep, metric), checkpoint_dir)
-
-
-class KeepAnyStrategy(_PolicyStrategy):
+class KeepAnyStrategy(PolicyStrategy):
     """Keeps what at least one of several strategies keeps, each of them one of those above."""
 
     @public
     def __init__(self, *strategies: CheckpointDeletionStrategy) -> None:
         parts = [strategy for strategy in strategies if _is_ours(strategy)]
-        for strategy in strategies:
-            if strategy not in parts:
-                raise ConfigError(
-                    f"{type(strategy).__name__} cannot be part of a KeepAnyStrategy: what it would keep is not known "
-                    f"before it deletes. Combine strategies of ours, or write one CheckpointDeletionStrategy for all."
-                )
+        if users := [type(strategy).__name__ for strategy in strategies if not _is_ours(strategy)]:
+            raise ConfigError(
+                f"{users[0]} cannot be part of a KeepAnyStrategy: what it would keep is not known before it deletes. "
+                "Combine strategies of ours, or write one CheckpointDeletionStrategy for all."
+            )
         policy = KeepAny(tuple(part.policy for part in parts))
         directories = sorted({part.location for part in parts})
         if len(directories) > 1:
@@ -139,20 +130,9 @@ class KeepAnyStrategy(_PolicyStrategy):
         super().__init__(policy, directories[0])
 
 
-_OURS = (
-    KeepLatestStepStrategy,
-    KeepStepIntervalStrategy,
-    KeepTimeIntervalStrategy,
-    KeepBestStrategy,
-    KeepEpochStrategy,
-    KeepNamedStrategy,
-    KeepAnyStrategy,
-)
-
-
-def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[_PolicyStrategy]:
-    """Whether it does what its policy says: a user's subclass may not."""
-    return type(strategy) in _OURS
+def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[PolicyStrategy]:
+    """Whether it applies its policy: a user's subclass may not."""
+    return type(strategy) in (PolicyStrategy, *PolicyStrategy.__subclasses__())
 
 
 def checked(name: str, strategy: object) -> None:
@@ -180,7 +160,7 @@ def policy_of(strategy: CheckpointDeletionStrategy | None) -> Policy | None:
 
 
 def obsolete(policy: Policy, found: Iterable[StoredCheckpoint]) -> list[SaveId]:
-    """The checkpoints that a policy does not keep, oldest first; it decides by what their manifests say.
+    """The checkpoints that a policy does not keep, oldest first; it decides by their manifests.
 
     Histories that the newest did not resume from are judged apart: it is no reason to delete any of theirs.
     """

@@ -1,45 +1,42 @@
-"""What the checkpointers of all frameworks share: a writer that saves states and tells what became of them."""
+"""A session: what the checkpointers of all frameworks save, resume and wait with."""
 
 import logging
 import os
-import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType, TracebackType
-from typing import Any, Self, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
 from fastckpt._core import arguments
-from fastckpt._core.arguments import public
-from fastckpt._core.client.collective import Agreement, check_alike
+from fastckpt._core.client.collective import Agreement, Departures, agreement
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.deletion_runner import DeletionRunner
-from fastckpt._core.client.departures import Departures
-from fastckpt._core.client.flash_options import WriterOptions, without_flash
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.heartbeat import Heartbeat
+from fastckpt._core.client.job_store import explain_stale_addresses
 from fastckpt._core.client.save_results import SaveRequest, SaveResult, StorageType, at_least
-from fastckpt._core.client.saver_options import wishes
-from fastckpt._core.client.stale_addresses import explain_stale_addresses
+from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import LARGEST, SaveId
-from fastckpt._core.format.manifest import MEMBERS, ROUND
-from fastckpt._core.in_process_saver import launch_of, leave_own_saver, saver_address
+from fastckpt._core.in_process_saver import leave_own_saver, saver_address
 from fastckpt._core.ipc.messages import Goodbye, Status
 from fastckpt._core.memory.stacks import offer
 from fastckpt._core.metrics import counts, write_events_to
 from fastckpt._core.policy import retention
-from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
 from fastckpt._core.policy.verify import level
 from fastckpt._core.preflight import make_ready
-from fastckpt._core.resume.companions import BESIDE, Member, Pairing
-from fastckpt._core.resume.missing_load import warn_of_unloaded
-from fastckpt._core.resume.resume import ResumeResult
-from fastckpt._core.resume.shared_directory import check_shared, mark_seen
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.directory_checks import warn_of_unloaded
+from fastckpt._core.resume.resume import Resume, ResumeResult, Share
 from fastckpt._core.retention import CheckpointDeletionStrategy, warn_of_another_directory
 from fastckpt._core.schedule.persist_turns import PersistTurns
+from fastckpt._core.session_history import SessionHistory
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
 from fastckpt._core.snapshot.snapshotter import Snapshotter
 from fastckpt._core.storage.io.modes import choose
@@ -48,11 +45,42 @@ from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import idle_cores
 from fastckpt.errors import FastckptError, PersistError, StepError
 
-__all__ = ["SaveResult", "Session", "StorageType", "WithWriter"]
+__all__ = ["SaveResult", "Session", "SessionOptions", "StorageType"]
 
 logger = logging.getLogger("fastckpt")
 
 explain_stale_addresses()  # here: the process group is formed before a checkpointer is made
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What all checkpointers take by name; `DdpCheckpointer` says what each means."""
+
+    weights_only: bool = True
+    verify: str = "resume"
+    overlap: Optimizer | Iterable[Optimizer] | None = None
+    remote: str | os.PathLike[str] = ""
+    remote_deletion_strategy: CheckpointDeletionStrategy | None = None
+    flash: FlashOptions = field(default_factory=FlashOptions)
+
+
+DEFAULTS = SessionOptions()
+
+
+class OpenResume(NamedTuple):
+    """A resume of all ranks that has begun.
+
+    Attributes:
+        ranks: All ranks of the job.
+        finder: Finds what this rank could load; to be closed when it was loaded.
+        resume: Has the ranks choose.
+        since: How to know saves since the same rollback; empty for none.
+    """
+
+    ranks: Agreement
+    finder: CandidateFinder
+    resume: Resume
+    since: dict[str, Any]
 
 
 class Session:
@@ -62,14 +90,10 @@ class Session:
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy | None = None,
-        *,
-        weights_only: bool = True,
-        verify: str = "resume",
-        overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        options: SessionOptions = DEFAULTS,
     ) -> None:
-        optimizers = optimizers_in(overlap)
-        self.verify = level(verify)
+        optimizers = optimizers_in(options.overlap)
+        self.verify = level(options.verify)
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
         write_events_to(self.settings.events)
         choose(self.settings.mode)
@@ -77,32 +101,28 @@ class Session:
         if not is_url(self.directory):
             make_ready(self.directory, self.place)
         self.threads = self.settings.fill_threads or idle_cores(1)
-        self.resumed_from: SaveId | None = None
         self.skipped = 0
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)
-        asked = wishes(self.directory, deletion_strategy, self.verify, **without_flash(options, self.place.rank))
+            options.flash.report()
+        asked = saver_options(
+            self.directory, deletion_strategy, self.verify, options.remote, options.remote_deletion_strategy
+        )
         self.link = SaverClient(asked, self.place, saver_address(self.place, self.settings))
         stacks = offer() if self.place.agent and self.settings.hang_timeout != "off" else 0
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
-        lanes = DeviceStreams()
-        self.overlap = Overlap(optimizers, lanes, self.beats.stall, check=self.settings.check_overlap)
+        streams = DeviceStreams()
+        self.overlap = Overlap(optimizers, streams, self.beats.stall, check=self.settings.check_overlap)
         self._departures = Departures(self.directory, self.place)
         self._turns = PersistTurns(self.directory, self.place, self.link.status)
         self._snapshots = Snapshotter(
-            self.link, self.threads, lanes, self.overlap, self._departures, weights_only=weights_only
+            self.link, self.threads, streams, self.overlap, self._departures, weights_only=options.weights_only
         )
         self._cleaner = DeletionRunner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
-        self.loads = 0
-        self._past: Ranges = ()
-        self._member = Member(self.directory, self.place.rank, lambda: self.link.history)
-        self._in_step: dict[str, int] = {}
+        self.history = SessionHistory(self.link, self.place, self.settings)
         self._is_first = True
-        self._rollback: dict[str, Any] = {}
-        self._attempt = ""
-        self._launches: list[str] = []
         self._pid = os.getpid()
         self._closed = False
 
@@ -130,23 +150,24 @@ class Session:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
         self.be_ready()
-        save, path = self._id(step), target_in(self.directory, path)
+        # 1. report what became of pending saves   2. copy the state into memory, and commit, or leave the rest to a
+        # thread (Snapshotter.save)   3. run the user's deletion strategy on what became durable
+        save, path = self.save_id(step), target_in(self.directory, path) if path else ""
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
-        late, overtakable = self._hear_of_pending(), place is None
-        wish = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
+        late, overtakable = self._note_pending(), place is None
+        request = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
         if save == self._held:
-            return self._save_again(save, wish, path, measures, late)
-        if self._is_first and not (self.place.rank or self.resumed_from or self._rollback):
+            return self._save_again(save, request, path, measures, late)
+        if self._is_first and not self.place.rank and self.history.is_new:
             warn_of_unloaded(self.link, save)
         self._is_first = False
         self._last = save
-        self._in_step = self._member.save(save)
+        details = self._details(path, save) | measures
         with self.beats.save(save.step):
-            outcome = self._snapshots.save(save, states, wish=wish, details=self._details(path) | measures)
+            outcome = self._snapshots.save(save, states, request=request, details=details)
         if outcome.skipped:
-            self.skipped += 1
-            counts["skipped_saves"] += 1
+            self._count_skipped()
         else:
             self._held = save
         self._cleaner.clean_up()
@@ -157,25 +178,31 @@ class Session:
         """Copy a part of a step that `save` makes whole, as that does; why it was not copied, empty if it was."""
         self.be_ready()
         with self.beats.stall("save"):
-            return self._snapshots.save(self._id(step), states, commit=False).skipped
+            return self._snapshots.save(self.save_id(step), states, commit=False).skipped
 
-    def refusal(self, step: int) -> str:
-        """Why the saver skips a save, of which it is told so that it counts it; empty if it does not."""
-        return self._snapshots.refusal(self._id(step))
+    def skip(self, step: int, reason: str, *, is_final: bool = False) -> SaveResult:
+        """Skip a save; ``is_final`` says that a rank has closed, so that no later one can be made either."""
+        reason = (self._snapshots.refusal(self.save_id(step)) if is_final else "") or reason
+        self._count_skipped()
+        logger.warning("step %d was not saved: %s", step, reason)
+        return SaveResult(False, step, reason, self.skipped)
 
-    def _hear_of_pending(self) -> str:
+    def _count_skipped(self) -> None:
+        self.skipped += 1
+        counts["skipped_saves"] += 1
+
+    def _note_pending(self) -> str:
         """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
-        told = []
+        reports = []
         for save, outcome in self.overlap.endings():
             if outcome.skipped:
-                self.skipped += 1
-                counts["skipped_saves"] += 1
+                self._count_skipped()
                 self._held = None if self._held == save else self._held
-            told.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
-        return "; ".join(filter(None, told))
+            reports.append(f"{save} was not saved: {outcome.skipped}" if outcome.skipped else outcome.trouble)
+        return "; ".join(filter(None, reports))
 
     def _save_again(
-        self, save: SaveId, wish: SaveRequest, path: str, measures: dict[str, Any], trouble: str
+        self, save: SaveId, request: SaveRequest, path: str, measures: dict[str, Any], trouble: str
     ) -> SaveResult:
         """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
         with self.beats.stall("save"):
@@ -184,8 +211,8 @@ class Session:
                     self._snapshots.add_details(measures)
             except OSError as error:
                 trouble = f"the metrics of {save} could not be kept: {error}"
-            if wish.persist:
-                trouble = self._snapshots.notify(save, wish, path=path) or trouble
+            if request.persist:
+                trouble = self._snapshots.notify(save, request, path=path) or trouble
         return SaveResult(True, save.step, "memory held it already", self.skipped, trouble)
 
     def wait(self, timeout: float) -> int | None:
@@ -218,49 +245,73 @@ class Session:
         except FastckptError:
             return None
 
-    def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
-        """Let later saves belong to a new history, the same on all ranks: the job goes on from another point.
+    def open_resume(self, needs: RequiredFiles, share: Share, asked: str) -> OpenResume:
+        """Open a new history, and look for what all ranks can go on from; all ranks call it.
 
-        After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
-        details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
+        Args:
+            needs: Which files make a checkpoint one of this kind, and whole for this rank.
+            share: Which of a checkpoint's files this rank checks.
+            asked: The path that the user gave; empty for the newest checkpoint.
 
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
+        self.be_ready()
+        ranks = agreement(self.place.world_size)
+        since = self.open_history(ranks, asked)
+        finder = CandidateFinder(self.link, self.directory, needs, digests=self.verify != "never")
+        return OpenResume(ranks, finder, Resume(self.link, finder, share, self.threads, self.history.pairing), since)
+
+    def resumed(self, resumed: ResumeResult, seconds: float) -> None:
+        """Go on from what was loaded, if anything was, and report it to the saver."""
+        self.history.go_on_from(resumed)
+        self.link.tell_loaded(resumed.id, resumed.tier, seconds)
+        if resumed.state is not None:
+            step = resumed.id.step if resumed.id else -1
+            self.beats.resume(step)
+            if self.place.rank == 0:
+                logger.info("resumed step %d from %s in %.2f s", step, resumed.tier, seconds)
+
+    def loaded_nothing(self) -> None:
+        """Report to the saver that there was nothing to load."""
+        self.link.tell_loaded(None, "", 0.0)
+
+    def release(self) -> None:
+        """Let the saver reuse the memory that a load holds, if one does."""
+        if self.link.pins:
+            self.link.release()
+
+    def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
+        """As `SessionHistory.open`: the saves so far belong to another one."""
         if self._last is not None:
-            self.go_on(self._last.history)
+            self.history.go_on(self._last.history)
             self.link.next_history()
             self._last = self._held = None
-        asked = {"resume_path": resume_path, "verify": self.verify, "remote": self.link.wishes.remote}
-        seen = mark_seen(self.directory, self.place)
-        said = ranks.gather([self.link.history, launch_of(self.place), secrets.token_hex(8), asked, seen])
-        histories, launches, (self._attempt, *_), wishes, marks = zip(*said, strict=True)
-        launch, self._launches = launches[0], sorted(set(launches))
-        check_alike(wishes)
-        check_shared(ranks, self.directory, self.place, marks)
-        self.link.history = max(histories)
-        self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
-        self.loads += 1
-        return self._rollback if self.loads == 1 else {}
+        return self.history.open(ranks, resume_path, self.verify)
 
-    def go_on_from(self, resumed: ResumeResult) -> None:
-        """Let later saves be of the line of training of what was loaded, if anything was."""
-        self._member.load(resumed.id, resumed.details)
-        if resumed.state is None:
-            return
-        self.resumed_from = resumed.id
-        self._past = ()
-        if resumed.id is not None and not resumed.elsewhere:
-            self._past = past(resumed.details, None)
-            self.go_on(resumed.id.history)
+    def begin_history(self) -> None:
+        """Let the next save be newer than all before, even if it is of the same step. All ranks call it."""
+        self.be_ready()
+        self.history.go_on(self.link.history)
+        self.link.next_history()
+        self.link.history = max(agreement(self.place.world_size).gather(self.link.history))
 
-    def go_on(self, history: int) -> None:
-        """Let later saves, of whatever history, be of the line of this one."""
-        self._past = merged(self._past, [(history, history)])
+    def overlap_with(
+        self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple
+    ) -> None:
+        """Copy what only the steps of these optimizers change in the background, from the next save on."""
+        self.overlap.defer(optimizers, beside)
 
-    @property
-    def pairing(self) -> Pairing:
-        """What the next load is held to, for the sake of other checkpointers of this job."""
-        return self._member.pairing(self.settings.arenas, self.place.group_rank)
+    def count_steps(self, clock: Callable[[], int]) -> None:
+        """Count the steps of training by ``clock``, where several steps of optimizers make one."""
+        self.beats.clock = clock
+
+    def work(self, name: str) -> AbstractContextManager[None]:
+        """Report that this process works on a phase of this name."""
+        return self.beats.work(name)
+
+    def stall(self, name: str, timeout: float | None = None) -> AbstractContextManager[None]:
+        """Report that training waits for a phase of this name, which ends by itself after ``timeout`` seconds."""
+        return self.beats.stall(name, timeout)
 
     def close(self, lends: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time.
@@ -272,7 +323,7 @@ class Session:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
-        self._member.leave()
+        self.history.leave()
         try:
             self._snapshots.close()
         finally:
@@ -285,7 +336,7 @@ class Session:
                 leave_own_saver(failed=failed)
 
     def _goodbye(self, lends: Mapping[str, Any]) -> Goodbye:
-        self._hear_of_pending()
+        self._note_pending()
         sizes: dict[str, int] = {}
         try:
             sizes = self._snapshots.lend(self._last, lends)
@@ -298,7 +349,8 @@ class Session:
             self._departures.announce(history, self._held)
         return Goodbye(history, sizes, self._details("") if sizes else {}, list(self._departures.found(history)))
 
-    def _id(self, step: int) -> SaveId:
+    def save_id(self, step: int) -> SaveId:
+        """The id of a save of this step made now; raises StepError."""
         step = arguments.whole_step(step)
         if not 0 <= step <= LARGEST:
             raise StepError(f"step {step} is out of range; give whole numbers from 0 to {LARGEST}")
@@ -309,20 +361,13 @@ class Session:
             )
         return SaveId(self.link.history, step)
 
-    def _details(self, path: str) -> dict[str, Any]:
-        nodes = self.place.group_world_size
+    def _details(self, path: str, save: SaveId | None = None) -> dict[str, Any]:
         return {
             "world_size": self.place.world_size,
             "rank": self.place.rank,
             "num_threads": torch.get_num_threads(),
             "path": path,
-            "parent": list(self.resumed_from) if self.resumed_from else None,
-            HISTORIES: [list(run) for run in self._past],
-            ROUND: self._attempt or f"{launch_of(self.place)} {self.link.history}",
-            **self._rollback,
-            **({BESIDE: self._in_step} if self._in_step else {}),
-            **({"node": self.place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
-            **({MEMBERS: self._launches} if nodes > 1 else {}),
+            **self.history.details(save),
         }
 
     def be_ready(self) -> None:
@@ -332,50 +377,6 @@ class Session:
         if self._closed:
             raise FastckptError("the checkpointer is closed: nothing is saved or loaded after close(); make another")
         self.overlap.wait()
-
-
-class WithWriter:
-    """What every checkpointer is that saves with a `Session`: open until it is closed, or the with block ends."""
-
-    _writer: Session
-
-    def close(self) -> None:
-        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
-        self._writer.close()
-
-    @public
-    def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
-        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
-
-        Of saves that newer ones may overtake, the newest is.
-
-        Args:
-            timeout: Seconds.
-
-        Returns:
-            The step of the newest durable checkpoint; None if there is none.
-
-        Raises:
-            TimeoutError: It takes longer.
-            PersistError: The newest persist has failed for good.
-        """
-        return self._writer.wait(arguments.seconds("timeout", timeout))
-
-    def _skip(self, step: int, reason: str, *, is_final: bool = False) -> SaveResult:
-        """Skip a save; ``is_final`` says that a rank has closed, so that no later one can be made either."""
-        reason = (self._writer.refusal(step) if is_final else "") or reason
-        self._writer.skipped += 1
-        counts["skipped_saves"] += 1
-        logger.warning("step %d was not saved: %s", step, reason)
-        return SaveResult(False, step, reason, self._writer.skipped)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_failing() -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fastckpt._core.config import RankInfo
+from fastckpt._core.torch_private.tensors import local_part, untraced
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -62,23 +63,25 @@ class Gradients:
             logger.warning(
                 "gradients of %d ranks are not in this checkpoint, which is one of %s: if it was saved in the middle "
                 "of accumulation, the next update lacks its micro-batches",
-                world, f"{state['world']} ranks" if state else "fewer ranks, or without gradients",
-            )  # fmt: skip
+                world,
+                f"{state['world']} ranks" if state else "fewer ranks, or without gradients",
+            )
             grads = {}
         parameters = dict(self._model.named_parameters())
         if unknown := grads.keys() - parameters.keys():
             raise ConfigError(f"the checkpoint has gradients of {', '.join(sorted(unknown))}, which the model lacks")
-        if other := [name for name in grads if grads[name].shape != _local(parameters[name]).shape]:
+        if other := [name for name in grads if grads[name].shape != local_part(parameters[name]).shape]:
             raise ConfigError(
                 f"the gradient of {other[0]} has the shape {tuple(grads[other[0]].shape)} in the checkpoint, and its "
-                f"parameter {tuple(_local(parameters[other[0]]).shape)} on this rank: gradients are loaded in the same "
-                "sharding only. Resume so, or pass gradients=False, which leaves out the micro-batches that they have"
+                f"parameter {tuple(local_part(parameters[other[0]]).shape)} on this rank: gradients are loaded in the "
+                "same sharding only. Resume so, or pass gradients=False, which leaves out the micro-batches that "
+                "they have"
             )
         for name, parameter in parameters.items():
             parameter.grad = None
             if name in grads:
                 parameter.grad = torch.empty_like(parameter, requires_grad=False)
-                _local(parameter.grad).copy_(grads[name])
+                local_part(parameter.grad).copy_(grads[name])
 
     def _warn_if_needed(self) -> None:
         if self._added and self._warns:
@@ -89,15 +92,13 @@ class Gradients:
                 "after updates only, or give the loader accumulate= (if GradScaler skipped an update, nothing is lost)"
             )
 
+    @untraced
     def _adds(self, parameter: torch.Tensor) -> None:
         self._added = True
 
+    @untraced
     def _uses(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         self._added = False
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled step calls them as they are.
-    _adds._torchdynamo_disable = True  # type: ignore[attr-defined]
-    _uses._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _shard(name: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -108,9 +109,4 @@ def _shard(name: str, parameter: torch.Tensor) -> torch.Tensor:
             f"gradients=True: the gradient of {name} is {gradient.placements}, and its parameter "
             f"{getattr(parameter, 'placements', 'whole')}; ranks have yet to add it up. Call step() after updates only"
         )
-    return _local(gradient)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a DTensor; another tensor as it is."""
-    return getattr(tensor, "_local_tensor", tensor)
+    return local_part(gradient)

@@ -1,15 +1,11 @@
-"""Trainings of which all ranks have the whole state, as under DistributedDataParallel."""
+"""Training runs of which all ranks have the whole state, as under DistributedDataParallel."""
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
-
-from torch.optim import Optimizer
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.client.replica_check import other_weights
-from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.ddp import DdpCheckpointer
 
@@ -17,7 +13,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class ReplicatedBackend(DdpCheckpointer):
-    """The framework of DDP, and of models that nothing wraps."""
+    """Saves runs of DDP, and of models that nothing wraps; a `ShardedBackend` has the same methods."""
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a sharded model with one that is not: make one file of its checkpoint with python -m "
@@ -27,24 +23,22 @@ class ReplicatedBackend(DdpCheckpointer):
 
     @classmethod
     def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
-        """They have their states themselves."""
+        """The same parts: they have their states themselves."""
         return parts
 
-    def __init__(
-        self,
-        checkpoint_dir: str | os.PathLike[str],
-        deletion_strategy: CheckpointDeletionStrategy,
-        *,
-        overlap: Sequence[Optimizer],
-        **options: Any,
-    ) -> None:
-        super().__init__(checkpoint_dir, deletion_strategy, overlap=overlap, **options)
-        self._foreseen = overlap[0] if len(overlap) == 1 else None
-
     def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Backend.resume`; foresees what the optimizer will hold, if there is one of them.
+        """Load the newest checkpoint that all ranks can load into all parts; all ranks call it.
 
-        Raises ConfigError, too, if ranks have models of other parameters.
+        Args:
+            parts: The state of the run.
+            own: What will be saved with them, to make memory ready if there is no checkpoint.
+
+        Returns:
+            What there is in the checkpoint, by name; empty if nothing was ever saved.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but none can be loaded.
+            ConfigError: Parts are missing in it, or do not fit; or ranks have models of other parameters.
         """
         place = self._writer.place
         self._writer.be_ready()
@@ -59,5 +53,5 @@ class ReplicatedBackend(DdpCheckpointer):
                     "them equal before resume(), or, where ranks have stages of a pipeline, give stage=",
                     other,
                 )
-            self.prepare(parts.common() | own, self._foreseen)
+            self.prepare(parts.common() | own, parts.sole_optimizer)
         return loaded

@@ -1,17 +1,16 @@
-"""Trainings of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
+"""Training runs of which each rank has shards, as under FSDP, HSDP and tensor parallelism."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.session import SaveResult, StorageType
+from fastckpt._core.torch_private.sharding import ShardedTensor, tree_leaves
 from fastckpt.checkpointer.state import Part, TrainingState
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
@@ -27,7 +26,7 @@ from fastckpt.fsdp.shards import FsdpShardCheckpointer, FsdpState
 
 
 class ShardedBackend(FsdpShardCheckpointer):
-    """The framework of FSDP1, FSDP2 and DTensors."""
+    """Saves runs of FSDP1, FSDP2 and DTensors."""
 
     FROM_OTHERS: ClassVar[str] = (
         "To go on from a model that was not sharded with one that is: give what its model.pt has to set_state_dict of "
@@ -37,7 +36,16 @@ class ShardedBackend(FsdpShardCheckpointer):
 
     @classmethod
     def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
-        """Shards of the model and its optimizers, and of what else is sharded; the rest is as it is."""
+        """What has the states of these parts: shards of the model, its optimizers, and what else is sharded.
+
+        Args:
+            parts: By name: "model", which is in no wrapper of torch's, "optimizer", "scheduler", and what a user named.
+            gradients: Whether ``.grad`` of the parameters is to be saved for each rank.
+            staged: Whether other ranks have other models, as of the stages of a pipeline.
+
+        Raises:
+            ConfigError: A run of these cannot be saved.
+        """
         model, optimizers = parts[MODEL], _optimizers(parts[OPTIMIZER])
         assert isinstance(model, Module)
         for each in (each for part in parts.values() if isinstance(part, Module) for each in part.modules()):
@@ -56,10 +64,10 @@ class ShardedBackend(FsdpShardCheckpointer):
         }
 
     def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `Backend.resume`; without a checkpoint the first save makes memory ready."""
+        """As `ReplicatedBackend.resume`; without a checkpoint the first save makes memory ready."""
         self._reader.reset()
         if self.get_storage_reader() is None:
-            self._writer.link.tell_loaded(None, "", 0.0)
+            self._writer.loaded_nothing()
             return {}
         metadata = self._reader.metadata
         paths = (metadata.planner_data or {}).values()
@@ -81,7 +89,7 @@ class ShardedBackend(FsdpShardCheckpointer):
         rank_state: dict[str, Any],
         metrics: Mapping[str, float],
     ) -> SaveResult:
-        """As `Backend.save_checkpoint`."""
+        """As `ReplicatedBackend.save_checkpoint`."""
         shards = {name: state for name, state in state_dict.items() if isinstance(state, ShardedState)}
         common = {name: state for name, state in state_dict.items() if name not in shards}
         if self.last is None:

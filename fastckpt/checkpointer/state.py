@@ -1,4 +1,4 @@
-"""What the state of a training consists of: objects with a state, by name."""
+"""The state of a training run: objects with a state, by name."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,11 +7,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fastckpt._core.arguments import shown
+from fastckpt._core.client.optimizers import Kinds, check_kinds, dtypes_kept
+from fastckpt._core.client.optimizers import unwrapped as stepping
 from fastckpt._core.data.protocol import DataState, check_stateful, data_state, load_data_state
 from fastckpt._core.data.split import rank_and_world
-from fastckpt._core.resume.optimizer_classes import Kinds, check_kinds
-from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
 from fastckpt._core.stateful import Stateful
+from fastckpt._core.torch_private.tensors import compiled_module
 from fastckpt.checkpointer.gradients import Gradients
 from fastckpt.errors import ConfigError, FastckptError
 
@@ -82,6 +83,14 @@ class TrainingState:
         """What was given as the model."""
         return self._parts["model"]
 
+    @property
+    def sole_optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, if there is one of torch's alone."""
+        part = self._parts.get("optimizer", ())
+        given = part if isinstance(part, Sequence) else (part,)
+        found = [stepping(each) for each in given if isinstance(each, torch.optim.Optimizer)]
+        return found[0] if len(found) == 1 else None
+
     def blank(self, name: str) -> Any:
         """What stands for the state of a part of this name before it is loaded."""
         part = self._parts.get(name)
@@ -99,11 +108,6 @@ class TrainingState:
             return {}
         said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
         return {f"{name} of the data": str(value) for name, value in said.items()}
-
-    @property
-    def size(self) -> int:
-        """Bytes of the tensors of this rank, but for what it alone has."""
-        return sum(_size(part) for part in self._parts.values())
 
     def left_out(self, common: Mapping[str, Any]) -> set[str]:
         """What a checkpoint has and `load` does not take."""
@@ -167,8 +171,8 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     while True:
         if isinstance(inner, DistributedDataParallel | torch.nn.DataParallel):
             inner = inner.module
-        elif hasattr(inner, "_orig_mod"):  # torch.compile's, whose type takes seconds to import
-            inner = inner._orig_mod
+        elif (compiled := compiled_module(inner)) is not None:
+            inner = compiled
         else:
             return inner  # type: ignore[no-any-return]
 
@@ -182,13 +186,6 @@ def _has_own_place(part: Any) -> bool:
     if not _hands_out(part):
         return False
     return rank_and_world(None, None)[1] > 1 or (_is_ours(part) and bool(part.rank_state_dict()))
-
-
-def _size(part: Part) -> int:
-    """Bytes of a part's tensors, which one that would gather them says itself."""
-    if hasattr(part, "nbytes"):
-        return int(part.nbytes)
-    return sum(each.untyped_storage().nbytes() for each in _tensors(_state(part)))
 
 
 def _tensors(node: Any) -> Iterator[torch.Tensor]:

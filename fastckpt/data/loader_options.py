@@ -1,11 +1,11 @@
-"""What a user can ask of a loader, and what goes together."""
+"""The arguments of a loader, and checks that they go together."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
-from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe, default_collate, default_convert
 
 from fastckpt._core.arguments import choice, shown
 from fastckpt.data.sampler import ResumableSampler
@@ -13,26 +13,25 @@ from fastckpt.errors import ConfigError
 
 Seeding = Literal["sample", "batch", "none"]
 
-FORWARDED = ("num_workers", "pin_memory", "timeout", "multiprocessing_context", "prefetch_factor", "persistent_workers",
-             "pin_memory_device")  # fmt: skip
-"""What torch's DataLoader is given as it is."""
 
+@dataclass(frozen=True, kw_only=True)
+class RequestedLoader:
+    """The arguments of a `ResumableDataLoader` that decide what it draws from.
 
-class LoaderOptions(TypedDict, total=False):
-    """Further arguments of `ResumableDataLoader`; the first thirteen are DataLoader's."""
+    Raises:
+        ConfigError: They do not go together.
+    """
 
+    dataset: Any
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    drop_last: bool
     sampler: Iterable[Any] | None
     batch_sampler: Iterable[Any] | None
     num_workers: int
     collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
     generator: None
-    prefetch_factor: int | None
-    persistent_workers: bool
-    pin_memory_device: str
     in_order: bool
     num_replicas: int | None
     rank: int | None
@@ -42,32 +41,15 @@ class LoaderOptions(TypedDict, total=False):
     count: bool | None
     seeding: Seeding
     accumulate: int
-    ahead: bool
-
-
-@dataclass(frozen=True)
-class RequestedLoader:
-    """A loader as the user wants it.
-
-    Raises:
-        ConfigError: That cannot be.
-    """
-
-    dataset: Any
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    options: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        choice("seeding", self.get("seeding", "sample"), get_args(Seeding))
+        choice("seeding", self.seeding, get_args(Seeding))
         self._check_numbers()
         for wrong, why in (
-            (self.get("generator") is not None, "generator: its state would not be saved; give seed"),
-            (not self.get("in_order", True), "in_order=False: batches would come in no order that could be continued"),
-            (self.get("accumulate", 1) < 1, f"accumulate is {self.get('accumulate')}; give 1 or more batches per step"),
-            (self.drop_last and self.get("uneven"), "drop_last and uneven: the last batch is either dropped or not"),
+            (self.generator is not None, "generator: its state would not be saved; give seed"),
+            (not self.in_order, "in_order=False: batches would come in no order that could be continued"),
+            (self.accumulate < 1, f"accumulate is {self.accumulate}; give 1 or more batches per step"),
+            (self.drop_last and self.uneven, "drop_last and uneven: the last batch is either dropped or not"),
             (self.drop_last and self.batch_size is None, "drop_last needs batches; batch_size is None"),
             (isinstance(self.dataset, IterDataPipe | MapDataPipe), "a DataPipe shuffles and shards itself: give it to "
              "torchdata's loader, or give a plain Dataset"),
@@ -84,22 +66,22 @@ class RequestedLoader:
         """Whether the data set has no indices."""
         return isinstance(self.dataset, IterableDataset)
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """An option."""
-        return self.options.get(name, default)
+    @property
+    def collate(self) -> Callable[[Any], Any]:
+        """What makes a batch of samples."""
+        return self.collate_fn or (default_convert if self.batch_size is None else default_collate)
 
     def _check_numbers(self) -> None:
-        counts = {"batch_size": self.batch_size, "num_workers": self.get("num_workers"),
-                  "accumulate": self.get("accumulate")}  # fmt: skip
-        for name, value in counts.items():
+        for name in ("batch_size", "num_workers", "accumulate"):
+            value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
                 raise ConfigError(f"{name} is {shown(value)}; give a whole number")
 
     def _check_iterable(self) -> None:
         for name in ("sampler", "batch_sampler"):
-            if self.get(name) is not None:
+            if getattr(self, name) is not None:
                 raise ConfigError(f"an iterable data set has no indices: leave {name} out")
-        if self.get("count") is False and not hasattr(self.dataset, "state_dict"):
+        if self.count is False and not hasattr(self.dataset, "state_dict"):
             raise ConfigError(
                 f"count=False, but {type(self.dataset).__name__} has no state_dict to go on by: leave count out"
             )
@@ -112,9 +94,9 @@ class RequestedLoader:
             raise ConfigError("an iterable data set cannot be shuffled by the loader: have it shuffle itself")
 
     def _check_indexed(self) -> None:
-        sampler, batch_sampler = self.get("sampler"), self.get("batch_sampler")
+        sampler, batch_sampler = self.sampler, self.batch_sampler
         for name in ("sharded", "repeatable", "count"):
-            if self.get(name):
+            if getattr(self, name):
                 raise ConfigError(f"{name}=True is for iterable data sets; the loader shares out one with indices")
         if sampler is None and batch_sampler is None and not hasattr(self.dataset, "__len__"):
             raise ConfigError(f"{type(self.dataset).__name__} has no length; give it __len__, or a sampler")
@@ -123,7 +105,7 @@ class RequestedLoader:
         if batch_sampler is not None and (self.batch_size != 1 or self.shuffle or self.drop_last):
             raise ConfigError("a batch_sampler makes the batches: leave batch_size, shuffle and drop_last out")
         if isinstance(sampler, ResumableSampler):
-            given = [name for name in ("num_replicas", "rank") if self.get(name) is not None]
+            given = [name for name in ("num_replicas", "rank") if getattr(self, name) is not None]
             if given or self.seed not in (0, sampler.position.seed):
                 raise ConfigError("the ResumableSampler says which rank this is, and the seed: give them to it alone")
 

@@ -1,4 +1,4 @@
-"""What a data set sees of the loader worker that it is in."""
+"""Setup of a loader worker: what a data set sees of it, and its end with its rank."""
 
 import dataclasses
 import os

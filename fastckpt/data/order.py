@@ -1,4 +1,4 @@
-"""The order of an epoch's samples: a pure function of (seed, epoch, length), or what a user's sampler says."""
+"""The order of an epoch's samples: a pure function of (seed, epoch, length), or drawn from a user's sampler."""
 
 import itertools
 import random
@@ -14,7 +14,7 @@ from fastckpt.data.splitmix import mix, permutation
 from fastckpt.errors import ConfigError
 
 ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
-"""What numbers are drawn for: they start the key of each, so that one tells nothing of the others."""
+"""What numbers are drawn for: they start the key of each, so that none can be derived from another."""
 
 END = object()
 
@@ -33,7 +33,7 @@ class Order(Protocol):
         """Those at some positions, counted in circles."""
 
     def identity(self, seed: int, epoch: int) -> int:
-        """What tells this order from others of the same seed, epoch and length."""
+        """A number that distinguishes this order from others of the same seed, epoch and length."""
 
 
 class IndexOrder:
@@ -42,7 +42,7 @@ class IndexOrder:
     def __init__(self, dataset: Sized, *, shuffle: bool) -> None:
         self._dataset = dataset
         self._shuffle = shuffle
-        self._drawn = _Newest()
+        self._newest: tuple[Any, Any] = None, None
 
     def length(self, _seed: int, _epoch: int) -> int:
         """How many there are."""
@@ -58,9 +58,9 @@ class IndexOrder:
         if not self._shuffle:
             return list(positions) if isinstance(places, slice) else places
         key = (seed, epoch, length)
-        if (order := self._drawn.get(key)) is None:
-            order = self._drawn.put(key, permutation(mix(ORDER, seed, epoch), length))
-        indices: list[int] = order[places].tolist()
+        if self._newest[0] != key:
+            self._newest = key, permutation(mix(ORDER, seed, epoch), length)
+        indices: list[int] = self._newest[1][places].tolist()
         return indices
 
     def identity(self, _seed: int, _epoch: int) -> int:
@@ -100,7 +100,7 @@ class DrawnOrder:
         self._sampler = sampler
         self._size = sampler
         self._tried = False
-        self._drawn = _Newest()
+        self._newest: tuple[Any, Any] = None, None
 
     def length(self, seed: int, epoch: int) -> int:
         """How many there are."""
@@ -116,10 +116,9 @@ class DrawnOrder:
         return self._keys(seed, epoch)[1]
 
     def _keys(self, seed: int, epoch: int) -> tuple[Sequence[Any], int]:
-        drawn = self._drawn.get((seed, epoch))
-        if drawn is None:
-            drawn = self._drawn.put((seed, epoch), self._draw(seed, epoch))
-        keys, identity = drawn
+        if self._newest[0] != (seed, epoch):
+            self._newest = (seed, epoch), self._draw(seed, epoch)
+        keys, identity = self._newest[1]
         return keys, identity
 
     def _try(self, seed: int, epoch: int) -> list[Any] | None:
@@ -166,18 +165,3 @@ def _wrapped(sampler: Any) -> Iterator[Any]:
 def _plain(keys: Iterable[Any]) -> Iterator[Any]:
     """Keys whose text is the same in every process: samplers may give tensors."""
     return (key.tolist() if isinstance(key, torch.Tensor) else key for key in keys)
-
-
-class _Newest:
-    """Remembers one value, that of the newest key."""
-
-    def __init__(self) -> None:
-        self._key: Any = None
-        self._value: Any = None
-
-    def get(self, key: Any) -> Any:
-        return self._value if key == self._key else None
-
-    def put(self, key: Any, value: Any) -> Any:
-        self._key, self._value = key, value
-        return value

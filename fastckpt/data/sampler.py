@@ -28,7 +28,7 @@ class ResumableSampler(Sampler[int]):
         dataset: Anything with a length.
         num_replicas: Ranks; by default those of torch.distributed, or of the launcher.
         rank: This rank.
-        shuffle: Whether to shuffle each epoch anew.
+        shuffle: Whether to reshuffle for each epoch.
         seed: Below 2**63, equal on all ranks; with epoch and length it decides the order.
         drop_last: Leave out the last row, if it has fewer samples than there are ranks, instead of filling it up from
             the beginning of the epoch.
@@ -142,7 +142,7 @@ class ResumableSampler(Sampler[int]):
         self._begun = self._forgotten = False
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """What this rank has beside it: nothing."""
+        """The state of this rank alone: nothing."""
         return {}
 
     def load_rank_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -16,11 +16,11 @@ from torch.utils.data import (
 
 from fastckpt._core.data.generator_draws import DrawWatch, SeedWatch
 from fastckpt._core.data.generators import seed_generators
-from fastckpt._core.data.position import DataPosition, Positioned
+from fastckpt._core.data.position import DataPosition
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, SAMPLE, Order
 from fastckpt.data.sampler import check_length, load
-from fastckpt.data.source import SourceAnswer
+from fastckpt.data.source import Source, SourceAnswer
 from fastckpt.data.splitmix import mix, mix_each
 
 
@@ -134,7 +134,7 @@ def draws_nothing(dataset: Any) -> bool:
     return type(dataset) is ConcatDataset and all(map(draws_nothing, dataset.datasets))
 
 
-class Samples(Positioned):
+class Samples(Source):
     """The position in the order of a data set.
 
     Args:
@@ -148,8 +148,7 @@ class Samples(Positioned):
     def __init__(
         self, reader: SampleReader, order: Order, split: Split, position: DataPosition, *, batches_given: bool
     ) -> None:
-        super().__init__(position)
-        self.reader = reader
+        super().__init__(reader, position)
         self._order = order
         self._split = split
         self._batches_given = batches_given

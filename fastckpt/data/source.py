@@ -1,12 +1,15 @@
-"""What a loader needs to know of a kind of data: what to ask its workers for, and how far their answers bring it."""
+"""Sources of a loader: what to ask its workers for, and how far their answers bring the position."""
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from fastckpt._core.data.position import DataPosition, nothing_own
+
 
 class SourceAnswer(enum.Enum):
-    """What a worker says instead of giving a batch."""
+    """The answer of a worker without a batch."""
 
     NOTHING = "no batch this time"
     END = "no batch any more"
@@ -27,48 +30,65 @@ class SourceReader(Protocol):
         """A batch and how far it brings; an `SourceAnswer` as the latter if there is none."""
 
 
-class Source(Protocol):
-    """The part that lives in the main process: it keeps the position."""
+class Source(ABC):
+    """The part that lives in the main process: it keeps the position, here one cursor for all ranks.
 
-    @property
-    def reader(self) -> SourceReader:
-        """What the workers get."""
+    Args:
+        reader: What the workers get.
+        position: Where to begin.
+    """
+
+    def __init__(self, reader: SourceReader, position: DataPosition) -> None:
+        self.reader = reader
+        self._position = position
 
     @property
     def epoch(self) -> int:
         """The epoch, from 0."""
+        return self._position.epoch
 
     @property
     def seed(self) -> int:
         """From which all random numbers follow."""
+        return self._position.seed
 
     @property
     def jumps(self) -> int:
         """Counts the times that somebody set the position."""
+        return self._position.jumps
 
+    @abstractmethod
     def requests(self) -> Iterator[Any]:
         """From the position to the end of the epoch; endless if nobody knows where that is."""
 
+    @abstractmethod
     def reached(self, mark: Any) -> SourceAnswer | None:
         """Move to where an answer brings; None if it came with a batch."""
 
     def ends_here(self) -> bool:
-        """Whether the epoch is known to have no batch left."""
+        """Whether the epoch is known to have no batch left: never of a stream."""
+        return False
 
     def end_epoch(self) -> None:
         """Go on to the beginning of the next one."""
+        self._position.end_epoch()
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
+        self._position.set_epoch(epoch)
 
+    @abstractmethod
     def batches(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Batches of this rank in a whole epoch; raises TypeError if nobody knows."""
 
+    @abstractmethod
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What all ranks have in common, and what this one has beside it."""
 
+    @abstractmethod
     def load(self, common: Mapping[str, Any]) -> None:
-        """Take over what was common."""
+        """Take over what was common; raises ConfigError if it does not fit."""
 
     def load_own(self, own: Mapping[str, Any]) -> None:
-        """Take over this rank's part."""
+        """Take over this rank's part; raises ConfigError if there should be none."""
+        nothing_own(own)

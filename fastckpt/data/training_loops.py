@@ -1,4 +1,4 @@
-"""How a training loop goes through a loader, as far as that decides where a resume goes on."""
+"""Ways of a training loop through a loader that decide where a resume goes on."""
 
 import gc
 import itertools

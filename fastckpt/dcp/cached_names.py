@@ -1,4 +1,4 @@
-"""Gives the state of a model and its optimizers by torch's names, which it asks torch for once."""
+"""Cache of torch's names for the parameters of a model and its optimizers, by which their state is saved."""
 
 import weakref
 from dataclasses import dataclass
@@ -38,9 +38,11 @@ class _Names:
         names, parameters = _named(model)
         now = [parameters, *map(parameters_of, optimizers)]
         then = [self.parameters[1], *self.optimized]
-        return names == self.parameters[0] and list(map(len, now)) == list(map(len, then)) and all(
-            reference() is parameter for reference, parameter in zip(chain(*then), chain(*now), strict=True)
-        )  # fmt: skip
+        return (
+            names == self.parameters[0]
+            and list(map(len, now)) == list(map(len, then))
+            and all(reference() is parameter for reference, parameter in zip(chain(*then), chain(*now), strict=True))
+        )
 
     def rename(self, optimizers: tuple[Optimizer, ...]) -> dict[str, Any]:
         """The state of the optimizers, which have numbers for their parameters."""

@@ -1,6 +1,6 @@
-"""The two forms of a call that saves a training: a state dict, or a model and what goes with it, as in DLRover."""
+"""Two forms of a call that saves: a state dict, or a model and what goes with it, as in DLRover."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.nn import Module
@@ -11,8 +11,8 @@ _STATE = ("state_dict", "path", "storage_type")
 _TRAINING = ("model", "optimizer", "extra_sd", "path", "storage_type")
 
 
-def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments behind the step by their names: those of the form that the first one tells.
+def by_name(positional: Sequence[Any], **named: Any) -> dict[str, Any]:
+    """All arguments after the step by their names; the first one decides the form.
 
     Raises ArgumentError for too many of them, or one that is given twice.
     """
@@ -20,8 +20,9 @@ def by_name(positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, An
     if len(positional) > len(names):
         form = f"save_checkpoint(step, {', '.join(names)})"
         raise ArgumentError(f"{form} takes {len(names) + 1} positional arguments; {len(positional) + 1} were given")
+    # In Flash Checkpoint an optimizer or extra_sd that is not there is None.
+    named = {name: each for name, each in named.items() if each is not None}
     given = dict(zip(names, positional, strict=False))
     if twice := given.keys() & named.keys():
         raise ArgumentError(f"save_checkpoint got {min(twice)!r} by its place and by its name")
-    # In Flash Checkpoint an optimizer or extra_sd that is not there is None.
     return {name: each for name, each in {**given, **named}.items() if each is not None}

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint._sharded_tensor_utils import _flatten_sharded_tensors
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
+from fastckpt._core.torch_private.sharding import ShardedTensor, flatten_sharded_tensors, spec_of
+from fastckpt._core.torch_private.tensors import local_part
+
 Leaves = Mapping[str, Any]
-"""What stands in a state: tensors, whole or shards, and Python values, by their names in DCP."""
+"""The leaves of a state: tensors, whole or shards, and Python values, by their names in DCP."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -32,7 +33,7 @@ class FlatItem(NamedTuple):
 
 
 class Value:
-    """Is a leaf of a state, whatever it contains: not taken apart, and loaded as it was."""
+    """A leaf of a state, of any contents: not flattened, and loaded as it was."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -44,7 +45,7 @@ def flattened(state: dict[str, Any]) -> DefaultSavePlanner:
     flat.set_up_planner(state)
     flat.state_dict = {name: leaf.value if type(leaf) is Value else leaf for name, leaf in flat.state_dict.items()}
     if sharded := {name: leaf for name, leaf in flat.state_dict.items() if isinstance(leaf, ShardedTensor)}:
-        flat.state_dict |= _flatten_sharded_tensors(sharded)  # of all, it would make texts of the keys within values
+        flat.state_dict |= flatten_sharded_tensors(sharded)  # of all, it would make texts of the keys within values
     return flat
 
 
@@ -69,7 +70,7 @@ def structure(leaves: Leaves) -> list[Any]:
 def _layout(leaf: Any) -> Any:
     kind = type(leaf)
     if kind is DTensor:
-        spec, local = leaf._spec, leaf._local_tensor
+        spec, local = spec_of(leaf), local_part(leaf)
         return kind, spec.mesh, spec.placements, spec.shape, local.dtype, local.shape
     if isinstance(leaf, ShardedTensor):
         shards = [
@@ -91,7 +92,7 @@ class Archiver:
         if item.offsets is None:
             return self._archive(item.name, leaf)
         if type(leaf) is DTensor:
-            return leaf._local_tensor
+            return local_part(leaf)
         if type(leaf) in _PLAIN:
             return leaf  # type: ignore[no-any-return]
         found: torch.Tensor = find_state_dict_object(dict(leaves), MetadataIndex(item.name, item.offsets))

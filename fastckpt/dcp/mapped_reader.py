@@ -1,10 +1,9 @@
-"""Reads tensors from where their bytes lie in mapped files, if the archives around them are those that we write."""
+"""Reads tensors out of mapped files, if the archives around them are those that we write."""
 
 import mmap
 from pathlib import Path
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
@@ -12,6 +11,7 @@ from torch.futures import Future
 
 from fastckpt._core.format.distcp import Headers, Layout
 from fastckpt._core.format.structure import QUANTIZED
+from fastckpt._core.torch_private.sharding import narrow_tensor_by_index
 
 
 class MappedReader(FileSystemReader):
@@ -24,7 +24,7 @@ class MappedReader(FileSystemReader):
     _layouts: dict[MetadataIndex, Layout]
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object) -> None:
-        """Take note of what lies where."""
+        """Note where each tensor is stored."""
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
         self._layouts = {
             MetadataIndex(name, chunk.offsets): (entry.properties.dtype, chunk.sizes)

@@ -1,4 +1,4 @@
-"""States that look like one and are several: of pipeline stages, one would come back with the tensors of another."""
+"""Conflicts of names between states of several pipeline stages: one would load the tensors of another."""
 
 import ctypes
 import re
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import xxhash
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -16,7 +15,8 @@ from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.replica_check import other_weights
-from fastckpt._core.torch_private import flat_parameters
+from fastckpt._core.torch_private.sharding import ShardedTensor, flat_parameters, group_of
+from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.dcp.flattening import flattened
 from fastckpt.dcp.stage_names import stages_in
 from fastckpt.errors import ConfigError
@@ -33,7 +33,7 @@ class StageClaim(NamedTuple):
     """What of a rank's state must be as other ranks have it.
 
     Attributes:
-        staged: Whether it is said to be that of a stage.
+        staged: Whether stage= was given for it.
         groups: Of each group of parameters of an optimizer, by its name in DCP, a digest of their names.
         meshes: The ranks of each device mesh, and of each process group of FSDP1, that does not have them all.
         whole: Of each tensor that is no shard, by its name, a digest.
@@ -65,19 +65,19 @@ def _claim(
 ) -> StageClaim:
     """With each shard's ranks by number."""
     meshes: dict[Ranks, int] = {}
-    said = [
+    numbered = [
         (name, place, meshes.setdefault(ranks, len(meshes)), tuple(local.shape), _digest_of(local))
         for name, place, ranks, local in shards
     ]
-    return StageClaim(staged, groups, list(meshes), whole, said)
+    return StageClaim(staged, groups, list(meshes), whole, numbered)
 
 
 def _local(leaf: Any) -> tuple[Ranks, torch.Tensor | None]:
     """The ranks that have shards of this tensor, and this rank's; none of what is no shard."""
     if type(leaf) is DTensor:
-        return tuple(leaf.device_mesh.mesh.flatten().tolist()), leaf._local_tensor
+        return tuple(leaf.device_mesh.mesh.flatten().tolist()), local_part(leaf)
     if isinstance(leaf, ShardedTensor) and (own := leaf.local_shards()):
-        return tuple(dist.get_process_group_ranks(leaf._process_group)), own[0].tensor
+        return tuple(dist.get_process_group_ranks(group_of(leaf))), own[0].tensor
     return (), None
 
 
@@ -122,8 +122,8 @@ def _unlike_shards(claims: Iterable[StageClaim]) -> str:
     for rank, each in enumerate(claims):
         for name, offset, number, shape, digest in each.shards:
             mesh, what = each.meshes[number], (shape, digest)
-            first, there, said = found.setdefault((name, tuple(offset)), (rank, mesh, what))
-            if there != mesh and said != what:
+            first, there, has = found.setdefault((name, tuple(offset)), (rank, mesh, what))
+            if there != mesh and has != what:
                 others = f"{name} of rank {first} is not that of rank {rank}, on another device mesh or process group"
                 return f"{others}. {_REMEDY}"
     return ""

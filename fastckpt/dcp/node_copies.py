@@ -1,4 +1,4 @@
-"""What ranks copy of that which ranks of other nodes write, so that each node has all that its own ranks need."""
+"""Copies of items that ranks of other nodes write, so that each node has all that its own ranks need."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The storage reader: DCP reads what the ranks have chosen and verified, from shared memory if it is there."""
+"""Storage reader for DCP: loads what the ranks have chosen and verified, from shared memory if it is there."""
 
 import logging
 import os
@@ -18,13 +18,14 @@ from fastckpt._core.format.file_names import index_of, own_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.native.view import hold
-from fastckpt._core.resume.candidates import CandidateFinder, Files, RequiredFiles
-from fastckpt._core.resume.foreign_checkpoints import refuse_foreign
+from fastckpt._core.policy.resume import MEMORY
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.directory_checks import refuse_foreign
 from fastckpt._core.resume.resume import Resume, ResumeResult
-from fastckpt._core.resume.survey import Wanted
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.survey import Wanted, join_on_storage
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.session import Session
-from fastckpt._core.torch_private import saying_why
+from fastckpt._core.torch_private.sharding import saying_why
 from fastckpt.dcp.mapped_reader import MappedReader
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, NoLoadableCheckpoint
@@ -33,7 +34,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class FoundCheckpoint(NamedTuple):
-    """What a rank knows of a checkpoint before it reads it.
+    """A checkpoint as a rank knows it before reading.
 
     Attributes:
         files: Where they are.
@@ -81,7 +82,7 @@ class SharedMemoryReader(MappedReader):
         self._asked = ""
         self._found: tuple[ResumeResult, SaveId | None] | None = None
         self._reading: ResumeResult | None = None
-        self._offers: CandidateFinder | None = None
+        self._finder: CandidateFinder | None = None
         self._wants: Wanted = lambda *_: True
         self._since = 0.0
         self.loaded_step = -1
@@ -96,7 +97,7 @@ class SharedMemoryReader(MappedReader):
     def find(self) -> int | None:
         """Choose what the next ``dcp.load`` loads, and verify it; its step, or None if nothing was ever saved.
 
-        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it anew if something was saved since.
+        All ranks call it, or none: ``dcp.load`` does it otherwise, and does it again if something was saved since.
 
         Raises:
             NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
@@ -112,20 +113,20 @@ class SharedMemoryReader(MappedReader):
         since = writer.open_history(ranks, path)
         since = since if self._goes_on else {}
         needs = RequiredFiles(METADATA, METADATA, (shards_of(writer.place.rank), index_of(writer.place.group_rank)))
-        self._offers = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
+        self._finder = CandidateFinder(writer.link, writer.directory, needs, digests=writer.verify != "never")
         with writer.beats.work("resume"):
             if asked and step is None:
                 found = self._resume.run_path(asked, self._read, ranks, since)
             else:
                 self._wants = lambda each, _: step in (None, each.step)
                 if writer.place.group_world_size > 1 and writer.settings.flush and not path:
-                    join_on_storage(self._offers, writer.link, ranks)
+                    join_on_storage(self._finder, writer.link, ranks)
                 found = self._resume.run(self._read, ranks, self._wants, since)
         self._found = found, self._saves.last
         if found.state is None and not asked:
             refuse_foreign(writer.directory, ranks)
         if found.state is None:
-            writer.go_on_from(found)
+            writer.history.go_on_from(found)
             return None
         return found.id.step if found.id else -1
 
@@ -163,7 +164,7 @@ class SharedMemoryReader(MappedReader):
         return plan
 
     def _locate(self, plan: LoadPlan) -> list[str]:
-        """Note where everything lies that the plan needs; the names of files that are not there."""
+        """Note where each item of the plan is stored; the names of files that are missing."""
         assert self._reading is not None
         found: FoundCheckpoint = self._reading.state
         known = {**found.metadata.storage_data, **found.copies}
@@ -182,7 +183,7 @@ class SharedMemoryReader(MappedReader):
         before = self._reading
         logger.warning("%s in memory lacks what ranks need that are sharded otherwise: storage has it", before.id)
         wants = self._wants
-        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != "memory" and wants(each, of))
+        found = self._resume.run(self._read, ranks, lambda each, of: each.tier != MEMORY and wants(each, of))
         if found.state is None:
             raise NoLoadableCheckpoint(
                 f"{before.id} is in the memory of the nodes that saved it, each with its own shards; another sharding "
@@ -203,7 +204,7 @@ class SharedMemoryReader(MappedReader):
             with self._writer.beats.work("resume"):
                 done = super().read_data(plan, planner)
         finally:
-            if self._is_far:
+            if self._finder is not None and self._finder.has_far:  # local ranks download for each other
                 agreement(self._writer.place.world_size).gather("read")  # what others read is not to be removed
             self._let_go()
         self._took(found)
@@ -212,21 +213,12 @@ class SharedMemoryReader(MappedReader):
     def _took(self, found: ResumeResult) -> None:
         writer, seconds = self._writer, time.perf_counter() - self._since
         self.loaded_step, self.loaded_from = found.id.step if found.id else -1, found.tier
-        writer.go_on_from(found)
-        writer.link.tell_loaded(found.id, found.tier, seconds)
-        writer.beats.resume(self.loaded_step)
-        if writer.place.rank == 0:
-            logger.info("resumed step %d from %s in %.2f s", self.loaded_step, found.tier, seconds)
-
-    @property
-    def _is_far(self) -> bool:
-        """Whether what is not in memory may be downloaded, by the local ranks for each other."""
-        return self._offers is not None and self._offers.has_far
+        writer.resumed(found, seconds)
 
     @property
     def _resume(self) -> Resume:
-        assert self._offers is not None
-        return Resume(self._writer.link, self._offers, _share, self._writer.threads, self._writer.pairing)
+        assert self._finder is not None
+        return Resume(self._writer.link, self._finder, _share, self._writer.threads, self._writer.history.pairing)
 
     def _hold(self, found: ResumeResult) -> None:
         """Keep memory as it is until all is read."""
@@ -235,12 +227,12 @@ class SharedMemoryReader(MappedReader):
     def _let_go(self) -> None:
         if self._writer.link.pins:
             self._writer.link.release()
-        if self._offers is not None:
-            self._offers.close()
-        self._found = self._reading = self._offers = None
+        if self._finder is not None:
+            self._finder.close()
+        self._found = self._reading = self._finder = None
 
     def _read(self, files: Files) -> FoundCheckpoint:
-        """Where everything lies; called once for each checkpoint that is tried."""
+        """Where each item is stored; called once for each checkpoint that is tried."""
         index = files.get(index_of(self._writer.place.group_rank))
         return FoundCheckpoint(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
 

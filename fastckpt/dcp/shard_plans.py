@@ -11,23 +11,24 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from fastckpt._core import metrics
+from fastckpt._core.client.collective import Overtaken
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.distcp import ShardPlan, ShardPlanner, whole
 from fastckpt._core.format.file_names import copies_of, index_of, shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.format.plan import Plan
+from fastckpt._core.torch_private.sharding import StorageInfo
 from fastckpt.dcp.flattening import Archiver, FlatItem, Leaves, flattened, in_order, item_of, structure
 from fastckpt.dcp.name_conflicts import StageClaim, claim, unlike_tensors
 from fastckpt.dcp.name_conflicts import objection as why_not_one
 from fastckpt.dcp.node_copies import copies_for_nodes
-from fastckpt.dcp.plan_round import Assigned, PlanRound
-from fastckpt.dcp.store_mailbox import Overtaken, StoreMailbox
+from fastckpt.dcp.plan_messages import Assigned, PlanMailbox, PlanRound
 from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
@@ -35,7 +36,7 @@ logger = logging.getLogger("fastckpt")
 DEADLINE = 60.0
 """Seconds that a save waits for the other ranks to plan with it, before it is skipped."""
 _CLOSED = "closed after "
-"""What a rank says that saves no more, before the last save that it has made."""
+"""Prefix of the word of a rank that saves no more; its last save follows."""
 Stall = Callable[[str, float], AbstractContextManager[None]]
 
 
@@ -50,9 +51,9 @@ class PlannerDeparted(Unplanned):
 class ShardPlans:
     """The files of one rank in each save: its shards, and on each node a copy of ``.metadata``.
 
-    DCP's plan says which rank writes what, and ``.metadata`` where it lies. It depends on the structure of the state
+    DCP's plan says which rank writes what, and ``.metadata`` where that is. It depends on the structure of the state
     alone, so all ranks make it once, over the store of the process group: each offers its local plan, the first rank
-    answers with what to write, each says where in its file that lies, and the first rank makes ``.metadata`` of that.
+    answers with what to write, each reports where in its file that is, and the first rank makes ``.metadata`` of that.
     What several ranks have, one of them writes. Of several nodes, one on each copies it, so that a node's memory has
     all that its own ranks need; these copies are not persisted. Later saves ask the store for one key, and the other
     ranks for nothing.
@@ -64,15 +65,15 @@ class ShardPlans:
 
     - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
       now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
-      What it has said stays on the board, so the plan is made in whichever save the last rank comes to.
+      What it has sent stays in the mailbox, so the plan is made in whichever save the last rank comes to.
     - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
     - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and nobody follows
       the new one in saves before that in which the last offer was made.
     """
 
-    def __init__(self, place: RankInfo, board: StoreMailbox, stall: Stall) -> None:
+    def __init__(self, place: RankInfo, mailbox: PlanMailbox, stall: Stall) -> None:
         self._place = place
-        self._board = board
+        self._mailbox = mailbox
         self._stall = stall
         self._files = shards_of(place.rank), copies_of(place.rank)
         self._planners, self._archiver = [ShardPlanner() for _ in self._files], Archiver()
@@ -96,7 +97,7 @@ class ShardPlans:
         leaves = flat.state_dict
         shape = structure(leaves)
         while True:
-            self._hear(save)
+            self._follow_calls(save)
             is_known = self._round.items is not None and shape == self._round.structure
             shards = self._lay_out(leaves) if is_known else None
             if not self._fits(shape, shards):
@@ -128,11 +129,11 @@ class ShardPlans:
         key = f"{now}/met/{save.history}/{save.step}"
         try:
             with self._stall("save", DEADLINE):
-                self._board.meet(key, self._place.world_size, end, self._unless)
+                self._mailbox.meet(key, self._place.world_size, end, self._unless)
         except (TimeoutError, dist.DistError) as error:
             raise Unplanned(f"the other ranks did not come to this save within {DEADLINE:g} s") from error
         if self._place.rank == 0 and self._met not in ("", key):  # others may yet come here for this save again
-            self._board.forget(self._met)
+            self._mailbox.remove(self._met)
         self._met = key
 
     def close(self, last: SaveId | None) -> None:
@@ -140,7 +141,7 @@ class ShardPlans:
         history, step = last or SaveId(0, 0)
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             while self._last is None and os.getpid() == self._pid:
-                self._turn(self._board.say(self._next, f"{_CLOSED}{history} {step}"))
+                self._turn(self._mailbox.say(self._next, f"{_CLOSED}{history} {step}"))
 
     @property
     def _next(self) -> str:
@@ -159,16 +160,16 @@ class ShardPlans:
         else:
             self._round = PlanRound(self._round.number + 1, _save(word))
 
-    def _hear(self, save: SaveId) -> None:
+    def _follow_calls(self, save: SaveId) -> None:
         """Turn to the newest plan that anybody has called for."""
-        while self._last is None and (word := self._board.word(self._next)) is not None:
+        while self._last is None and (word := self._mailbox.word(self._next)) is not None:
             self._turn(word)
         if self._last is not None and save > self._last:
             raise PlannerDeparted("a rank has closed its checkpointer: its part would be missing")
 
     def _call(self, save: SaveId) -> None:
         if self._last is None:
-            self._turn(self._board.say(self._next, f"{save.history} {save.step}"))
+            self._turn(self._mailbox.say(self._next, f"{save.history} {save.step}"))
         if self._last is not None:
             raise PlannerDeparted("the structure of the state has changed, and a rank has closed its checkpointer")
 
@@ -187,7 +188,7 @@ class ShardPlans:
 
     def _offer(self, save: SaveId, shape: list[Any], leaves: Leaves, plan: SavePlan) -> None:
         offer = tuple(save), self._place.group_rank, plan, tuple(claim(leaves, plan, self._place.world_size))
-        self._board.put(f"{self._round.number}/offer/{self._place.rank}", offer)
+        self._mailbox.put(f"{self._round.number}/offer/{self._place.rank}", offer)
         self._round.structure = shape
 
     def _join(self, leaves: Leaves, save: SaveId) -> list[ShardPlan]:
@@ -201,7 +202,7 @@ class ShardPlans:
             raise Unplanned(f"the other ranks did not come to plan this save within {DEADLINE:g} s") from error
 
     def _plan(self, leaves: Leaves, end: float) -> list[ShardPlan]:
-        board, now, place = self._board, self._round, self._place
+        mailbox, now, place = self._mailbox, self._round, self._place
         if place.rank == 0 and (self._assigned is None or self._assigned.number != now.number):
             self._assign(end)
         if now.items is None:
@@ -212,7 +213,7 @@ class ShardPlans:
         shards = self._lay_out(leaves)
         if now.spans is None:
             now.spans = [shard.places for shard in shards]
-            board.put(f"{now.number}/spans/{place.rank}", [[tuple(span) for span in spans] for spans in now.spans])
+            mailbox.put(f"{now.number}/spans/{place.rank}", [[tuple(span) for span in spans] for spans in now.spans])
         if place.rank == 0:
             self._describe(end)
         if place.local_rank == 0:
@@ -225,15 +226,15 @@ class ShardPlans:
 
     def _wait(self, what: str, end: float) -> Any:
         """A message of this plan; raises Overtaken if somebody whom it does not fit has called for another."""
-        return self._board.get(f"{self._round.number}/{what}", end, self._unless)
+        return self._mailbox.get(f"{self._round.number}/{what}", end, self._unless)
 
     def _assign(self, end: float) -> None:
-        """Tell each rank what to write, which DCP's planner chooses."""
+        """Send each rank the items that it writes, chosen by DCP's planner."""
         number, ranks = self._round.number, range(self._place.world_size)
-        saves, nodes, offers, said = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
+        saves, nodes, offers, sent = zip(*[self._wait(f"offer/{rank}", end) for rank in ranks], strict=True)
         objection = ""
         try:
-            claims = [StageClaim(*each) for each in said]
+            claims = [StageClaim(*each) for each in sent]
             if why := why_not_one(claims):
                 raise ValueError(why)
             self._warn(unlike_tensors(claims))
@@ -245,7 +246,7 @@ class ShardPlans:
         for rank, plan in enumerate(plans):
             files = [in_order(plan.items), *([copies[rank]] if copies[rank] else [])]
             items = [[tuple(item_of(item)) for item in file] for file in files]
-            self._board.put(f"{number}/items/{rank}", (objection, max(saves), items))
+            self._mailbox.put(f"{number}/items/{rank}", (objection, max(saves), items))
         self._clear(f"{number}/offer/{rank}" for rank in ranks)
         self._clear(f"{number - 1}/{what}" for what in ("metadata", *(f"index/{node}" for node in {*nodes})))
 
@@ -267,19 +268,19 @@ class ShardPlans:
             copied[node] |= _infos(copies_of(rank), plan.copies[rank], *more or [[]])
         metadata = plan.metadata
         metadata.version, metadata.storage_meta, metadata.storage_data = CURRENT_DCP_VERSION, StorageMeta(), storage
-        self._board.put(f"{number}/metadata", pickle.dumps(metadata))
+        self._mailbox.put(f"{number}/metadata", pickle.dumps(metadata))
         if len(copied) > 1:
             for node, index in copied.items():
-                self._board.put(f"{number}/index/{node}", pickle.dumps(index))
+                self._mailbox.put(f"{number}/index/{node}", pickle.dumps(index))
         self._clear(f"{number}/{kind}/{rank}" for rank in range(len(plan.nodes)) for kind in ("items", "spans"))
 
     def _clear(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._board.remove(key)
+            self._mailbox.remove(key)
 
 
 def _infos(file: str, items: list[WriteItem], spans: Sequence[Any]) -> dict[MetadataIndex, Any]:
-    return {item.index: _StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
+    return {item.index: StorageInfo(file, *span) for item, span in zip(items, spans, strict=True)}
 
 
 def _save(word: str) -> SaveId:

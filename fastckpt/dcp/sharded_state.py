@@ -1,4 +1,4 @@
-"""Parts of a training whose states are shards, which torch gathers and puts back: a module, and its optimizers."""
+"""Parts of a state that are sharded, which torch gathers and puts back: a module, and its optimizers."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,6 @@ from itertools import islice
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,12 +19,19 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import Module
-from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
-from fastckpt._core.resume.optimizer_dtypes import dtypes_kept
-from fastckpt._core.torch_private import asks_rank_0, reduces_gradients
+from fastckpt._core.client.optimizers import dtypes_kept
+from fastckpt._core.torch_private.sharding import (
+    EXTRA_STATE,
+    ShardedTensor,
+    asks_rank_0,
+    flatten_state_dict,
+    reduces_gradients,
+    set_element,
+    tree_leaves,
+)
+from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.errors import ConfigError
 
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
@@ -43,7 +47,7 @@ class ShardedPart(Protocol):
     """A part with a state of shards.
 
     Attributes:
-        name: The part's, in the state of a training.
+        name: The part's, in the state that is saved.
         nbytes: Bytes of the shards that this rank has, as it has them.
     """
 
@@ -71,7 +75,7 @@ class ShardedModel:
     Args:
         name: The part's.
         model: The module.
-        gradients: Whether its gradients are to be saved beside it, and so must be sharded, too.
+        gradients: Whether its gradients are saved with it, and so must be sharded, too.
     """
 
     def __init__(self, name: str, model: Module, *, gradients: bool = False) -> None:
@@ -96,7 +100,7 @@ class ShardedModel:
         """Its shards, whatever the checkpoint has; an extra state is what ``set_extra_state`` takes, of any size."""
         state = self.state_dict()
         for name, path in (metadata.planner_data or {}).items():
-            if path[0] == self.name and str(path[-1]).endswith(_EXTRA_STATE_KEY_SUFFIX) and path[1] in state:
+            if path[0] == self.name and str(path[-1]).endswith(EXTRA_STATE) and path[1] in state:
                 state[path[1]] = empty(metadata.state_dict_metadata[name])
         return state
 
@@ -256,7 +260,7 @@ def _parameters(groups: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 
 def _keeps_gradients_back(module: Module) -> bool:
-    """Whether FSDP2 is told not to reduce the gradients of this module after its backward."""
+    """Whether FSDP2 is set not to reduce the gradients of this module after its backward."""
     return isinstance(module, FSDPModule) and not reduces_gradients(module)
 
 
@@ -350,4 +354,4 @@ def _given_no_more(optimizer: Optimizer, names: Collection[str]) -> Iterator[Non
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Of this rank's shards."""
-    return sum(getattr(each, "_local_tensor", each).nbytes for each in tensors)
+    return sum(local_part(each).nbytes for each in tensors)

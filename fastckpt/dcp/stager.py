@@ -1,4 +1,4 @@
-"""The stager: ``dcp.async_save`` returns when its thread has copied the state into shared memory, and not before."""
+"""Stager for DCP: ``dcp.async_save`` returns once its thread has copied the state into shared memory, not before."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class Staging(dict[str, Any]):
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Say that the current thread saves it with our writer, if none has said so, and it is not over."""
+        """Note that the current thread saves it with our writer, unless another does, or it is over."""
         if not self._copied.is_set():
             self._thread = self._thread or threading.current_thread()
 
@@ -81,7 +81,7 @@ class Stages(Protocol):
 
 
 class SharedMemoryStager(AsyncStager):
-    """Lets ``dcp.async_save`` save with a `SharedMemoryWriter` without a copy beside the one into shared memory.
+    """Lets ``dcp.async_save`` save with a `SharedMemoryWriter` without a copy other than that into shared memory.
 
     DCP's own stagers copy the state before a thread plans the save, and the thread copies it again. This one hands on
     the state itself, and has ``async_save`` wait for the thread to have planned and copied it. Then the state may be

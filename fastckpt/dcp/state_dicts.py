@@ -1,9 +1,8 @@
-"""What of a training is saved, as DCP takes it, and the way back: a model, its optimizers, and what goes with them."""
+"""State dicts for DCP, and back: of a model, its optimizers, and what is saved with them."""
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -17,7 +16,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from fastckpt._core.arguments import instance, mapping
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
+from fastckpt._core.torch_private.sharding import set_element
 from fastckpt.dcp.cached_names import named_state
 from fastckpt.dcp.sharded_state import (
     ShardedModel,
@@ -28,55 +28,24 @@ from fastckpt.dcp.sharded_state import (
     empty,
     kept_from_stepping,
 )
-from fastckpt.errors import ArgumentError, ConfigError
+from fastckpt.errors import ConfigError
 
 MODEL, OPTIMIZER = "model", "optimizer"
 """Where the state of a model stands in a checkpoint, and that of its optimizers."""
 Optimizers = Optimizer | Iterable[Optimizer]
 
 
-class Beside(TypedDict, total=False):
-    """What may be saved beside a state dict, or a model.
-
-    Attributes:
-        rank_state: What differs on this rank.
-        metrics: What was measured of this state, for `KeepBestStrategy`.
-    """
-
-    rank_state: dict[str, Any]
-    metrics: Mapping[str, float]
-
-
-class Training(Beside, total=False):
-    """What may be saved instead of a state dict, and beside one.
-
-    Attributes:
-        model: The module; torch's ``get_state_dict`` takes its state.
-        optimizer: Its optimizer, or several.
-        extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
-    """
-
-    model: Module
-    optimizer: Optimizers
-    extra_sd: Mapping[str, Any]
-
-
-def state_of(
-    state_dict: Mapping[str, Any] | None, training: Training, options: StateDictOptions | None = None
-) -> dict[str, Any]:
-    """The state to save; raises ConfigError unless it is given in one of the two ways."""
-    if unknown := training.keys() - Training.__annotations__.keys():
-        names = [*Training.__annotations__, "path", "storage_type"]
-        raise ArgumentError(f"there is no argument {min(unknown)!r}; there are {', '.join(names)}")
-    model, extra = training.get("model"), training.get("extra_sd", {})
-    mapping("extra_sd", extra, "a dict of what is saved beside the model, such as {'epoch': 3}")
-    if (state_dict is None) == (model is None) or (model is None and training.keys() & {OPTIMIZER, "extra_sd"}):
+def state_of(given: Mapping[str, Any], options: StateDictOptions | None = None) -> dict[str, Any]:
+    """The state to save, of the arguments of `save_checkpoint`; raises ConfigError unless it is given in one way."""
+    state_dict, model, extra = given.get("state_dict"), given.get("model"), given.get("extra_sd", {})
+    mapping("extra_sd", extra, "a dict of what is saved with the model, such as {'epoch': 3}")
+    if (state_dict is None) == (model is None) or (model is None and given.keys() & {OPTIMIZER, "extra_sd"}):
         raise ConfigError("what is saved? Give a state_dict; or a model, with its optimizer and extra_sd, if any")
     if taken := extra.keys() & {MODEL, OPTIMIZER}:
-        raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given beside it: rename it")
+        raise ConfigError(f"extra_sd has {min(taken)!r}, which is the name of what is given with it: rename it")
     if model is not None:
         instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
-        return sharded_state(model, optimizers_of(training.get("optimizer", ())), options) | dict(extra)
+        return sharded_state(model, optimizers_of(given.get("optimizer")), options) | dict(extra)
     assert state_dict is not None
     return {name: each.state_dict() if isinstance(each, Stateful) else each for name, each in state_dict.items()}
 
@@ -137,7 +106,7 @@ class WholeLoadPlanner(DefaultLoadPlanner):
 
 
 class Extra:
-    """What a checkpoint has beside the states of these names.
+    """The entries of a checkpoint that are not of these states.
 
     Attributes:
         leaves: What DCP is to load into, by the names of the leaves: tensors, and None for Python values.

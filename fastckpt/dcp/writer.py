@@ -1,4 +1,4 @@
-"""The storage writer: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
+"""Storage writer for DCP: each rank's part of a save goes into shared memory, and counts with ``.metadata``."""
 
 import io
 import logging
@@ -7,23 +7,24 @@ import pickle
 import re
 import threading
 import time
-from typing import Any, NoReturn, Unpack
+from typing import Any, NoReturn
 
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.format.distcp import ShardPlanner, whole
 from fastckpt._core.format.file_names import shards_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.storage.store import normalised
+from fastckpt._core.torch_private.sharding import StorageInfo
 from fastckpt.dcp.stager import Staging
 from fastckpt.errors import ConfigError, StepError
 
@@ -34,7 +35,7 @@ ROOM_DEADLINE = 600.0
 _NAME = re.compile("(?:checkpoint|step)-([0-9]{1,19})")
 
 
-class SharedMemoryWriter(WithWriter, StorageWriter):
+class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
     """Saves with ``dcp.save`` and ``dcp.async_save`` into shared memory; the agent persists in the background.
 
     Each rank of the job makes one and gives it to each save, whose ``checkpoint_id`` is ``<checkpoint_dir>/
@@ -63,12 +64,14 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
         *,
         storage_type: StorageType = StorageType.DISK,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         super().__init__()
         self.storage_type = storage_type
         self.result: SaveResult | None = None
-        self._writer = Session(checkpoint_dir, deletion_strategy, verify=verify, **second_level)
+        options = SessionOptions(verify=verify, remote=remote, remote_deletion_strategy=remote_deletion_strategy)
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._place = self._writer.place
         self._file = shards_of(self._place.rank)
         self._planner = ShardPlanner()
@@ -98,7 +101,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
                 f"checkpoint_id is {checkpoint_id!s}; this writer saves in {self._writer.directory}. Give "
                 f"{self._writer.directory}/checkpoint-<step>, or the step alone."
             )
-        if self._place.group_world_size > 1 and not self._writer.loads:
+        if self._place.group_world_size > 1 and not self._writer.history.loads:
             self._writer.open_history(agreement(self._place.world_size), "")  # the same on all nodes
         if self._named == SaveId(self._writer.link.history, self._step):
             # Some ranks may have their parts of the save that failed in memory, others not, and none may be mixed with
@@ -121,7 +124,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
                 f"which step is saved? Give dcp.save(checkpoint_id=...): {self._writer.directory}/checkpoint-<step>, "
                 "or the step alone"
             )
-        if self._saved == (self._writer.loads, self._step):
+        if self._saved == (self._writer.history.loads, self._step):
             raise StepError(
                 f"step {self._step} was saved before; give all of a step to one dcp.save, as one state_dict of several "
                 "entries"
@@ -173,7 +176,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
             # The first node's is persisted when it is whole, which it is with `.metadata`.
             alone = self._place.group_rank > 0
             lacking = self._save(states, self.storage_type if alone else StorageType.MEMORY)
-        infos = [_StorageInfo(self._file, *place) for place in shard.places]
+        infos = [StorageInfo(self._file, *place) for place in shard.places]
         written: Future[list[WriteResult]] = Future()
         written.set_result(
             [WriteResult(MetadataIndex(self._file), 0, lacking)]
@@ -200,7 +203,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
             self.result = SaveResult(False, step, "; ".join(sorted(lacking)))
             logger.warning("step %d was not saved: %s", step, self.result.reason)
         elif not self._save({METADATA: whole(pickle.dumps(metadata))}, self.storage_type):
-            self._saved = self._writer.loads, step
+            self._saved = self._writer.history.loads, step
 
     def _see_that_it_is_alone(self) -> None:
         """Raise ConfigError if another save was begun since: what is there now of this one would pass for that."""
@@ -219,7 +222,7 @@ class SharedMemoryWriter(WithWriter, StorageWriter):
         return "" if self.result else self.result.reason
 
     def storage_meta(self) -> StorageMeta:
-        """What ``.metadata`` says of where the checkpoint lies."""
+        """What ``.metadata`` says of where the checkpoint is."""
         return StorageMeta(f"{self._writer.directory}/checkpoint-{self._step}")
 
     def close(self) -> None:
@@ -257,7 +260,7 @@ def step_of(checkpoint_id: str | os.PathLike[str], directory: str) -> int | None
     """The step that a ``checkpoint_id`` names in a checkpoint directory: of ``<directory>/checkpoint-<step>``,
     ``checkpoint-<step>`` or ``<step>``, likewise of ``step-<step>``; None if it names none there.
 
-    What lies at ``<directory>/step-<step>`` is not ours: such an id names that, and no step.
+    An existing ``<directory>/step-<step>`` is not ours: such an id names that, and no step.
     """
     text = str(checkpoint_id).rstrip("/")
     if text.isdecimal():

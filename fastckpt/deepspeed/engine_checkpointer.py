@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from inspect import BoundArguments, signature
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from fastckpt._core.arguments import public
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.format.file_names import own_of
 from fastckpt._core.metrics import phase
@@ -26,10 +27,11 @@ from fastckpt._core.native.folder_checkpointer import (
 )
 from fastckpt._core.resume.load import load_copy
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType
 from fastckpt._core.storage.store import is_url, normalised
-from fastckpt.deepspeed.engine_files import as_saved, check, files_of, loading, reads
-from fastckpt.deepspeed.extra_state import SCRIPTS, accumulated, own_state, put_scripts, restore_own
+from fastckpt.deepspeed._private import accumulated, not_universal
+from fastckpt.deepspeed.engine_files import check, files_of, loading, reads
+from fastckpt.deepspeed.extra_state import SCRIPTS, own_state, put_scripts, restore_own
 from fastckpt.deepspeed.static_tensors import beside, steppers
 from fastckpt.deepspeed.topology import NAME, check_fits, read, written
 from fastckpt.errors import ConfigError
@@ -44,7 +46,7 @@ _AMID = (
 Loaded = tuple[str | None, dict[str, Any] | None]
 
 
-class DeepSpeedCheckpointer(WithWriter):
+class DeepSpeedCheckpointer(BaseCheckpointer):
     """Saves the files of a DeepSpeed engine to memory and storage, and has the engine load them from there.
 
     Files and directories are DeepSpeed's own: its `load_checkpoint`, zero_to_fp32.py and ds_to_universal.py read what
@@ -55,7 +57,7 @@ class DeepSpeedCheckpointer(WithWriter):
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
-        overlap: Whether weights and states of the optimizer may be copied behind the next forward and backward; the
+        overlap: Whether weights and states of the optimizer may be copied during the next forward and backward; the
             next step waits for that. Nothing but steps may change them.
 
     Raises:
@@ -70,7 +72,7 @@ class DeepSpeedCheckpointer(WithWriter):
     """
 
     @public
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
         engine: DeepSpeedEngine,
         checkpoint_dir: str | os.PathLike[str],
@@ -78,7 +80,13 @@ class DeepSpeedCheckpointer(WithWriter):
         *,
         verify: str = "resume",
         overlap: bool = False,
-        **options: Unpack[WriterOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        replica_count: int = 0,
+        comm_backend: str = "",
+        save_timeout: int = 0,
+        local_shard_num: int = 0,
+        global_shard_num: int = 0,
     ) -> None:
         if not isinstance(engine, DeepSpeedEngine):
             raise ConfigError(f"{type(engine).__name__} is no DeepSpeedEngine: give what deepspeed.initialize returned")
@@ -87,10 +95,17 @@ class DeepSpeedCheckpointer(WithWriter):
         self._own = own_of(engine.global_rank)
         needs = RequiredFiles(NAME, self._own, reads(engine))
         optimizers = steppers(engine) if overlap else []
-        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, verify=verify, **options)
-        self._writer = self._folders._writer
-        self._writer.overlap.defer(optimizers, lambda: beside(engine))
-        self._folders.count_steps(lambda: int(engine.global_steps))
+        options = SessionOptions(
+            weights_only=False,
+            verify=verify,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+            flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
+        )
+        self._folders = FolderCheckpointer(checkpoint_dir, needs, deletion_strategy, options)
+        self._writer = self._folders.session
+        self._writer.overlap_with(optimizers, lambda: beside(engine))
+        self._writer.count_steps(lambda: int(engine.global_steps))
         self._has_scripts = self._has_warned = False
         self._last: tuple[int, str] | None = None
         self.loaded_step = -1
@@ -134,7 +149,7 @@ class DeepSpeedCheckpointer(WithWriter):
             self._has_warned = True
             logger.warning(_AMID, step, micro)
         folders.let_go()
-        with self._writer.beats.stall("save"), phase("snapshot.engine", step=step):
+        with self._writer.stall("save"), phase("snapshot.engine", step=step):
             files = files_of(
                 engine,
                 folders.scratch(),
@@ -189,7 +204,7 @@ class DeepSpeedCheckpointer(WithWriter):
         given = signature(self._engine.load_checkpoint).bind(load_dir, tag, *arguments, **named)
         asked = self._asked(load_dir, "" if tag is None else str(tag))
         self.loaded_step, self.loaded_from, self._last = -1, "", None
-        with self._writer.beats.work("resume"):
+        with self._writer.work("resume"):
             folder = self._find(asked)
             if folder is None:
                 return None, None
@@ -199,7 +214,7 @@ class DeepSpeedCheckpointer(WithWriter):
         return loaded
 
     def close(self) -> None:
-        """As `WithWriter.close`."""
+        """As `BaseCheckpointer.close`."""
         self._folders.close()
 
     def _find(self, asked: str) -> NativeFolder | None:
@@ -231,7 +246,7 @@ class DeepSpeedCheckpointer(WithWriter):
         if folder.step >= 0:
             # DeepSpeed looks it up itself to put a model of ZeRO 3 together
             (folder.path.parent / LATEST).write_text(folder.path.name)
-        with loading(engine, self._writer.threads), as_saved(engine) if is_ours else nullcontext():
+        with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
             path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
         own = folder.path / self._own

@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own seam for checkpoints."""
+"""The files of a DeepSpeed engine: what it would write, and what it reads, through its own checkpoint engine."""
 
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.moe.layer import MoE
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.module import PipelineModule
-from deepspeed.utils import groups
 
 from fastckpt._core.format.views import bytes_of, side_by_side
 from fastckpt._core.resume.load import load_copy
+from fastckpt.deepspeed._private import expert_files, model_files, partition_files
 from fastckpt.errors import ConfigError
 
 ON_CPU = ("cpu", torch.device("cpu"))
@@ -60,17 +59,6 @@ def loading(engine: DeepSpeedEngine, threads: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def as_saved(engine: DeepSpeedEngine) -> Iterator[None]:
-    """Within this, the engine takes checkpoints for what it saved, though it is configured for universal ones."""
-    config = engine._config
-    universal, config.load_universal_checkpoint = config.load_universal_checkpoint, False
-    try:
-        yield
-    finally:
-        config.load_universal_checkpoint = universal
-
-
 def check(engine: DeepSpeedEngine) -> None:
     """Raise ConfigError for an engine whose state is not all in what it gives to its checkpoint engine."""
     if engine.zero_nvme_offload_optimizer():
@@ -87,37 +75,15 @@ def check(engine: DeepSpeedEngine) -> None:
 
 def reads(engine: DeepSpeedEngine) -> tuple[str, ...]:
     """Names of the files that this rank reads of a checkpoint of as many ranks."""
-    ways = range(engine.mp_world_size)
-    names = [engine._get_ckpt_name("", "", mp_placeholder=f"{rank:02d}") for rank in ways]
+    names = model_files(engine)
     if engine.zero_optimization():
-        names += _partitions(engine)
+        names += partition_files(engine)
     if engine.has_moe_layers:
-        names += _experts(engine)
+        names += expert_files(engine)
     if isinstance(engine.module, PipelineModule):
         layers = enumerate(engine.module.forward_funcs)
         names += [engine.module.ckpt_layer_path("", i) for i, layer in layers if hasattr(layer, "load_state_dict")]
     return tuple(Path(name).name for name in names)
-
-
-def _partitions(engine: DeepSpeedEngine) -> list[str]:
-    """Of ZeRO: an elastic checkpoint is read whole by each rank."""
-    if not engine.zero_elastic_checkpoint():
-        return [engine._get_zero_ckpt_name("", "")]
-    where = engine.checkpoint_mp_rank, engine.seq_dp_world_size, engine.bfloat16_enabled()
-    return list(engine._get_mp_rank_zero_checkpoint_names("", "", *where))
-
-
-def _experts(engine: DeepSpeedEngine) -> Iterator[str]:
-    """Of the experts that this rank has; without ZeRO, what the optimizer has of them, too."""
-    layers = (module for module in engine.module.modules() if isinstance(module, MoE))
-    for number, layer in enumerate(layers):
-        first = groups._get_expert_parallel_rank(layer.expert_group_name) * layer.num_local_experts
-        for expert in range(first, first + layer.num_local_experts):
-            yield engine._get_expert_ckpt_name("", number, expert, "", checkpoint_mp_rank=engine.checkpoint_mp_rank)
-    if not engine.zero_optimization():
-        yield engine._get_optimizer_ckpt_name(
-            "", "", groups._get_expert_parallel_rank(groups._get_max_expert_size_name())
-        )
 
 
 class _Collector(CheckpointEngine):  # type: ignore[misc]

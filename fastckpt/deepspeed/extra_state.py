@@ -1,4 +1,4 @@
-"""What belongs to a checkpoint of DeepSpeed, and does not pass through its engine for checkpoints."""
+"""State of a DeepSpeed checkpoint that does not pass through its checkpoint engine."""
 
 import logging
 import shutil
@@ -31,15 +31,6 @@ def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
     for name, buffer in engine.module.named_buffers():
         if name in own["buffers"] and own["buffers"][name].shape == buffer.shape:
             buffer.copy_(own["buffers"][name])
-
-
-def accumulated(engine: DeepSpeedEngine) -> int:
-    """How many micro-batches the gradients are of that no step has used yet; 0 where their user sets the boundary."""
-    if not engine.managed_gradient_accumulation():
-        return int(engine._unmanaged_backward_count)
-    if engine._is_gradient_accumulation_boundary is not None:
-        return 0
-    return int(engine.micro_steps % engine.gradient_accumulation_steps())
 
 
 def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:

@@ -1,4 +1,4 @@
-"""What of a DeepSpeed engine only a step of its torch optimizer changes, or what DeepSpeed does behind that."""
+"""Tensors of a DeepSpeed engine that only a step of its torch optimizer changes, or DeepSpeed right after it."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fastckpt.deepspeed._private import early_change
 from fastckpt.errors import ConfigError
 
 _PARTITIONS = {
@@ -33,7 +34,7 @@ def steppers(engine: DeepSpeedEngine) -> list[Optimizer]:
     if isinstance(outer, Optimizer):
         return [outer]
     unlike = "" if type(outer) in _PARTITIONS else type(outer).__name__
-    unlike = unlike or next((name for name in ("zenflow", "use_muon", "_uses_muon") if getattr(outer, name, False)), "")
+    unlike = unlike or early_change(outer)
     if unlike:
         raise ConfigError(
             f"overlap is True, and the engine's optimizer has {unlike}: it may change states before its torch "

@@ -1,4 +1,4 @@
-"""How a DeepSpeed engine's state is divided, and whether an engine can load one that was divided so."""
+"""The division of a DeepSpeed engine's state, and the check whether an engine can load another one's."""
 
 import json
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, Unpack, overload
+from typing import Any
 
 from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -17,9 +17,7 @@ from fastckpt.dcp.name_conflicts import check_one
 from fastckpt.dcp.state_dicts import (
     MODEL,
     OPTIMIZER,
-    Beside,
     Optimizers,
-    Training,
     optimizers_of,
     sharded_parts,
     state_of,
@@ -37,46 +35,45 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     _is_one = False
     """Whether all ranks were found to have shards of one model."""
 
-    @overload  # type: ignore[override]  # one of two forms
-    def save_checkpoint(
+    @public
+    def save_checkpoint(  # noqa: PLR0913  # the options of users, spelled out
         self,
         step: int,
+        *state: Any,
         state_dict: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] = "",
-        storage_type: StorageType | None = None,
-        **training: Unpack[Training],
-    ) -> SaveResult: ...
-
-    @overload
-    def save_checkpoint(
-        self,
-        step: int,
-        model: Module,
+        model: Module | None = None,
         optimizer: Optimizers | None = None,
         extra_sd: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] = "",
+        path: str | os.PathLike[str] | None = None,
         storage_type: StorageType | None = None,
-        **training: Unpack[Beside],
-    ) -> SaveResult: ...
-
-    @public
-    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
-        """As `DdpCheckpointer.save_checkpoint`; or of a model, and what goes with it: see `Training`.
+        rank_state: dict[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveResult:
+        """As `DdpCheckpointer.save_checkpoint`; or of a model, with its ``optimizer`` and ``extra_sd``, if any.
 
         ``save_checkpoint(step, state_dict, path, storage_type)``, or
         ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name. Raises ConfigError
         in the first save if ranks have models of their own, as of the stages of a pipeline.
         """
-        given = by_name(state, training)
-        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
-        path, wanted, model = given.pop("path", ""), given.pop("storage_type", None), given.get("model")
+        given = by_name(
+            state,
+            state_dict=state_dict,
+            model=model,
+            optimizer=optimizer,
+            extra_sd=extra_sd,
+            path=path,
+            storage_type=storage_type,
+        )
+        arguments.saving(step, given.get("state_dict"), rank_state, metrics)
+        model = given.get("model")
         if isinstance(model, Module) and not self._is_one:
             world = self._writer.place.world_size
             check_one(model, agreement(world, "stages"), world)
             self._is_one = True
-        options = _gathered(model)
-        whole = state_of(given.pop("state_dict", None), given, options)  # type: ignore[arg-type]
-        return super().save_checkpoint(step, whole, path, wanted, given.get("rank_state"), given.get("metrics"))
+        whole = state_of(given, _gathered(model))
+        return super().save_checkpoint(
+            step, whole, given.get("path", ""), given.get("storage_type"), rank_state, metrics
+        )
 
     @public
     def load_checkpoint(  # type: ignore[override]  # into a model, if there is one

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -13,8 +13,9 @@ from torch.nn import Module
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
+from fastckpt._core.client.flash_options import FlashOptions
 from fastckpt._core.client.save_results import at_least
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.file_names import own_of
@@ -22,15 +23,15 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import TRAINING
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.checkpoint_names import FOLDER, CheckpointNames
-from fastckpt._core.resume.candidates import Files
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.rank_state import RankState
+from fastckpt._core.resume.load import RankState, load_copy
 from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.resume.tiers import Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt._core.storage.store import normalised
 from fastckpt.dcp.call_forms import by_name
+from fastckpt.dcp.plan_messages import plan_mailbox
 from fastckpt.dcp.reader import FoundCheckpoint, SharedMemoryReader
 from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
 from fastckpt.dcp.sharded_state import as_before_on_error
@@ -38,17 +39,14 @@ from fastckpt.dcp.stage_names import StageNames, stages_in
 from fastckpt.dcp.state_dicts import (
     MODEL,
     OPTIMIZER,
-    Beside,
     Extra,
     Optimizers,
-    Training,
     WholeLoadPlanner,
     apart,
     optimizers_of,
     sharded_parts,
     state_of,
 )
-from fastckpt.dcp.store_mailbox import board
 from fastckpt.dcp.writer import step_of
 from fastckpt.errors import BadCheckpoint, ConfigError
 from fastckpt.fsdp.full import FsdpFullCheckpointer
@@ -74,7 +72,7 @@ class FsdpState(NamedTuple):
     own: dict[str, Any]
 
 
-class FsdpShardCheckpointer(WithWriter):
+class FsdpShardCheckpointer(BaseCheckpointer):
     """Saves the shards of all ranks to memory and storage, and brings them back at any number of ranks.
 
     A checkpoint is a directory of torch.distributed.checkpoint (DCP), which ``dcp.load`` of plain torch reads. Every
@@ -93,7 +91,7 @@ class FsdpShardCheckpointer(WithWriter):
             then saves and loads what its stage has. None: all ranks save one state.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says; ``overlap`` has what is
+        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says; ``overlap`` has what is
             no torch optimizer; ``stage`` is no name.
         PlaceInUse: Another live job uses the directory, and goes on to.
         FastckptError: There are several ranks, and no process group yet.
@@ -104,7 +102,7 @@ class FsdpShardCheckpointer(WithWriter):
     """
 
     @public
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the options of users, spelled out
         self,
         checkpoint_dir: str | os.PathLike[str],
         deletion_strategy: CheckpointDeletionStrategy | None = None,
@@ -113,21 +111,28 @@ class FsdpShardCheckpointer(WithWriter):
         verify: str = "resume",
         overlap: Optimizers | None = None,
         stage: int | str | None = None,
-        **options: Unpack[WriterOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+        replica_count: int = 0,
+        comm_backend: str = "",
+        save_timeout: int = 0,
+        local_shard_num: int = 0,
+        global_shard_num: int = 0,
     ) -> None:
         arguments.directory(checkpoint_dir)
         self._stage = StageNames(stage)
         place = RankInfo.from_environment()
-        plans = board(place.world_size, f"plans {next(_NUMBERS)}")
-        self._writer = Session(
-            checkpoint_dir,
-            deletion_strategy,
+        plans = plan_mailbox(place.world_size, f"plans {next(_NUMBERS)}")
+        options = SessionOptions(
             weights_only=weights_only,
             verify=verify,
             overlap=overlap,
-            **options,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+            flash=FlashOptions(replica_count, comm_backend, save_timeout, local_shard_num, global_shard_num),
         )
-        self._shards = ShardPlans(place, plans, self._writer.beats.stall)
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
+        self._shards = ShardPlans(place, plans, self._writer.stall)
         self._own = own_of(place.rank)
         self._reader = _Reader(self, self._own, self._stage, weights_only=weights_only)
         self.rank_state: dict[str, Any] = {}
@@ -144,30 +149,20 @@ class FsdpShardCheckpointer(WithWriter):
         """Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
         return self._reader.loaded_from
 
-    @overload
-    def save_checkpoint(
+    @public
+    def save_checkpoint(  # noqa: PLR0913  # the options of users, spelled out
         self,
         step: int,
+        *state: Any,
         state_dict: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] = "",
-        storage_type: StorageType | None = None,
-        **training: Unpack[Training],
-    ) -> SaveResult: ...
-
-    @overload
-    def save_checkpoint(
-        self,
-        step: int,
-        model: Module,
+        model: Module | None = None,
         optimizer: Optimizers | None = None,
         extra_sd: Mapping[str, Any] | None = None,
-        path: str | os.PathLike[str] = "",
+        path: str | os.PathLike[str] | None = None,
         storage_type: StorageType | None = None,
-        **training: Unpack[Beside],
-    ) -> SaveResult: ...
-
-    @public
-    def save_checkpoint(self, step: int, *state: Any, **training: Any) -> SaveResult:
+        rank_state: dict[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveResult:
         """Save the state of a step: a state dict, or a model with what belongs to it. Then it may be changed.
 
         ``save_checkpoint(step, state_dict, path, storage_type)``, or
@@ -186,8 +181,11 @@ class FsdpShardCheckpointer(WithWriter):
             storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
                 it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
                 ``metrics`` it becomes durable, as with DISK.
-            **training: ``model``, ``optimizer`` and ``extra_sd`` instead of a state dict; ``rank_state`` and
-                ``metrics`` with either. See `Training`.
+            model: The module, instead of a state dict; torch's ``get_state_dict`` gives its state.
+            optimizer: Its optimizer, or several.
+            extra_sd: What else is saved with a model, by names other than "model" and "optimizer".
+            rank_state: What differs on this rank.
+            metrics: What was measured of this state, for `KeepBestStrategy`.
 
         Raises:
             StepError: The step is older than one saved since the last load.
@@ -196,15 +194,23 @@ class FsdpShardCheckpointer(WithWriter):
             NotLoadable: ``rank_state`` has what does not load with ``weights_only=True``.
             ArenaTooSmall: Shared memory cannot hold two checkpoints of this size, and this is the first save.
         """
-        given = by_name(state, training)
-        arguments.saving(step, given.get("state_dict"), given.get("rank_state"), given.get("metrics"))
-        path, wanted = arguments.path("path", given.pop("path", "")), given.pop("storage_type", None)
-        folder = self._folder(arguments.whole_step(step), path)
-        whole = state_of(given.pop("state_dict", None), given)  # type: ignore[arg-type]  # it says what is unknown
+        given = by_name(
+            state,
+            state_dict=state_dict,
+            model=model,
+            optimizer=optimizer,
+            extra_sd=extra_sd,
+            path=path,
+            storage_type=storage_type,
+        )
+        arguments.saving(step, given.get("state_dict"), rank_state, metrics)
+        file = arguments.path("path", given.get("path", ""))
+        folder = self._folder(arguments.whole_step(step), file)
+        whole = state_of(given)
         common = apart(given.get("extra_sd", {}))
         shards = {name: each for name, each in whole.items() if name not in common}
-        parts = FsdpState(shards, common, dict(given.get("rank_state") or {}))
-        return self._save(step, parts, at_least(wanted, path), given.get("metrics"), folder)
+        parts = FsdpState(shards, common, dict(rank_state or {}))
+        return self._save(step, parts, at_least(given.get("storage_type"), file), metrics, folder)
 
     def _folder(self, step: int, path: str) -> str:
         """What the directory of a checkpoint is to be called; empty for the default."""
@@ -231,9 +237,8 @@ class FsdpShardCheckpointer(WithWriter):
     ) -> SaveResult:
         writer = self._writer
         writer.be_ready()
-        if writer.link.pins:
-            writer.link.release()  # a load that failed
-        save = SaveId(writer.link.history, arguments.whole_step(step))
+        writer.release()  # a load that failed
+        save = writer.save_id(step)
         if self._stage.name:
             state = FsdpState(state.shards | self._stage.beside(state.common), {}, state.own)
         try:
@@ -242,7 +247,7 @@ class FsdpShardCheckpointer(WithWriter):
                 shards = self._stage.named(state.shards)
                 files: dict[str, Any] = dict(self._shards.files(save, shards, together=together))
         except Unplanned as reason:
-            return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
+            return writer.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
         files[self._own] = {"rng": rng_state(), "state": state.own}
         if state.common and writer.place.local_rank == 0:
             files[TRAINING] = state.common
@@ -288,7 +293,7 @@ class FsdpShardCheckpointer(WithWriter):
         if self.get_storage_reader() is None:
             if resume_path:
                 raise BadCheckpoint(f"{self._writer.directory} holds no checkpoint {resume_path}")
-            self._writer.link.tell_loaded(None, "", 0.0)
+            self._writer.loaded_nothing()
             return {}
         parts = sharded_parts(model, optimizers_of(optimizer))
         with as_before_on_error(parts):
@@ -308,7 +313,7 @@ class FsdpShardCheckpointer(WithWriter):
         return self._reader.common | extra.of(leaves)
 
     def close(self) -> None:
-        """End saving, for all ranks: as `WithWriter.close`."""
+        """End saving, for all ranks: as `BaseCheckpointer.close`."""
         try:
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed
         finally:

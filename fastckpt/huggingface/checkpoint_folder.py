@@ -1,20 +1,16 @@
-"""Where the checkpoints of a Trainer lie: also shards, as torch.distributed.checkpoint (DCP) lays them out."""
+"""The checkpoint directory of a Trainer: also shards, as torch.distributed.checkpoint (DCP) lays them out."""
 
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
-
-from torch.optim import Optimizer
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import OF_NODE
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.metrics import phase
 from fastckpt._core.native.folder_checkpointer import FolderCheckpointer
-from fastckpt._core.session import SaveResult
-from fastckpt._core.snapshot.overlap import optimizers_in
-from fastckpt.dcp.shard_plans import PlannerDeparted, ShardPlans, Unplanned
-from fastckpt.dcp.store_mailbox import board
+from fastckpt.dcp.plan_messages import plan_mailbox
+from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
 
 __all__ = ["TrainerFolder", "Unplanned"]
 
@@ -32,18 +28,9 @@ class TrainerFolder(FolderCheckpointer):
         """Whether ranks of this job run on several nodes."""
         return self._writer.place.group_world_size > 1
 
-    def overlap(self, optimizer: Optimizer) -> None:
-        """Copy what this optimizer changes behind training, from the next save on."""
-        self._writer.be_ready()
-        self._writer.overlap.defer(optimizers_in(optimizer))
-
-    def be_ready(self) -> None:
-        """Wait until nothing is being copied."""
-        self._writer.be_ready()
-
     def newest_durable(self) -> int | None:
         """The step of the newest durable checkpoint; None if there is none, or nobody can tell."""
-        self.be_ready()
+        self._writer.be_ready()
         status = self._writer.glance()
         return status.newest[1] if status is not None and status.newest else None
 
@@ -62,12 +49,11 @@ class TrainerFolder(FolderCheckpointer):
         writer = self._writer
         writer.be_ready()
         if self._shards is None:
-            plans = [board(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
+            plans = [plan_mailbox(writer.place.world_size, f"plans of trainer {next(_NUMBERS)}") for _ in states]
             self._shards = {
-                name: ShardPlans(writer.place, plan, writer.beats.stall)
-                for name, plan in zip(states, plans, strict=True)
+                name: ShardPlans(writer.place, plan, writer.stall) for name, plan in zip(states, plans, strict=True)
             }
-        save, files = SaveId(writer.link.history, step), dict[str, Plan]()
+        save, files = writer.save_id(step), dict[str, Plan]()
         with phase("snapshot.shards", step=step):
             for folder, state in states.items():
                 found = self._shards[folder].files(save, state, together=together)
@@ -75,10 +61,6 @@ class TrainerFolder(FolderCheckpointer):
                 files |= {f"{folder}/{name}": plan for name, plan in found.items() if not name.startswith(OF_NODE)}
         self._last = save
         return files
-
-    def skip(self, step: int, reason: Unplanned) -> SaveResult:
-        """Take note of a save that cannot be made."""
-        return self._skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
 
     def close(self) -> None:
         """As `FolderCheckpointer.close`."""

@@ -1,4 +1,4 @@
-"""Checkpoints for transformers' Trainer: to memory as often as every step, to storage in the background."""
+"""A Trainer that saves to memory as often as every step, and to storage in the background."""
 
 import os
 from typing import Any

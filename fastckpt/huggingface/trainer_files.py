@@ -1,4 +1,4 @@
-"""What a checkpoint of a Trainer consists of: this rank's files, under the names that transformers gives them."""
+"""The files of a Trainer's checkpoint that one rank saves, under the names that transformers gives them."""
 
 import contextlib
 import copy
@@ -20,6 +20,7 @@ from transformers.trainer_callback import ExportableState
 
 from fastckpt._core.native.folder_checkpointer import Raw, RequiredFiles
 from fastckpt._core.native.view import written
+from fastckpt.huggingface import _private as private
 from fastckpt.huggingface.checkpoint_folder import TrainerFolder
 from fastckpt.huggingface.weights import WEIGHTS, Weights, is_adapted
 
@@ -61,7 +62,7 @@ class TrainerFiles:
             files = self._model(scratch, lasting=lasting)
             if not self._only_model:
                 files |= self._optimizer(scratch, step, lasting=lasting) | self._scaler(scratch)
-                trainer._save_rng_state(str(scratch))
+                private.save_rng_state(trainer, scratch)
         if self._folder.writes_common:
             self._state(scratch, lasting=lasting)
         files |= written(scratch)
@@ -77,7 +78,7 @@ class TrainerFiles:
         trainer = self._trainer
         if trainer.is_fsdp_enabled and shards_state(trainer) and not self._overrides("save_model"):
             return {}  # as Trainer: all of it is in the shards
-        reason = self._overrides("save_model", "_save") or self._objection()
+        reason = self._overrides("save_model", private.SAVE_MODEL) or self._objection()
         if reason:
             self._warn("the model", reason)
             trainer.save_model(str(scratch), _internal_call=True)
@@ -86,7 +87,7 @@ class TrainerFiles:
             return {}
         weights = {} if _is_sharded_by_engine(trainer) else self._weights.files(trainer.model)
         if lasting or not self._small or self._small_of is not self._weights.layout:
-            trainer._save(str(scratch), state_dict=None if is_adapted(trainer.model) else {})
+            private.save_model(trainer, scratch, None if is_adapted(trainer.model) else {})
             self._small = written(scratch, but={*weights, WEIGHTS})  # this would have no weights
             self._small_of = self._weights.layout
             for entry in scratch.iterdir():
@@ -95,12 +96,12 @@ class TrainerFiles:
 
     def _optimizer(self, scratch: Path, step: int, *, lasting: bool) -> dict[str, Any]:
         trainer = self._trainer
-        reason = self._overrides("_save_optimizer_and_scheduler")
+        reason = self._overrides(private.SAVE_OPTIMIZER)
         if trainer.is_fsdp_enabled and not shards_state(trainer):
             reason = reason or "it is not sharded by FSDP2"
         if reason:
             self._warn("the optimizer", reason)
-            trainer._save_optimizer_and_scheduler(str(scratch))
+            private.save_optimizer(trainer, scratch)
             return {}
         if trainer.is_deepspeed_enabled:
             return _of_engine(trainer, scratch) | self._scheduler()
@@ -118,8 +119,8 @@ class TrainerFiles:
 
     def _scaler(self, scratch: Path) -> dict[str, Any]:
         trainer = self._trainer
-        if self._overrides("_save_scaler"):
-            trainer._save_scaler(str(scratch))
+        if self._overrides(private.SAVE_SCALER):
+            private.save_scaler(trainer, scratch)
             return {}
         scaler = getattr(trainer.accelerator, "scaler", None)
         return {SCALER: scaler.state_dict()} if scaler is not None and self._folder.writes_common else {}

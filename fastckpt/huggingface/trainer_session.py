@@ -1,4 +1,4 @@
-"""One training of a Trainer: what it resumes, what it saves where, and when all of it is on storage."""
+"""One training run of a Trainer: its resume, its saves, and the wait until all of them are on storage."""
 
 import logging
 import os
@@ -14,9 +14,13 @@ from transformers.trainer_utils import get_last_checkpoint as newest_of_stock
 
 from fastckpt._core.native.checkpoint_names import is_foreign
 from fastckpt._core.native.folder_checkpointer import NativeFolder, SaveResult, StorageType
-from fastckpt._core.retention import CheckpointDeletionStrategy, KeepLatestStepStrategy, KeepNamedStrategy
+from fastckpt._core.policy.retention import KeepLast, KeepNamed
+from fastckpt._core.retention import CheckpointDeletionStrategy, PolicyStrategy
+from fastckpt._core.session import SessionOptions
+from fastckpt._core.snapshot.overlap import optimizers_in
+from fastckpt.dcp.shard_plans import PlannerDeparted, Unplanned
 from fastckpt.errors import ConfigError, PersistError
-from fastckpt.huggingface.checkpoint_folder import TrainerFolder, Unplanned
+from fastckpt.huggingface.checkpoint_folder import TrainerFolder
 from fastckpt.huggingface.trainer_files import TrainerFiles, has_only_model, needs
 from fastckpt.huggingface.unlogged import restore, unlogged
 
@@ -35,8 +39,8 @@ class CheckpointOptions(TypedDict, total=False):
     Attributes:
         deletion_strategy: Which older checkpoints to delete, in place of ``save_total_limit``.
         verify: How much is compared with what was saved: "never", "resume" (default), "always"; see `DdpCheckpointer`.
-        overlap: Whether what the optimizer changes is copied behind the next forward and backward; not by default.
-        remote: A second level, to which durable checkpoints are copied; see `DdpCheckpointer`.
+        overlap: Whether what the optimizer changes is copied during the next forward and backward; not by default.
+        remote: A second tier, to which durable checkpoints are copied; see `DdpCheckpointer`.
         remote_deletion_strategy: Which older checkpoints to delete there.
     """
 
@@ -61,10 +65,18 @@ class TrainerSession:
         self._trainer = trainer
         self._directory = Path(trainer.args.output_dir)
         self._overlap = options.get("overlap", False)
-        rest: dict[str, Any] = {name: each for name, each in options.items() if name != "overlap"}
-        rest["deletion_strategy"] = rest.get("deletion_strategy") or _rotation(trainer.args)
-        self._folder = TrainerFolder(self._directory, needs(trainer), **rest)
-        self._folder.count_steps(lambda: int(trainer.state.global_step))
+        self._folder = TrainerFolder(
+            self._directory,
+            needs(trainer),
+            options.get("deletion_strategy") or _rotation(trainer.args),
+            SessionOptions(
+                weights_only=False,
+                verify=options.get("verify", "resume"),
+                remote=options.get("remote", ""),
+                remote_deletion_strategy=options.get("remote_deletion_strategy"),
+            ),
+        )
+        self._folder.session.count_steps(lambda: int(trainer.state.global_step))
         self._contents = TrainerFiles(trainer, self._folder)
         self._found: NativeFolder | None = None
         self._metrics: tuple[int, dict[str, float]] = (-1, {})
@@ -95,8 +107,9 @@ class TrainerSession:
         if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
             logger.warning(
                 "step %d has the model alone, as save_only_model asks: optimizer, scheduler and random generators "
-                "begin anew", self.loaded_step
-            )  # fmt: skip
+                "begin anew",
+                self.loaded_step,
+            )
         return str(self._found.path)
 
     @property
@@ -130,9 +143,10 @@ class TrainerSession:
         if lasting and step >= trainer.state.max_steps:
             self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
         if step == self.saved_step:
-            folder.begin_anew()  # since then it was measured, or its epoch has ended
+            folder.session.begin_history()  # since then it was measured, or its epoch has ended
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
-            folder.overlap(optimizer)
+            folder.session.be_ready()
+            folder.session.overlap_with(optimizers_in(optimizer))
             self._overlap = False  # from now on it does
         before = trainer.state.best_model_checkpoint
         self._name_best(step, lasting=lasting)
@@ -140,7 +154,7 @@ class TrainerSession:
             files = self._contents.files(step, lasting=lasting) | unlogged(trainer)
         except Unplanned as reason:
             trainer.state.best_model_checkpoint = before
-            return folder.skip(step, reason)
+            return folder.session.skip(step, str(reason), is_final=isinstance(reason, PlannerDeparted))
         measured = self._metrics[1] if self._metrics[0] == step else {}
         # not best_global_step: that may be a step which was evaluated and not saved
         best = _STEP.fullmatch(Path(trainer.state.best_model_checkpoint or "").name)
@@ -244,9 +258,8 @@ def _rotation(args: Any) -> CheckpointDeletionStrategy | None:
     limit = args.save_total_limit
     if limit is None or limit <= 0:
         return None
-    if args.metric_for_best_model is None:
-        return KeepLatestStepStrategy(limit, args.output_dir)
-    return KeepNamedStrategy(limit, BEST, args.output_dir)
+    policy = KeepLast(limit) if args.metric_for_best_model is None else KeepNamed(limit, BEST)
+    return PolicyStrategy(policy, args.output_dir)
 
 
 def _torch_optimizer(trainer: Trainer) -> Any:

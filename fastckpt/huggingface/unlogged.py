@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Trainer
 
 from fastckpt._core.native.folder_checkpointer import Raw
+from fastckpt.huggingface._private import last_logged, loss_since, put_loss
 
 
 def unlogged(trainer: Trainer) -> dict[str, Any]:
     """A file of this rank with that loss; none if the step has been logged."""
-    since, world = trainer._globalstep_last_logged, trainer.args.world_size
+    since, world = last_logged(trainer), trainer.args.world_size
     if since == trainer.state.global_step:
         return {}
-    text = json.dumps({"since": since, "loss": trainer._tr_loss.item(), "ranks": world})
+    text = json.dumps({"since": since, "loss": loss_since(trainer), "ranks": world})
     return {_name(trainer): Raw(text.encode(), may_end_with_spaces=True)}
 
 
@@ -24,9 +24,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
     path = folder / _name(trainer)
     found = json.loads(path.read_text()) if path.is_file() else {"ranks": 0}
     if found["ranks"] == trainer.args.world_size:
-        trainer._tr_loss = torch.tensor(found["loss"], dtype=trainer._tr_loss.dtype, device=trainer._tr_loss.device)
-        trainer._globalstep_last_logged = found["since"]
-        trainer._total_loss_scalar -= found["loss"]  # of which train_loss is to have the steps since the resume alone
+        put_loss(trainer, found["since"], found["loss"])
 
 
 def _name(trainer: Trainer) -> str:

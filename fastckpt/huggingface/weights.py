@@ -14,6 +14,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict, unw
 from transformers.utils import is_peft_available
 
 from fastckpt._core.native.folder_checkpointer import Raw, Tensors
+from fastckpt.huggingface._private import has_adapters, ignored_keys
 
 METADATA = {"format": "pt"}
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
@@ -41,7 +42,7 @@ def objection(model: nn.Module) -> str:
     reasons = {
         "it has its own save_pretrained": "save_pretrained" in _own_methods(model, PreTrainedModel),
         "it is quantized": getattr(model, "hf_quantizer", None) is not None,
-        "it has adapters": getattr(model, "_hf_peft_config_loaded", False),
+        "it has adapters": has_adapters(model),
         "it is offloaded": bool({"cpu", "disk"} & {*map(str, (getattr(model, "hf_device_map", None) or {}).values())}),
     }
     return ", and ".join(reason for reason, holds in reasons.items() if holds)
@@ -96,7 +97,7 @@ def weight_files(model: nn.Module, max_shard_size: int | str = "") -> dict[str, 
         return {WEIGHTS: Tensors(model.state_dict(), METADATA)}
     size = max_shard_size or inspect.signature(model.save_pretrained).parameters["max_shard_size"].default
     state = unwrap_model(model).state_dict()
-    for name in model._keys_to_ignore_on_save or ():
+    for name in ignored_keys(model):
         state.pop(name, None)
     state = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
     pattern = WEIGHTS.replace(".", "{suffix}.")

@@ -1,21 +1,22 @@
-"""Lightning's plugin for files of checkpoints: they are saved to memory, and from there to where Lightning names."""
+"""Lightning's plugin for checkpoint files: they are saved to memory, and persisted to the path that Lightning names."""
 
 import logging
 import os
 import sys
-from typing import Any, Unpack
+from functools import partial
+from typing import Any
 
 import torch
 from lightning import __version__
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from fastckpt._core.client.saver_options import RemoteTierOptions
 from fastckpt._core.config import RankInfo
+from fastckpt._core.retention import CheckpointDeletionStrategy
 from fastckpt._core.session import StorageType
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import ConfigError
 from fastckpt.lightning.checkpoint_removal import Removal
-from fastckpt.lightning.saves import Generators, Saves
+from fastckpt.lightning.saves import Saves
 
 __all__ = ["NEWEST", "FastCheckpointIO", "StorageType"]
 
@@ -36,13 +37,13 @@ class Nothing(dict[str, Any]):
 
 
 class FastCheckpointIO(TorchCheckpointIO):
-    """Saves Lightning's checkpoints to shared memory, has them persisted behind training, and loads the newest.
+    """Saves Lightning's checkpoints to shared memory, has them persisted in the background, and loads the newest.
 
     With several ranks it needs a strategy in which all of them take part: `FastDDPStrategy`.
 
     Args:
         checkpoint_dir: The checkpoint directory, shared by all nodes; best the ``dirpath`` of ModelCheckpoint.
-        overlap: Whether what optimizers change may be copied behind the next forward and backward. See docs/saving.md.
+        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
         weights_only: Whether files must load with ``torch.load(weights_only=True)``, which runs no code from them.
         verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
 
@@ -61,7 +62,8 @@ class FastCheckpointIO(TorchCheckpointIO):
         overlap: bool = False,
         weights_only: bool = True,
         verify: str = "resume",
-        **second_level: Unpack[RemoteTierOptions],
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
     ) -> None:
         self.overlap = overlap
         self.for_all_ranks = False
@@ -69,7 +71,14 @@ class FastCheckpointIO(TorchCheckpointIO):
         self.loaded_step = -1
         self.loaded_from = ""
         self._directory = normalised(checkpoint_dir)
-        self._options = {"weights_only": weights_only, "verify": verify, **second_level}
+        self._new_saves = partial(
+            Saves,
+            self._directory,
+            weights_only=weights_only,
+            verify=verify,
+            remote=remote,
+            remote_deletion_strategy=remote_deletion_strategy,
+        )
         self._saves: Saves | None = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._removal = Removal()
@@ -160,10 +169,6 @@ class FastCheckpointIO(TorchCheckpointIO):
             if self._saves is not None:
                 self._saves.overlap_with(optimizers)
 
-    def generators(self) -> Generators:
-        """The random generators as they are now."""
-        return Generators()
-
     @property
     def _rank(self) -> int:
         return RankInfo.from_environment().rank
@@ -181,7 +186,7 @@ class FastCheckpointIO(TorchCheckpointIO):
                     f"of {world} ranks only the first calls this plugin: give the trainer a strategy of ours, such as "
                     "Trainer(strategy=FastDDPStrategy(), plugins=[FastCheckpointIO(...)])"
                 )
-            self._saves = Saves(self._directory, **self._options)  # type: ignore[arg-type]
+            self._saves = self._new_saves()
             if self._optimizers:
                 self._saves.overlap_with(self._optimizers)
         return self._saves

@@ -1,4 +1,4 @@
-"""Removes what ModelCheckpoint does not keep, and what was flushed and is needed no more."""
+"""Removes files that ModelCheckpoint does not keep, and flushed checkpoints that nothing needs any more."""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Saves of one Lightning training: a step may be saved more than once, each time with what it is by then."""
+"""Saves of one Lightning run: a step may be saved more than once, each time with what it is by then."""
 
 import logging
 import random
@@ -9,7 +9,6 @@ import torch
 
 from fastckpt._core.client.collective import agreement
 from fastckpt._core.session import SaveResult, StorageType
-from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt.ddp import DdpCheckpointer
 from fastckpt.errors import PersistError
 from fastckpt.lightning._private import progress
@@ -34,12 +33,10 @@ class Saves(DdpCheckpointer):
         A step is saved again with what its checkpoint says by now: of what validation found, or that its epoch ended.
         """
         writer, kept_for = self._writer, {KEPT_FOR: IN_MEMORY if storage_type is StorageType.MEMORY else "file"}
-        if not writer.loads:
+        if not writer.history.loads:
             writer.open_history(agreement(writer.place.world_size), "")  # the same on all nodes
         if step == self.saved_step:
-            # All ranks save it again, and so all turn to the same next history.
-            writer.go_on(writer.link.history)
-            writer.link.history += 1
+            writer.begin_history()  # all ranks save it again
         states = self._states(state, {})
         result = writer.save(step, states, storage_type, path, None, kept_for)
         if result:
@@ -74,19 +71,8 @@ class Saves(DdpCheckpointer):
         return state
 
     def overlap_with(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Copy what these change behind training, from the next save on."""
-        self._writer.overlap.defer(optimizers)
-
-
-class Generators:
-    """The states of all generators of this process, as they are now."""
-
-    def __init__(self) -> None:
-        self._state = rng_state()
-
-    def restore(self) -> None:
-        """Put the generators into these states."""
-        restore_rng(self._state)
+        """Copy what these change in the background, from the next save on."""
+        self._writer.overlap_with(optimizers)
 
 
 def _restore(states: dict[str, Any]) -> None:

@@ -10,12 +10,12 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fastckpt._core.resume.optimizer_classes import refuse_sharded
+from fastckpt._core.client.optimizers import refuse_sharded
+from fastckpt._core.snapshot.rng_state import restore_rng, rng_state
 from fastckpt.errors import ConfigError
 from fastckpt.lightning._private import is_in_batch_hooks, is_validated_next
 from fastckpt.lightning.callback import MemoryCheckpoint
 from fastckpt.lightning.checkpoint_io import NEWEST, FastCheckpointIO, StorageType
-from fastckpt.lightning.saves import Generators
 
 logger = logging.getLogger("fastckpt")
 
@@ -24,7 +24,7 @@ class AllRanks(Strategy):
     """What our strategies do otherwise than those of Lightning that they are made of."""
 
     _has_warned = False
-    _generators: Generators | None = None
+    _generators: dict[str, Any] | None = None
     """As they were when what was loaded was saved; None when training has gone on."""
 
     @property
@@ -77,7 +77,7 @@ class AllRanks(Strategy):
             return self._io.load_checkpoint(checkpoint_path, weights_only=weights_only)
         path = os.fspath(checkpoint_path)
         state = self._io.resume("" if path == NEWEST else path)
-        self._generators = self._io.generators() if state else None
+        self._generators = rng_state() if state else None
         return state
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
@@ -87,7 +87,7 @@ class AllRanks(Strategy):
     def process_dataloader(self, dataloader: object) -> object:
         """Next, an iterator is made: it draws random numbers."""
         if self._generators is not None and self._trainer.training:
-            self._generators.restore()
+            restore_rng(self._generators)
         return super().process_dataloader(dataloader)
 
     def on_train_start(self) -> None:
@@ -96,7 +96,7 @@ class AllRanks(Strategy):
         fit = self._trainer.fit_loop
         was_last_of_epoch = fit.restarted_mid_epoch and fit.epoch_loop.batch_progress.is_last_batch
         if self._generators is not None and not was_last_of_epoch:
-            self._generators.restore()
+            restore_rng(self._generators)
         self._generators = None
 
     def on_validation_end(self) -> None:
@@ -116,8 +116,9 @@ class AllRanks(Strategy):
             logger.warning(
                 "ModelCheckpoint saves step %d before its validation or its epoch's end: Lightning goes on from that "
                 "file without the validation and the hooks that follow. Choose steps that end no epoch and are not "
-                "validated, or leave every_n_train_steps out", step
-            )  # fmt: skip
+                "validated, or leave every_n_train_steps out",
+                step,
+            )
 
     @property
     def _trainer(self) -> Trainer:

@@ -1,4 +1,4 @@
-"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; tells what happened."""
+"""The command `fastckpt`: looks at checkpoints, checks, compares, exports and removes them; reports on jobs."""
 
 import click
 
@@ -11,10 +11,10 @@ from fastckpt_run.cli.shm import shm
 from fastckpt_run.cli.show import show
 from fastckpt_run.cli.verify import verify
 from fastckpt_run.cli.which import which
-from fastckpt_run.version_text import version_line
+from fastckpt_run.commands import version_line
 
 
-def _tell_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked and not context.resilient_parsing:
         click.echo(version_line("fastckpt"))
         context.exit()
@@ -22,10 +22,10 @@ def _tell_version(context: click.Context, _: click.Parameter, asked: bool) -> No
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_tell_version, help="Show it and exit."
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show it and exit."
 )
 def main() -> None:
-    """Look at checkpoints, check, compare, export and remove them; tell what happened.
+    """Look at checkpoints, check, compare, export and remove them; report on jobs.
 
     DIR is a checkpoint directory. DIR@STEP is one of its checkpoints, DIR@STEP.HISTORY that of one history,
     DIR@latest the newest; a tier may follow, as in DIR@latest:memory. A path that exists is taken as it is, even if

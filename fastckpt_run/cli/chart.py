@@ -44,13 +44,12 @@ class Axis:
         """Round times since the beginning, about so many at most, and what to write there."""
         length = max(1, self.end - self.begin)
         step = next(step for step in _steps() if step * most >= length)
-        name, unit = next(((name, unit) for name, unit in _UNITS if step % unit == 0), ("ns", 1))
+        name, unit = next(((name, unit) for name, unit in _UNITS.items() if step % unit == 0), ("ns", 1))
         return [(tick, f"{tick // unit:,} {name}" if tick else "0") for tick in range(0, length + 1, step)]
 
 
-_UNITS = [
-    ("d", 86400 * 10**9), ("h", 3600 * 10**9), ("min", 60 * 10**9), ("s", 10**9), ("ms", 10**6), ("us", 10**3),
-]  # fmt: skip
+_SECOND = 10**9
+_UNITS = {"d": 86400 * _SECOND, "h": 3600 * _SECOND, "min": 60 * _SECOND, "s": _SECOND, "ms": 10**6, "us": 10**3}
 
 
 def _steps() -> Iterator[int]:
@@ -66,11 +65,11 @@ def _steps() -> Iterator[int]:
 
 
 def lane(bars: Iterable[Bar], axis: Axis) -> str:
-    """The bars of a lane, first ones below; those too thin to be told apart are drawn as one."""
-    told_apart = list(_merged(bars, axis))
-    filled = 2 * sum(bar.end - bar.begin for bar in told_apart) > axis.end - axis.begin
-    crowded = filled and len(told_apart) > _CROWD
-    drawn = "".join(_rectangle(bar, axis, crowded=crowded) for bar in told_apart)
+    """The bars of a lane, first ones below; those too thin to be distinguished are drawn as one."""
+    distinct = list(_merged(bars, axis))
+    filled = 2 * sum(bar.end - bar.begin for bar in distinct) > axis.end - axis.begin
+    crowded = filled and len(distinct) > _CROWD
+    drawn = "".join(_rectangle(bar, axis, crowded=crowded) for bar in distinct)
     return f'<svg viewBox="0 0 {WIDTH} {_HEIGHT}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
 
 

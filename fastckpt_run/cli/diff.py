@@ -1,5 +1,6 @@
 """`fastckpt diff`: how two checkpoints differ, in structure and in values."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -96,17 +97,9 @@ def _to_json(difference: "Difference") -> dict[str, Any]:
         "compared": difference.compared,
         "only_a": difference.only_a,
         "only_b": difference.only_b,
-        "changes": [
-            {"name": change.name, "what": change.what, "a": change.a, "b": change.b} for change in difference.changes
-        ],
+        "changes": [asdict(change) for change in difference.changes],
         "tensors": [
-            {
-                "name": name,
-                "count": distance.count,
-                "differing": distance.differing,
-                "nans": distance.nans,
-                "max_abs": number(distance.max_abs),
-            }
+            {"name": name, **asdict(distance), "max_abs": number(distance.max_abs)}
             for name, distance in difference.tensors.items()
         ],
     }

@@ -72,7 +72,5 @@ def in_words(job: dict[str, Any]) -> str:
 
 def _row(item: InventoryItem) -> list[str]:
     past = None if item.time is None else max(0.0, time.time() - item.time)
-    return [
-        known(item.step), known(item.history), item.tier, decimal(item.size), age(past), known(item.world), item.state,
-        str(item.path),
-    ]  # fmt: skip
+    known_of = [known(item.step), known(item.history), item.tier, decimal(item.size), age(past), known(item.world)]
+    return [*known_of, item.state, str(item.path)]

@@ -1,4 +1,4 @@
-"""What every command of `fastckpt` has in common: an answer, as one JSON document or for people to read."""
+"""Output of the commands of `fastckpt`: an answer, as one JSON document or for people to read."""
 
 import functools
 import json

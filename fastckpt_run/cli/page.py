@@ -9,14 +9,12 @@ from fastckpt_run import formatting
 from fastckpt_run.cli import timeline
 from fastckpt_run.cli.chart import Axis, Bar, lane
 from fastckpt_run.cli.output import plain
-from fastckpt_run.cli.report import change, facts, when
+from fastckpt_run.cli.report_text import change, facts, when
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _TICKS = 6
 _STRETCHES = 100
-_CHECKPOINT_KINDS = {
-    "persist": "persist", "flush": "flush", "upload": "upload", "failure": "failure", "skip": "skipped save"
-}  # fmt: skip
+_CHECKPOINT_KINDS = {kind: kind for kind in ("persist", "flush", "upload", "failure")} | {"skip": "skipped save"}
 _MOST_FAILURES = _MOST_CHANGES = 200
 
 
@@ -49,8 +47,8 @@ def _summary(found: Report) -> str:
         (f"{len(incidents(found.failures)):,}", "failures"),
     ]
     cards = "".join(f"<div><b>{_text(value)}</b><span>{_text(what)}</span></div>" for value, what in figures)
-    said = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
-    return f'<section class="figures">{cards}</section>\n<ul class="facts">{said}</ul>\n'
+    listed = "".join(f"<li>{_text(line)}</li>" for line in facts(found))
+    return f'<section class="figures">{cards}</section>\n<ul class="facts">{listed}</ul>\n'
 
 
 def _time(found: Report) -> str:
@@ -154,16 +152,13 @@ def _failure(one: Recovery, start: int, longest: int, nodes: int) -> Iterator[st
 
 
 def _launches(found: Report) -> str:
-    rows = [
-        [
-            str(node), _text(placed.launch.host), when(placed.begin), formatting.duration(placed.end - placed.begin),
-            _text(placed.launch.outcome or "runs, or was killed"), _text(placed.launch.script),
-        ]
-        for node, chain in found.nodes.items() for placed in chain
-    ]  # fmt: skip
-    return (
-        f"<section><h2>Launches</h2>{_table(['node', 'host', 'begin', 'time', 'outcome', 'script'], rows)}</section>\n"
-    )
+    rows = list[list[str]]()
+    for node, placed in ((node, placed) for node, chain in found.nodes.items() for placed in chain):
+        launch, took = placed.launch, formatting.duration(placed.end - placed.begin)
+        outcome = launch.outcome or "runs, or was killed"
+        rows.append([str(node), _text(launch.host), when(placed.begin), took, _text(outcome), _text(launch.script)])
+    heads = ["node", "host", "begin", "time", "outcome", "script"]
+    return f"<section><h2>Launches</h2>{_table(heads, rows)}</section>\n"
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

@@ -1,5 +1,6 @@
 """`fastckpt prune`: removes checkpoints on storage that need not be kept."""
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,6 +15,13 @@ from fastckpt._core.storage.store import normalised
 from fastckpt_run.cli.ls import in_words, jobs
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe, known
 
+_POLICIES: dict[str, Callable[[Any], Policy]] = {
+    "keep_last": KeepLast,
+    "keep_every": KeepEvery,
+    "keep_minutes": KeepEveryMinutes,
+    "keep_best": best_of,
+}
+
 
 @click.command()
 @click.argument("directory", metavar="DIR")
@@ -23,17 +31,17 @@ from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, de
 @click.option("--keep-best", metavar="N:METRIC[:max]", help="Keep the N with the smallest (max: largest) metric.")
 @click.option("--drop-history", type=int, metavar="H", multiple=True, help="Keep nothing of history H; also repeated.")
 @REMOTE
-@click.option("--yes", is_flag=True, help="Delete; without it, only tell what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete; without it, only list what would be deleted.")
 @answering
 def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool, **keep: Any) -> CommandOutput:
-    """Delete the checkpoints on storage that none of the options keeps; by default, only tell which.
+    """Delete the checkpoints on storage that none of the options keeps; by default, only list them.
 
     The newest whole checkpoint is never deleted, nor is what is damaged or in quarantine. Histories that the newest
     did not resume from are judged apart: of each the newest is kept, unless --drop-history names it. This is safe
-    beside a running job: each deletion tells its sweeps to keep off, and is whole or not at all. With --remote, DIR and
-    the store are both pruned, each by what it holds.
+    while a job runs: its own sweeps skip what is being deleted, and a deletion is whole or not at all. With --remote,
+    DIR and the store are both pruned, each by what it holds.
     """
-    policies = _policies(**keep)
+    policies = [policy(keep[name]) for name, policy in _POLICIES.items() if keep[name] is not None]
     inventory = take(directory, Settings.from_environment().arenas, remote)
     places = {"storage": inventory.location} | ({"remote": normalised(remote)} if remote else {})
     if is_gone(directory):
@@ -67,18 +75,3 @@ def prune(directory: str, drop_history: tuple[int, ...], remote: str, yes: bool,
             screen.line(in_words(job))
 
     return CommandOutput(document, show)
-
-
-def _policies(
-    keep_last: int | None, keep_every: int | None, keep_minutes: float | None, keep_best: str | None
-) -> list[Policy]:
-    policies: list[Policy] = []
-    if keep_last is not None:
-        policies.append(KeepLast(keep_last))
-    if keep_every is not None:
-        policies.append(KeepEvery(keep_every))
-    if keep_minutes is not None:
-        policies.append(KeepEveryMinutes(keep_minutes))
-    if keep_best is not None:
-        policies.append(best_of(keep_best))
-    return policies

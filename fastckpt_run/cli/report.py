@@ -1,26 +1,21 @@
-"""`fastckpt report`: what happened in all launches of a training, and where the time went."""
+"""`fastckpt report`: what happened in all launches of a job, and where the time went."""
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastckpt._core.byte_sizes import decimal
 from fastckpt._core.config import Settings
 from fastckpt._core.inspect.inventory import InventoryItem, is_gone, take
 from fastckpt._core.storage.store import is_url
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, answering, describe
 
 if TYPE_CHECKING:
-    from fastckpt._core.report.frequency import DecidedIntervals
     from fastckpt._core.report.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
 """What follows a failure, in this order."""
-SHOWN = 20
-"""How many changes of the frequency are shown, the newest."""
 
 
 @click.command()
@@ -31,11 +26,11 @@ SHOWN = 20
 @REMOTE
 @answering
 def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
-    """Tell what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
+    """Report what happened in all launches with DIR: goodput, lost time by cause, failures, saves and persists.
 
     It reads the event logs that agents leave in DIR; instead of DIR, FILE is one that --fast-events wrote. A job may
-    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it tells what
-    that holds, and DIR may be lost.
+    run meanwhile. docs/events.md defines all figures. No logs are in a store: of a URL, or with --remote, it reports
+    what that holds, and DIR may be lost.
     """
     from fastckpt._core.report.events import find, read
     from fastckpt._core.report.report import report as report_on
@@ -51,10 +46,12 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
     document["remote"] = held and {**asdict(held), "newest": held.newest and describe(held.newest)}
 
     def show(screen: Screen) -> None:
+        from fastckpt_run.cli import report_text
+
         if html is not None:
             screen.line(f"written to {html}")
         else:
-            _show(screen, found, directory)
+            report_text.show(screen, found, directory)
         if held is not None:
             newest = f"; the newest is {held.newest.id}: {held.newest.path}" if held.newest else ""
             screen.line(f"{held.location} holds {held.checkpoints:,} whole checkpoints{newest}")
@@ -121,117 +118,3 @@ def _failure(one: "Recovery") -> dict[str, Any]:
     for name in (*INSTANTS, "load"):
         document[name] = None if document[name] is None else document[name] / 1e9
     return document
-
-
-def _show(screen: Screen, found: "Report", directory: str) -> None:
-    from fastckpt_run import formatting
-
-    launches = sum(len(chain) for chain in found.nodes.values())
-    if not launches:
-        screen.line(f"{directory}: no launch of fastckpt-run is told of; under torchrun there is no agent to tell")
-        return
-    screen.line(
-        f"{directory}: {formatting.count(launches, 'launch', 'launches')} "
-        f"on {formatting.count(len(found.nodes), 'node')}, "
-        f"{formatting.duration(found.total)}; goodput {formatting.goodput(found.goodput)}"
-    )
-    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
-    rows = [
-        [formatting.CAUSES[cause], formatting.share(spent, found.total), formatting.duration(spent)]
-        for cause, spent in causes
-    ]
-    screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
-    for line in facts(found):
-        screen.line(line)
-    start = min(placed.begin for chain in found.nodes.values() for placed in chain)
-    if changes := [one for one in found.decisions if one.matters]:
-        screen.table(
-            [">AT", ">AFTER STEP", ">SNAPSHOT", ">PERSIST", ">COST", "WHY"],
-            [change(one, start) for one in changes[-SHOWN:]],
-        )
-        if len(changes) > SHOWN:
-            screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
-    if found.failures:
-        screen.table(
-            ["FAILURE", *(f">{name}" for name in _HEADS)],
-            [_row(one, start, len(found.nodes)) for one in found.failures],
-        )
-        for one in found.failures:
-            if one.log:
-                screen.line(f"rank {one.rank}, {formatting.duration(one.at - start)}: {formatting.where(one)}")
-
-
-_SHOWN = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
-_HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
-
-
-def _row(one: "Recovery", start: int, nodes: int) -> list[str]:
-    from fastckpt_run import formatting
-
-    instants = [formatting.duration(getattr(one, name)) for name in _SHOWN]
-    step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
-    return [
-        formatting.failure(one, nodes=nodes),
-        formatting.duration(one.at - start),
-        *instants,
-        step,
-        one.tier or "-",
-        str(one.repeated),
-    ]
-
-
-def change(one: "DecidedIntervals", start: int) -> list[str]:
-    """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
-    from fastckpt_run import formatting
-
-    memory, storage = (f"{steps:,}" if steps else "-" for steps in (one.memory, one.storage))
-    return [
-        formatting.duration(one.at - start),
-        f"{one.step:,}",
-        memory,
-        storage,
-        formatting.part(one.overhead),
-        one.why,
-    ]
-
-
-def facts(found: "Report") -> list[str]:
-    """Steps and checkpoints, in words."""
-    from fastckpt_run import formatting
-
-    counts, steps, useful = found.counts, found.steps, found.lost["useful"]
-    stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
-    each = f", each stalls for {formatting.duration(stall)}" if counts.saves else ""
-    rate = (
-        f" at {formatting.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
-    )
-    said = [
-        f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
-        + (
-            f", {formatting.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time"
-            if useful
-            else ""
-        ),
-        f"saves: {counts.saves:,} of {decimal(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
-        f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
-        f"{counts.persist_failures:,} attempts failed",
-    ]
-    if found.decisions:
-        said.append(f"frequency: {formatting.frequency(found.decisions)}")
-    if counts.uploads or counts.upload_failures:
-        newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
-        said.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
-    for one in found.superseded[-SHOWN:]:
-        said.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
-    if counts.bad_checkpoints:
-        said.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
-    if found.unreadable or found.events_lost:
-        said.append(
-            f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
-        )
-    return said
-
-
-def when(nanoseconds: int) -> str:
-    """An instant since the epoch, for people."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(nanoseconds // 10**9))

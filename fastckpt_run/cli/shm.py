@@ -1,4 +1,4 @@
-"""`fastckpt shm`: what lies in shared memory on this host, and the removal of what nobody owns."""
+"""`fastckpt shm`: the shared memory of jobs on this host, and the removal of what nobody owns."""
 
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ def ls() -> CommandOutput:
 @shm.command()
 @click.argument("arenas", nargs=-1, metavar="[ARENA]...")
 @click.option("--force", is_flag=True, help="Also those that hold a whole checkpoint, which may be nowhere else.")
-@click.option("--yes", is_flag=True, help="Remove; without it, only tell what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove; without it, only list what would be removed.")
 @answering
 def clean(arenas: tuple[str, ...], force: bool, yes: bool) -> CommandOutput:
-    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only tell which.
+    """Remove the arenas that nobody owns, or of those only the ones that are named; by default, only list them.
 
     Never removed is what a live job uses, what belongs to another user, and, without --force, what holds a whole
     checkpoint: the next launch with its directory resumes from it. Exit code 1 if one could not be removed.
@@ -88,13 +88,11 @@ def _remove(entry: ArenaEntry, *, force: bool, yes: bool) -> str:
 
 def _table(screen: Screen, entries: list[ArenaEntry], outcomes: dict[Path, str]) -> None:
     columns = ["STATE", ">SIZE", "NEWEST", "OWNER", "DIRECTORY", "PATH"]
-    rows = [
-        [
-            str(entry.state), decimal(entry.size), known(entry.newest) if entry.newest else "nothing",
-            f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?", entry.directory or "?", str(entry.path),
-        ]
-        for entry in entries
-    ]  # fmt: skip
+    rows = list[list[str]]()
+    for entry in entries:
+        owner = f"{entry.owner.pid} on {entry.owner.host}" if entry.owner else "?"
+        newest = known(entry.newest) if entry.newest else "nothing"
+        rows.append([str(entry.state), decimal(entry.size), newest, owner, entry.directory or "?", str(entry.path)])
     if outcomes:
         columns = [*columns, "WHAT"]
         rows = [[*row, outcomes[entry.path]] for row, entry in zip(rows, entries, strict=True)]

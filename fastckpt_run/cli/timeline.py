@@ -12,6 +12,7 @@ from fastckpt_run.cli.chart import Axis, Bar
 MOST_RANKS = 32
 """Workers of a node that have a lane."""
 _CHECKPOINTS = {"persisted": "persist", "flush_done": "flush", "uploaded": "upload"}
+_PHASES = ("detection", "stop", "down", "rendezvous", "start", "imports", "setup", "resume", "steps")
 _MARKS = {"persist_failed": "failure", "upload_failed": "failure", "bad_checkpoint": "failure", "skipped": "skip"}
 
 
@@ -120,12 +121,8 @@ def failure_bars(one: Recovery) -> Iterator[Bar]:
     """What followed a failure, one phase after the other, up to the first step; nanoseconds since it began."""
     begin = -one.silent
     load = None if one.resumed is None else one.resumed - (one.load or 0)
-    phases = [
-        (0, "detection"), (one.stopped, "stop"), (one.relaunched, "down"), (one.met, "rendezvous"),
-        (one.started, "start"), (one.imported, "imports"), (load, "setup"), (one.resumed, "resume"),
-        (one.first_step, "steps"),
-    ]  # fmt: skip
-    for instant, kind in phases:
+    instants = (0, one.stopped, one.relaunched, one.met, one.started, one.imported, load, one.resumed, one.first_step)
+    for instant, kind in zip(instants, _PHASES, strict=True):
         if instant is not None and instant > begin:
             name = "first step" if kind == "steps" else formatting.CAUSES[kind]
             yield Bar(begin, instant, kind, f"{name}: {formatting.duration(instant - begin)}")

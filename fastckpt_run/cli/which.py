@@ -17,7 +17,7 @@ from fastckpt_run.cli.output import FINDING, REMOTE, CommandOutput, Screen, answ
 @click.option("--verify", "verifies", is_flag=True, help="Also read files, as a resume does, and pass over bad ones.")
 @answering
 def which(directory: str, remote: str, verifies: bool) -> CommandOutput:
-    """Tell which checkpoint of DIR a launch on this node would resume, and why none of the others.
+    """Show which checkpoint of DIR a launch on this node would resume, and why none of the others.
 
     The launch is one of as many ranks as saved. Exit code 1 if it would refuse to start: checkpoints exist, but none
     can be loaded.
@@ -48,4 +48,4 @@ def which(directory: str, remote: str, verifies: bool) -> CommandOutput:
 def _in_words(outcome: str, choice: Any) -> str:
     if choice:
         return f"resume step {choice['step']} of history {choice['history']} from {choice['tier']}: {choice['path']}"
-    return "refuse to start: checkpoints exist, but none can be loaded" if outcome == REFUSE else "start afresh"
+    return "refuse to start: checkpoints exist, but none can be loaded" if outcome == REFUSE else "start fresh"

@@ -1,4 +1,4 @@
-"""A file of events in a checkpoint directory, written by a thread of its own: storage may fail or hang as it likes."""
+"""A file of events in a checkpoint directory, written by a thread of its own: storage may fail or hang."""
 
 import logging
 import os
@@ -35,14 +35,14 @@ class EventLog:
         self._path: Path | None = None
         self._waiting = deque(lines)
         self._size = sum(map(len, self._waiting))
-        self._rest = b""
+        self._unwritten = b""
         self._lost = 0
         self._closed = False
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="fastckpt-events", daemon=True)
         self._thread.start()
 
-    def tell(self, line: bytes) -> None:
+    def append(self, line: bytes) -> None:
         """Have a line written, sooner or later."""
         with self._wake:
             self._waiting.append(line)
@@ -59,18 +59,18 @@ class EventLog:
             self._closed = True
             self._wake.notify()
         self._thread.join(seconds)
-        return not (self._thread.is_alive() or self._waiting or self._rest)
+        return not (self._thread.is_alive() or self._waiting or self._unwritten)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE
-        while self._rest or self._take():
+        while self._unwritten or self._take():
             try:
-                self._rest = self._write(self._rest)
+                self._unwritten = self._write(self._unwritten)
                 pause = FIRST_PAUSE
             except OSError as error:
                 if pause == FIRST_PAUSE:
                     logger.debug("events cannot be written to %s: %s", self._folder, error)
-                if not self._rest_for(pause):
+                if not self._pause(pause):
                     return
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -87,10 +87,10 @@ class EventLog:
             while self._waiting and self._size > full:
                 lines.append(self._waiting.popleft())
                 self._size -= len(lines[-1])
-            self._rest = b"".join(lines)
-            return self._rest
+            self._unwritten = b"".join(lines)
+            return self._unwritten
 
-    def _rest_for(self, seconds: float) -> bool:
+    def _pause(self, seconds: float) -> bool:
         """Give storage time; False if there is none left."""
         with self._wake:
             return not self._closed and (self._wake.wait_for(lambda: self._closed, seconds) or True)

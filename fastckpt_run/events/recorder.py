@@ -1,4 +1,4 @@
-"""What the agent records of a job: how it goes on, how far its workers are, and all other events, in bounded memory."""
+"""The agent's record of a job: its course, the progress of its workers, and all other events, in bounded memory."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ CLOSING = 3.0
 
 
 class EventRecorder:
-    """All events of this process from `begin` to `end`; with ``keep`` they are written beside the checkpoints."""
+    """All events of this process from `begin` to `end`; with ``keep`` they are written to the checkpoint directory."""
 
     def __init__(self, saver: Saver, *, keep: bool) -> None:
         self._saver = saver
@@ -53,7 +53,7 @@ class EventRecorder:
 
     def begin(self, spec: WorkerSpec) -> None:
         """The job begins."""
-        metrics.listen(self._hear)
+        metrics.listen(self._record)
         metrics.event(
             "job_started",
             run_id=spec.rdzv_handler.get_run_id(),
@@ -85,12 +85,12 @@ class EventRecorder:
         """See how far the workers are; record it if it is time to, or if it must be ``now``."""
         telemetry = self._saver.telemetry()
         for ranks in telemetry.values():
-            self._tell_first(ranks)
+            self._record_first_steps(ranks)
         time_now = time.monotonic()
         if now or time_now - self._looked >= max(INTERVAL, (time_now - self._begun) / LOOKS):
             self._looked = time_now
             for directory, ranks in telemetry.items():
-                self._tell_progress(directory, ranks)
+                self._record_progress(directory, ranks)
 
     def end(self, outcome: str) -> None:
         """The job has ended."""
@@ -99,13 +99,13 @@ class EventRecorder:
         if dropped:
             metrics.event("events_lost", count=dropped)
         metrics.event("job_ended", outcome=outcome, seconds=time.monotonic() - self._begun)
-        metrics.unlisten(self._hear)
+        metrics.unlisten(self._record)
         end = time.monotonic() + CLOSING
         for directory, log in self._logs.items():
             if not log.close(max(0.0, end - time.monotonic())):
                 logger.warning("%s has not all events of this job: storage does not take them", directory)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _record(self, event: dict[str, Any]) -> None:
         if os.getpid() != self._pid:
             return  # a forked worker: somebody may have had the lock
         with self._lock:
@@ -115,7 +115,7 @@ class EventRecorder:
             line = metrics.to_line(event)
             self.lines.append(line)
             for log in self._logs.values():
-                log.tell(line)
+                log.append(line)
             if self._keep and event["event"] == "worker_joined":
                 self._open(event["directory"])
 
@@ -123,7 +123,7 @@ class EventRecorder:
         if directory not in self._logs and not is_url(directory):
             self._logs[directory] = EventLog(Path(directory), self.lines)
 
-    def _tell_first(self, ranks: list[Telemetry]) -> None:
+    def _record_first_steps(self, ranks: list[Telemetry]) -> None:
         for local_rank, last in enumerate(ranks):
             if last.first > self._started > 0 and local_rank not in self._first:
                 self._first.add(local_rank)
@@ -140,9 +140,9 @@ class EventRecorder:
         workers = self._group.workers
         return int(workers[local_rank].global_rank) if local_rank < len(workers) else -1
 
-    def _tell_progress(self, directory: str, ranks: list[Telemetry]) -> None:
-        tallies = [tally for tally in self._saver.report() if tally.directory == directory]
-        said = [
+    def _record_progress(self, directory: str, ranks: list[Telemetry]) -> None:
+        all_stats = [stats for stats in self._saver.report() if stats.directory == directory]
+        progress = [
             {
                 "local_rank": local_rank,
                 "restart_count": last.generation,
@@ -160,13 +160,13 @@ class EventRecorder:
         metrics.event(
             "progress",
             directory=directory,
-            ranks=said,
-            saves=sum(tally.saves for tally in tallies),
-            saved_bytes=sum(tally.saved_size for tally in tallies),
-            skipped=sum(tally.skips.total() for tally in tallies),
-            persisted=sum(tally.persisted for tally in tallies),
-            persisted_bytes=sum(tally.size for tally in tallies),
-            persist_seconds=sum(tally.seconds for tally in tallies),
+            ranks=progress,
+            saves=sum(stats.saves for stats in all_stats),
+            saved_bytes=sum(stats.saved_size for stats in all_stats),
+            skipped=sum(stats.skips.total() for stats in all_stats),
+            persisted=sum(stats.persisted for stats in all_stats),
+            persisted_bytes=sum(stats.size for stats in all_stats),
+            persist_seconds=sum(stats.seconds for stats in all_stats),
         )
 
 

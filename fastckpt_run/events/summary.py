@@ -1,4 +1,4 @@
-"""What the agent says at the end of a job of what became of its checkpoints."""
+"""The summary that the agent logs at the end of a job: its checkpoints, and where its time went."""
 
 import logging
 from collections import Counter
@@ -25,33 +25,33 @@ _SMALLEST = 1000
 """The part of all time that a cause must have to be shown: one of so many."""
 
 
-def report(tallies: Iterable[SaverStats]) -> None:
-    """Log a block for each checkpoint directory of which there is something to say, and record it as an event."""
-    for tally in tallies:
-        lines = list(_lines(tally))
+def report(all_stats: Iterable[SaverStats]) -> None:
+    """Log a block for each checkpoint directory that was used, and record it as an event."""
+    for stats in all_stats:
+        lines = list(_lines(stats))
         if lines:
-            logger.info("%s", "\n".join([f"checkpoints in {tally.directory}", *lines]))
+            logger.info("%s", "\n".join([f"checkpoints in {stats.directory}", *lines]))
         metrics.event(
             "report",
-            directory=str(tally.directory),
-            persisted=tally.persisted,
-            bytes=tally.size,
-            seconds=tally.seconds,
-            newest_durable=tally.durable,
-            not_durable=tally.lacking,
-            overtaken=tally.overtaken,
-            skipped=dict(tally.skips),
-            persist_failures=tally.failures,
-            last_failure=tally.last_failure,
-            missed=len(tally.asked),
-            bad=tally.bad,
-            resumes=dict(tally.resumes),
-            remote=tally.remote and asdict(tally.remote),
+            directory=str(stats.directory),
+            persisted=stats.persisted,
+            bytes=stats.size,
+            seconds=stats.seconds,
+            newest_durable=stats.durable,
+            not_durable=stats.lacking,
+            overtaken=stats.overtaken,
+            skipped=dict(stats.skips),
+            persist_failures=stats.failures,
+            last_failure=stats.last_failure,
+            missed=len(stats.asked),
+            bad=stats.bad,
+            resumes=dict(stats.resumes),
+            remote=stats.remote and asdict(stats.remote),
         )
 
 
-def conclude(lines: Iterable[bytes]) -> None:
-    """Log where the time of this launch went, as its events tell it."""
+def log_time(lines: Iterable[bytes]) -> None:
+    """Log where the time of this launch went, according to its events."""
     try:
         found = report_on([parsed(Path(), lines)])
     except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -75,47 +75,47 @@ def _time(found: Report) -> Iterator[str]:
         yield f"  and {formatting.count(earlier, 'failure')} before"
 
 
-def require_durable(tallies: Iterable[SaverStats]) -> None:
+def require_durable(all_stats: Iterable[SaverStats]) -> None:
     """Raise NotDurable if a newest checkpoint that was to be durable is not."""
-    for tally in tallies:
-        if tally.lacking is not None:
-            newest = f"the newest that is is {tally.durable}" if tally.durable else "none is"
-            why = tally.last_failure.rstrip(".") or "it was not done in time"
+    for stats in all_stats:
+        if stats.lacking is not None:
+            newest = f"the newest that is is {stats.durable}" if stats.durable else "none is"
+            why = stats.last_failure.rstrip(".") or "it was not done in time"
             raise NotDurable(
-                f"the script succeeded, but {tally.lacking} is not durable in {tally.directory}, and {newest}: {why}. "
+                f"the script succeeded, but {stats.lacking} is not durable in {stats.directory}, and {newest}: {why}. "
                 f"Launch the job here again: it resumes from what is kept in memory, and persists it."
             )
 
 
-def _lines(tally: SaverStats) -> Iterator[str]:
-    if tally.persisted:
-        size = f"{decimal(tally.size)} in {tally.seconds:.1f} s"
-        yield f"  persisted    {formatting.count(tally.persisted, 'checkpoint')}, {size}"
-    if tally.overtaken:
-        yield f"  overtaken    {formatting.count(tally.overtaken, 'save')}: a newer one was persisted instead"
-    yield from _durable(tally)
-    if tally.remote:
-        yield from _remote(tally.remote, tally.durable)
-    if tally.skips:
-        yield f"  skipped      {formatting.count(tally.skips.total(), 'save')}"
-        yield from _reasons(tally.skips)
-    yield from _trouble(tally)
-    if tally.resumes:
-        times = (f"{formatting.count(n, 'time')} from {tier}" for tier, n in sorted(tally.resumes.items()))
+def _lines(stats: SaverStats) -> Iterator[str]:
+    if stats.persisted:
+        size = f"{decimal(stats.size)} in {stats.seconds:.1f} s"
+        yield f"  persisted    {formatting.count(stats.persisted, 'checkpoint')}, {size}"
+    if stats.overtaken:
+        yield f"  overtaken    {formatting.count(stats.overtaken, 'save')}: a newer one was persisted instead"
+    yield from _durable(stats)
+    if stats.remote:
+        yield from _remote(stats.remote, stats.durable)
+    if stats.skips:
+        yield f"  skipped      {formatting.count(stats.skips.total(), 'save')}"
+        yield from _reasons(stats.skips)
+    yield from _trouble(stats)
+    if stats.resumes:
+        times = (f"{formatting.count(n, 'time')} from {tier}" for tier, n in sorted(stats.resumes.items()))
         yield f"  resumed      {', '.join(times)}"
-    if tally.bad:
-        yield f"  bad          {formatting.count(len(tally.bad), 'checkpoint')}"
-        yield from (f"               {text}" for text in tally.bad[-_SHOWN:])
+    if stats.bad:
+        yield f"  bad          {formatting.count(len(stats.bad), 'checkpoint')}"
+        yield from (f"               {text}" for text in stats.bad[-_SHOWN:])
 
 
-def _durable(tally: SaverStats) -> Iterator[str]:
-    if tally.durable:
-        yield f"  durable      {tally.durable}"
-    elif (tally.saves or tally.skips or tally.wanted) and not tally.resumes.keys() - {"memory"}:
+def _durable(stats: SaverStats) -> Iterator[str]:
+    if stats.durable:
+        yield f"  durable      {stats.durable}"
+    elif (stats.saves or stats.skips or stats.wanted) and not stats.resumes.keys() - {"memory"}:
         # what was loaded from elsewhere is durable there
-        yield f"  durable      NOTHING is durable: {_why_nothing(tally)}"
-    if tally.lacking:
-        yield f"  not durable  {tally.lacking}"
+        yield f"  durable      NOTHING is durable: {_why_nothing(stats)}"
+    if stats.lacking:
+        yield f"  not durable  {stats.lacking}"
 
 
 def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
@@ -127,19 +127,19 @@ def _remote(copies: Copies, durable: SaveId | None) -> Iterator[str]:
         yield f"  not remote   {durable}"
 
 
-def _why_nothing(tally: SaverStats) -> str:
-    if tally.failures:
-        return tally.last_failure
-    if tally.saves:
-        return f"{formatting.count(tally.saves, 'checkpoint')} came to be whole in memory, and no further"
+def _why_nothing(stats: SaverStats) -> str:
+    if stats.failures:
+        return stats.last_failure
+    if stats.saves:
+        return f"{formatting.count(stats.saves, 'checkpoint')} came to be whole in memory, and no further"
     return "no save came to be whole in memory"
 
 
-def _trouble(tally: SaverStats) -> Iterator[str]:
-    if tally.failures:
-        yield f"  failed       {formatting.count(tally.failures, 'persist')}, the last one: {tally.last_failure}"
-    if tally.asked:
-        yield f"  missed       {formatting.count(len(tally.asked), 'checkpoint')} that should have been persisted"
+def _trouble(stats: SaverStats) -> Iterator[str]:
+    if stats.failures:
+        yield f"  failed       {formatting.count(stats.failures, 'persist')}, the last one: {stats.last_failure}"
+    if stats.asked:
+        yield f"  missed       {formatting.count(len(stats.asked), 'checkpoint')} that should have been persisted"
 
 
 def _reasons(skips: Counter[str]) -> Iterator[str]:

@@ -1,13 +1,13 @@
-"""Tell a script that cannot start, however often one tries, from one that began and failed."""
+"""Distinguish a script that can never start from one that began and failed."""
 
 import ast
 import builtins
 import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastckpt_run.failures.tracebacks import last_traceback
+from fastckpt_run.script_analysis import parsed, source_of, statements
 
 _BROKEN = re.compile(r"(ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError)(: |$)")
 _LIBRARY = re.compile(r"\.so\b")
@@ -48,33 +48,30 @@ def _was_starting(traceback: list[str], error: str) -> bool:
     if not frames:
         return not error.startswith(("ImportError", "ModuleNotFoundError"))
     script = next((frame for frame in frames if frame["function"] == "<module>"), None)
-    return script is not None and is_among_first_imports(_text(Path(script["file"])), int(script["line"]))
+    return script is not None and is_among_first_imports(source_of(Path(script["file"])), int(script["line"]))
 
 
-def names_us(script: Path) -> bool:
+def mentions_fastckpt(script: Path) -> bool:
     """Whether a script names this library, so that one can expect a checkpointer of it."""
-    return "fastckpt" in _text(script)
+    return b"fastckpt" in (source_of(script) or b"")
 
 
 def broken_syntax(script: Path) -> str:
     """What is wrong with the syntax of a script that Python would have to compile; empty if nothing is."""
     try:
-        ast.parse(script.read_bytes(), str(script))
+        ast.parse(source_of(script) or b"", str(script))
     except SyntaxError as error:
         return f"{type(error).__name__}: {error}"
-    except (OSError, ValueError, RecursionError):
-        pass  # not there, or not for us to say
+    except (ValueError, RecursionError):
+        pass  # Python itself will report it
     return ""
 
 
-def is_among_first_imports(source: str, line: int) -> bool:
+def is_among_first_imports(source: bytes | str | None, line: int) -> bool:
     """Whether line number ``line`` of a script imports, or raises, and nothing before it can have trained."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return False
+    tree = parsed(source)
     harmless = {*dir(builtins)} - {"exec", "eval", "compile", "__import__"}
-    for statement in _in_order(tree.body):
+    for statement in statements(tree.body if tree else (), perhaps=True):
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             return isinstance(statement, ast.Import | ast.ImportFrom | ast.Raise)
         if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -82,28 +79,6 @@ def is_among_first_imports(source: str, line: int) -> bool:
         elif _may_train(statement, harmless):
             return False
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except (OSError, ValueError):  # a name that no file can have
-        return ""
-
-
-def _in_order(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module as they are executed, without those inside functions, classes and loops."""
-    for statement in body:
-        match statement:
-            case ast.If():
-                yield from _in_order([*statement.body, *statement.orelse])
-            case ast.Try():
-                handled = [inner for handler in statement.handlers for inner in handler.body]
-                yield from _in_order([*statement.body, *handled, *statement.orelse, *statement.finalbody])
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                pass
-            case _:
-                yield statement
 
 
 def _names(statement: ast.Import | ast.ImportFrom) -> set[str]:

@@ -1,7 +1,8 @@
-"""What a worker that failed said last: its exception, the frame that raised it, and the file that has its stderr."""
+"""The cause of a worker's failure: its exception, the frame that raised it, and the file that has its stderr."""
 
 import re
 import sysconfig
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -11,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fastckpt
 from fastckpt_run.failures.tracebacks import last_traceback, tail_of
+from fastckpt_run.torchrun_patches import is_shown
 
 _RANK = re.compile(r"^\[rank\d{1,9}\]: ?", re.MULTILINE)
 """What torch puts before each line of a traceback once there is a process group."""
@@ -18,7 +20,7 @@ _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<f
 _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
 _LONGEST = 200
-"""Characters of an exception that are told."""
+"""Characters of an exception that are shown."""
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,28 @@ def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -
         reported: The traceback that a preloaded worker has left; empty if there is none.
         workers: Whose streams may have been caught.
     """
-    stderrs = getattr(workers, "stderrs", {})
-    log = str(stderrs.get(failure.local_rank) or "")
+    log = _log_of(failure, workers)
     if failure.exitcode < 0:  # a traceback before a signal would be another matter
         return Cause(log=log)
-    return _read(reported or recorded(failure) or (tail_of(log) if log else ""), log)
+    return _read(last_words(failure, reported, workers), log)
 
 
-def recorded(failure: ProcessFailure) -> str:
-    """The traceback in a worker's error file, which torch's ``record`` wrote; empty if there is none."""
+def last_words(failure: ProcessFailure, reported: str, workers: PContext | None) -> str:
+    """What a worker wrote last: a traceback, or the end of its stderr; empty if neither is known.
+
+    Args:
+        failure: As torch found it; its message is that of the error file, if torch's ``record`` wrote one.
+        reported: The traceback that a preloaded worker has left; empty if there is none.
+        workers: Whose streams may have been caught.
+    """
     extra = failure.message.get("extraInfo") if isinstance(failure.message, dict) else None
-    return str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    recorded = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+    return reported or recorded or tail_of(_log_of(failure, workers))
+
+
+def _log_of(failure: ProcessFailure, workers: PContext | None) -> str:
+    """The path of the file to which a worker's stderr went; empty if it was not caught."""
+    return str(getattr(workers, "stderrs", {}).get(failure.local_rank) or "")
 
 
 def _read(words: str, log: str) -> Cause:
@@ -70,7 +83,7 @@ def _read(words: str, log: str) -> Cause:
 
 
 def _raises_for_others(file: str) -> bool:
-    """Whether it is of torch, fastckpt or Python's library, whose errors tell of what a script gave them."""
+    """Whether it is of torch, fastckpt or Python's library, whose errors are caused by what a script gave them."""
     return file.startswith(_TOOLS) or (file.startswith(_PYTHON) and "-packages/" not in file)
 
 
@@ -78,3 +91,30 @@ def _plain(text: str) -> str:
     """A line without what a terminal would obey, of reasonable length."""
     text = "".join(c if c.isprintable() else " " for c in text).strip()
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def explain(failure: ProcessFailure, workers: PContext, hung: Container[int], lost: str) -> None:
+    """Word ``failure.message``, which ChildFailedError shows as the traceback; the error file stays as it is.
+
+    ``hung`` are the pids of workers that were killed for that; ``lost`` is why all were stopped, if none had failed.
+    """
+    if failure.exitcode < 0 and not isinstance(failure.message, dict):
+        if failure.pid in hung:
+            failure.message += ", from the agent, because it hung"
+        elif failure.local_rank in getattr(workers, "stopped", ()):
+            failure.message += f", from the agent, because {lost or 'another worker had failed'}"
+    elif is_shown(workers, failure.local_rank):
+        failure.message = f"{_summary(failure)}see above for what the worker printed"
+    elif not isinstance(failure.message, dict):
+        failure.message = _last_traceback(Path(workers.stderrs[failure.local_rank]))
+
+
+def _summary(failure: ProcessFailure) -> str:
+    return f"{failure.message.get('message')}; " if isinstance(failure.message, dict) else ""
+
+
+def _last_traceback(log: Path) -> str:
+    """The end of a redirected stderr, from its last traceback on."""
+    if not log.is_file():
+        return "not known: its stderr was not shown"
+    return "\n  ".join([f"see {log}", *last_traceback(tail_of(str(log)))]).rstrip()

@@ -11,14 +11,11 @@ from signal import Signals
 
 @dataclass(frozen=True)
 class Death:
-    """A worker that has exited; its code is negative for a signal, None if only torch can tell."""
+    """A worker that has exited; its code is negative for a signal, None if only torch can read it."""
 
     local_rank: int
     pid: int
     exitcode: int | None
-
-    def __str__(self) -> str:
-        return describe(self.exitcode)
 
 
 def describe(exitcode: int | None) -> str:
@@ -52,7 +49,7 @@ class DeathWatch:
                 self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (local_rank, pid))
 
     def wait(self, timeout: float) -> list[Death]:
-        """The deaths not told before, as soon as there is one; empty after ``timeout`` seconds without."""
+        """New deaths, as soon as there is one; empty after ``timeout`` seconds without."""
         if not self._selector.get_map():
             time.sleep(timeout)
             return []

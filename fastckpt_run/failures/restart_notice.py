@@ -18,7 +18,7 @@ from fastckpt_run.failures.cause import Cause
 logger = logging.getLogger("fastckpt.launcher")
 
 PATIENCE = 10.0
-"""Seconds after which a restart is told of though no worker of this job has ever had a checkpointer."""
+"""Seconds after which a restart is logged though no worker of this job has ever had a checkpointer."""
 _NAMED = 3
 """How many of the workers that failed at once are named."""
 _ELSEWHERE = "workers were stopped for another node, which failed or joined"
@@ -26,7 +26,7 @@ _ELSEWHERE = "workers were stopped for another node, which failed or joined"
 
 @dataclass
 class _Round:
-    """What was heard of one generation of workers; instants are nanoseconds of the monotonic clock."""
+    """The events of one generation of workers; instants are nanoseconds of the monotonic clock."""
 
     started: int = 0
     size: int = 0
@@ -34,7 +34,7 @@ class _Round:
     joined: set[int] = field(default_factory=set)
     loads: dict[str, dict[int, tuple[int, int, str]]] = field(default_factory=dict)
 
-    def hear(self, event: dict[str, Any], at: int) -> None:
+    def observe(self, event: dict[str, Any], at: int) -> None:
         """Take note of an event of this generation."""
         match event["event"]:
             case "workers_started":
@@ -55,7 +55,7 @@ class _Round:
 
 @dataclass
 class _Pending:
-    """A restart that is not told of yet."""
+    """A restart that is not logged yet."""
 
     what: str
     at: int
@@ -63,11 +63,11 @@ class _Pending:
 
 
 class RestartNotice:
-    """Hears the events of this process, and tells of a restart when its workers have their state, or are gone again.
+    """Observes the events of this process, and logs a restart when its workers have their state, or are gone again.
 
     Args:
         telemetry: How far the workers are, by checkpoint directory.
-        limit: What --max-restarts says.
+        limit: The value of --max-restarts.
     """
 
     def __init__(self, telemetry: Callable[[], Mapping[str, Sequence[Telemetry]]], limit: int) -> None:
@@ -82,7 +82,7 @@ class RestartNotice:
         self._has_joined = False
         self._furthest: dict[str, int] = {}
 
-    def hear(self, event: dict[str, Any]) -> None:
+    def observe(self, event: dict[str, Any]) -> None:
         """Take note of an event; it may come in any thread."""
         if os.getpid() != self._pid:
             return  # a forked worker: somebody may have had the lock
@@ -96,7 +96,7 @@ class RestartNotice:
                 case "hang":
                     self._hang, self._failed_at = event, at
                 case _:
-                    self._round.hear(event, at)
+                    self._round.observe(event, at)
             self._has_joined |= bool(self._round.joined)
 
     def failed(self, culprits: Mapping[int, tuple[int, Cause]], left: int, *, nodes: int, follows: bool) -> None:
@@ -108,7 +108,7 @@ class RestartNotice:
             nodes: How many nodes the job has.
             follows: Whether another node waits already, so that it may have failed first.
         """
-        self._tell("but the workers failed again before they had loaded anything")
+        self._log("but the workers failed again before they had loaded anything")
         after = max(0, left - 1)
         failures = [self._failure(rank, *why) for rank, why in culprits.items()]
         for one in failures:
@@ -140,18 +140,18 @@ class RestartNotice:
 
     def interrupted(self, left: int) -> None:
         """Workers that run are to be restarted for the sake of another node."""
-        self._tell("but the workers were stopped again before they had loaded anything")
+        self._log("but the workers were stopped again before they had loaded anything")
         self._pending = _Pending(_ELSEWHERE, time.monotonic_ns(), left)
 
     def look(self, left: int) -> None:
-        """Tell of the last restart if it is time to, and it was not told of; ``left`` is how many more there may be."""
+        """Log the last restart if it is due and was not logged; ``left`` is how many more there may be."""
         if self._pending is not None and self._is_due():
             self._pending.left = left
-            self._tell()
+            self._log()
 
     def end(self) -> None:
         """The job ends."""
-        self._tell()
+        self._log()
 
     def _is_due(self) -> bool:
         now = self._round
@@ -161,8 +161,8 @@ class RestartNotice:
             return time.monotonic_ns() - now.started > PATIENCE * 1e9
         return now.trains or len(now.loaded) >= now.size or (bool(now.loaded) and now.joined <= now.loaded)
 
-    def _tell(self, otherwise: str = "") -> None:
-        """Log the line of the restart that is not told of yet, if there is one."""
+    def _log(self, otherwise: str = "") -> None:
+        """Log the pending restart, if there is one."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -177,7 +177,7 @@ class RestartNotice:
         elif not ranks:
             how = ", ".join(filter(None, [f"restarted after {seconds:.1f} s", otherwise]))
         else:
-            how = f"resumed step {step} from {tier}" if tier else "began afresh, as there was nothing to resume,"
+            how = f"resumed step {step} from {tier}" if tier else "started fresh, as there was nothing to resume,"
             how += f" after {seconds:.1f} s, {formatting.count(repeated, 'step') if repeated else 'no step'} repeated"
         text = f"{pending.what}; {how}, {pending.left} of {self._limit} restarts left"
         logger.warning("%s", text)
@@ -210,6 +210,6 @@ class RestartNotice:
 
 def _named(failures: Iterable[Failure], nodes: int) -> str:
     """The workers that failed, in words; where, too, if there are several nodes."""
-    told = [formatting.what(one, host=one.host if nodes > 1 else "") for one in failures]
-    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    return "; ".join(told[:_NAMED]) + more
+    names = [formatting.what(one, host=one.host if nodes > 1 else "") for one in failures]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more

@@ -1,4 +1,4 @@
-"""Decide after each failure whether the workers are started again, and say why if not."""
+"""Decide after each failure whether the workers are started again, and log why if not."""
 
 import logging
 import time
@@ -13,10 +13,9 @@ from fastckpt._core import metrics
 from fastckpt._core.config import Settings
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.restarts import Attempt, Stretch, TrainingPosition, given_back, parse_budget, stalls
-from fastckpt_run.failures.cannot_start import broken_syntax, names_us, why_not_started
-from fastckpt_run.failures.cause import recorded
+from fastckpt_run.failures.cannot_start import broken_syntax, mentions_fastckpt, why_not_started
+from fastckpt_run.failures.cause import last_words
 from fastckpt_run.failures.deaths import describe
-from fastckpt_run.failures.tracebacks import tail_of
 from fastckpt_run.script import script_of
 
 logger = logging.getLogger("fastckpt.launcher")
@@ -27,10 +26,10 @@ resumes the newest checkpoint. If the cause is not in the job, allow more with -
 
 
 class Restarts:
-    """What all starts of a node's workers came to, as the workers said it in the telemetry, and what follows from it.
+    """The outcome of all starts of a node's workers, according to the telemetry, and what follows from it.
 
     Attributes:
-        limit: What --max-restarts says.
+        limit: The value of --max-restarts.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Restarts:
         self._start = time.monotonic_ns()
 
     def started(self) -> None:
-        """The workers are started: what they had said before is not theirs."""
+        """The workers are started: older telemetry is not theirs."""
         self._start = time.monotonic_ns()
 
     def interrupted(self) -> None:
@@ -81,7 +80,7 @@ class Restarts:
         """The workers have failed; by how much that changes the restarts that are ``left``, up or down to none."""
         stopped = getattr(workers, "stopped", ())
         culprits = {rank: failure for rank, failure in failures.items() if failure.local_rank not in stopped}
-        began = bool(self._attempts) or any(self._heard().values())
+        began = bool(self._attempts) or any(self._telemetry_of_start().values())
         self._end(failed=True, why=self._described(culprits))
         if not self.limit:
             return 0
@@ -94,17 +93,21 @@ class Restarts:
             self._give_up("spent", f"no restart: --max-restarts allows {self.limit}, and none is left", left)
         return back
 
-    def _heard(self) -> dict[str, list[Telemetry]]:
-        """What the workers have said since they were started."""
-        told = self._telemetry()
-        return {directory: [line for line in lines if line.beat >= self._start] for directory, lines in told.items()}
+    def _telemetry_of_start(self) -> dict[str, list[Telemetry]]:
+        """The telemetry of the workers since they were started."""
+        telemetry = self._telemetry()
+        return {
+            directory: [line for line in lines if line.beat >= self._start] for directory, lines in telemetry.items()
+        }
 
     def _attempt(self, why: str = "") -> Attempt:
         """What the workers have come to if they fail now."""
-        heard = self._heard()
-        self._watched |= any(heard.values())
-        stretches = {directory: _stretch(lines) for directory, lines in heard.items() if any(map(_has_moved, lines))}
-        return Attempt(self._watched, stretches, max(map(_seconds, heard.values()), default=0.0), why=why)
+        telemetry = self._telemetry_of_start()
+        self._watched |= any(telemetry.values())
+        stretches = {
+            directory: _stretch(lines) for directory, lines in telemetry.items() if any(map(_has_moved, lines))
+        }
+        return Attempt(self._watched, stretches, max(map(_seconds, telemetry.values()), default=0.0), why=why)
 
     def _end(self, *, failed: bool, why: str = "") -> None:
         attempt = self._attempt(why)
@@ -133,7 +136,7 @@ class Restarts:
 
     def _explanation(self, stalled: Sequence[Attempt]) -> str:
         starts = {id(attempt): number for number, attempt in enumerate(self._attempts, start=1)}
-        lines = (f"  start {starts[id(attempt)]} {_way(attempt)}: {attempt.why}" for attempt in stalled)
+        lines = (f"  start {starts[id(attempt)]} {_course(attempt)}: {attempt.why}" for attempt in stalled)
         times = "once" if len(stalled) == 1 else f"{len(stalled)} times in a row"
         head = f"no restart: the workers failed {times} before they came further than before (--fast-max-stalls):"
         return "\n".join([head, *lines, _REMEDY])
@@ -141,7 +144,7 @@ class Restarts:
     def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
         """Why the script cannot start; empty unless that is certain."""
         for failure in failures:
-            words = self._last_words(failure.pid) or _last_words(failure, workers)
+            words = last_words(failure, self._last_words(failure.pid), workers)
             why = why_not_started(words, failure.exitcode) if words else self._guess(failure.exitcode)
             if why:
                 return why
@@ -153,7 +156,7 @@ class Restarts:
             return ""
         if exitcode == 1:
             return broken_syntax(self._script)
-        if exitcode == 2 and names_us(self._script):
+        if exitcode == 2 and mentions_fastckpt(self._script):
             return "exit code 2, as of refused arguments, before it had a checkpointer"
         return ""
 
@@ -172,13 +175,13 @@ def _seconds(lines: Sequence[Telemetry]) -> float:
     return (max(line.beat for line in lines) - min(firsts)) / 1e9 if firsts else 0.0
 
 
-def _way(attempt: Attempt) -> str:
+def _course(attempt: Attempt) -> str:
     """How far an attempt came, in words."""
     if not attempt.stretches:
         return "ended before anything was loaded or done"
     ways = []
     for directory, (resumed, (step, since)) in attempt.stretches.items():
-        begin = f"resumed step {resumed}" if resumed >= 0 else "began afresh"
+        begin = f"resumed step {resumed}" if resumed >= 0 else "started fresh"
         end = f"came to step {step}" if step > resumed else "came"
         further = f" {since} steps further" if since else ""
         ways.append(
@@ -187,10 +190,3 @@ def _way(attempt: Attempt) -> str:
             else f"{begin} and came no step further"
         )
     return "; ".join(ways)
-
-
-def _last_words(failure: ProcessFailure, workers: PContext | None) -> str:
-    """The end of what a worker wrote to its stderr, if that was caught, or recorded of its exception."""
-    if isinstance(failure.message, dict):
-        return recorded(failure)
-    return tail_of(workers.stderrs[failure.local_rank]) if workers is not None else ""

@@ -1,4 +1,4 @@
-"""What a process wrote last: the end of a log, and the last traceback in that."""
+"""The end of what a process wrote to a log, and the last traceback in it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Notice that workers hang, say which and where, and kill the culprit: what follows is as after any other death."""
+"""Detection of workers that hang: log which and where, and kill the culprit, which is then handled as any death."""
 
 import logging
 import math
@@ -15,9 +15,9 @@ from fastckpt._core.memory.stacks import Stacks, ask
 from fastckpt._core.memory.telemetry import Telemetry
 from fastckpt._core.policy.hangs import Observation, Witness, culprits, hung, limits, occupied
 from fastckpt_run.failures.deaths import peek
-from fastckpt_run.grace import kill_group
 from fastckpt_run.hangs.process_activity import Activity, processor_times, state_of
 from fastckpt_run.hangs.step_times import Lines, StepTimes, Waits
+from fastckpt_run.workers import kill_group
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -34,12 +34,12 @@ _DEBUGGERS = ('/bdb.py", line', "/pydevd", "/IPython/terminal/")
 _GLANCE = 0.25
 """Seconds for which it is watched whether workers compute."""
 _BUSY = 0.2
-"""Share of a processor from which on a worker computes, wherever its stack says that it waits."""
+"""Share of a processor from which on a worker computes, though its stack is in a wait."""
 
 _SHORT = 0.25
 """Seconds of silence in which nobody asks whether a worker still runs."""
 _NOTHING = Telemetry(pid=-1)
-"""Of a worker that has said nothing since it was started."""
+"""Of a worker that has not reported since it was started."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Hang:
 
 
 class HangWatch:
-    """Looks at what the workers of this node say of themselves, and takes them for hung by the limits of ``setting``.
+    """Reads the telemetry of the workers of this node, and finds those that hang by the limits of ``setting``.
 
     Args:
         setting: "auto", "off" or seconds.
-        read: What each local rank said last, by checkpoint directory.
+        read: The last telemetry of each local rank, by checkpoint directory.
 
     Attributes:
         killed: The pids of workers that were killed because they hung, since they were started last.
@@ -75,7 +75,7 @@ class HangWatch:
         self._known: set[int] = set()
         self.killed: set[int] = set()
         self._hangs: list[float] = []
-        self._pace = StepTimes()
+        self._step_times = StepTimes()
         self._waits = Waits()
         # It may be that those who are silent were not let run, and this process neither: from then on counts.
         self._awake = self._looked = self._started = time.monotonic()
@@ -98,10 +98,10 @@ class HangWatch:
         self._awake = self._looked = self._started = time.monotonic()
         self._activity = Activity(pids.values(), self._started)
         self._waits.begin()
-        self._pace.begin(self._started)
+        self._step_times.begin(self._started)
 
     def end_hang(self, *, may_restart: bool) -> bool:
-        """If the job hangs, tell how, and kill who is to blame; whether it did.
+        """If the job hangs, log how, and kill who is to blame; whether it did.
 
         That takes some seconds, in which workers are asked for their stacks.
 
@@ -110,7 +110,7 @@ class HangWatch:
         """
         hang = self._look(may_restart=may_restart)
         if hang is not None:
-            _tell(hang, self._ranks, self._pids)
+            _log(hang, self._ranks, self._pids)
             self._kill(hang)
         return hang is not None
 
@@ -120,15 +120,19 @@ class HangWatch:
         now = time.monotonic()
         passed = self._notice_pause(now)
         lines = self._lines()
-        self._pace.see(lines)
+        self._step_times.see(lines)
         self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
         allowed = limits(
-            self._setting, self._pace.slowest(now), len(self._hangs),
-            start=self._pace.start, sees_all=self._sees_all, may_restart=may_restart,
-        )  # fmt: skip
-        sights = self._sights(now, lines)
+            self._setting,
+            self._step_times.slowest(now),
+            len(self._hangs),
+            start=self._step_times.start,
+            sees_all=self._sees_all,
+            may_restart=may_restart,
+        )
+        sights = self._observations(now, lines)
         if occupied(list(sights.values()), allowed):
-            self._waits.pass_by(passed)
+            self._waits.advance(passed)
         idle = self._idle(now, lines) if math.isfinite(allowed.idle) else 0.0
         ranks = hung(list(sights.values()), allowed, idle)
         return self._inspect(lines, sights, ranks) if ranks else None
@@ -136,7 +140,7 @@ class HangWatch:
     def _kill(self, hang: Hang) -> None:
         """Kill the culprits; all workers, if none of those can be killed."""
         self._hangs.append(time.monotonic())
-        self._begin_anew()
+        self._reset_silence()
         for ranks in (hang.culprits, self._pids):
             running = [self._pids[rank] for rank in ranks if self._processes[rank].is_alive()]
             for pid in running:
@@ -152,28 +156,28 @@ class HangWatch:
         """Seconds since the last look; if these are too many, this process was not let run."""
         passed, self._looked = now - self._looked, now
         if passed > 2 * self.interval + 1.0:
-            self._begin_anew()
+            self._reset_silence()
         return passed
 
-    def _begin_anew(self) -> None:
+    def _reset_silence(self) -> None:
         """Silence so far does not count."""
         self._awake = time.monotonic()
         self._waits.begin()
 
     def _lines(self) -> dict[int, Telemetry]:
-        """What each worker said last since it was started; one that is open goes before one that is closed."""
+        """The last telemetry of each worker since it was started; one that is open goes before one that is closed."""
         found: dict[int, Telemetry] = {}
         for directory in self._read().values():
             for rank, line in enumerate(directory):
                 if line.beat > self._started * 1e9 and rank in self._pids:
-                    found[rank] = max(found.get(rank, line), line, key=lambda said: (said.pid > 0, said.beat))
+                    found[rank] = max(found.get(rank, line), line, key=lambda line: (line.pid > 0, line.beat))
         return found
 
     def _idle(self, now: float, lines: Lines) -> float:
         spoken = max([line.beat / 1e9 for line in lines.values()], default=now)
         return self._activity.idle(now, max(spoken, self._awake))
 
-    def _sights(self, now: float, lines: Lines) -> dict[int, Observation]:
+    def _observations(self, now: float, lines: Lines) -> dict[int, Observation]:
         """All running ranks that have a checkpointer, or had one when they were restarted."""
         self._known |= {rank for rank, line in lines.items() if line.pid}
         self._known -= {rank for rank, line in lines.items() if not line.pid}
@@ -194,7 +198,7 @@ class HangWatch:
         speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
         states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}
         if "t" in states.values():
-            self._begin_anew()
+            self._reset_silence()
             return None  # somebody debugs it
         before = processor_times(self._pids.values())
         time.sleep(_GLANCE)
@@ -203,7 +207,7 @@ class HangWatch:
         stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
         if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
             logger.info("workers that are silent are being debugged")
-            self._begin_anew()
+            self._reset_silence()
             return None
         now = self._lines()
         spoke = {rank for rank in sights if now.get(rank, _NOTHING).beat > lines.get(rank, _NOTHING).beat}
@@ -227,7 +231,7 @@ def _waits(stacks: Stacks) -> bool:
     return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
 
 
-def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
+def _log(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None:
     """Log a hang, with the stacks of all workers, and record it; ``ranks`` are those in the job, by local rank."""
     blamed = " and ".join(_name(ranks[rank], hang.witnesses[rank]) for rank in hang.culprits)
     silent = max(sight.silent for sight in hang.sights.values())
@@ -235,15 +239,18 @@ def _tell(hang: Hang, ranks: Mapping[int, int], pids: Mapping[int, int]) -> None
     found = []
     for rank, witness in sorted(hang.witnesses.items()):
         last, sight = hang.last.get(rank, Telemetry()), hang.sights.get(rank)
-        told: dict[str, Any] = {"rank": ranks[rank], "local_rank": rank, "worker_pid": pids[rank]}
-        told |= {"silent": sight.silent if sight else None, "step": last.step, "steps": last.steps, "phase": last.phase}
-        found.append(told | {"state": witness.state, "place": witness.place})
+        entry: dict[str, Any] = {"rank": ranks[rank], "local_rank": rank, "worker_pid": pids[rank]}
+        entry |= {
+            "silent": sight.silent if sight else None,
+            "step": last.step,
+            "steps": last.steps,
+            "phase": last.phase,
+        }
+        found.append(entry | {"state": witness.state, "place": witness.place})
         text = hang.stacks.get(rank, Stacks()).text.rstrip() or "its stacks cannot be had"
-        logger.error(
-            "rank %d (local rank %d, pid %d, state %s) after %d steps, %s:\n%s",
-            ranks[rank], rank, pids[rank], witness.state or "exited", witness.steps,
-            f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer", text,
-        )  # fmt: skip
+        process = f"local rank {rank}, pid {pids[rank]}, state {witness.state or 'exited'}"
+        silence = f"silent for {sight.silent:.1f} s in {last.phase or 'a step'}" if sight else "without a checkpointer"
+        logger.error("rank %d (%s) after %d steps, %s:\n%s", ranks[rank], process, witness.steps, silence, text)
     metrics.event("hang", culprits=[ranks[r] for r in hang.culprits], reason=hang.reason, silent=silent, ranks=found)
 
 

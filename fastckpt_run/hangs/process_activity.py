@@ -1,4 +1,4 @@
-"""What workers do, as the kernel tells it: whether they compute, wait, are stopped or gone."""
+"""Activity of worker processes according to the kernel: whether they compute, wait, are stopped or gone."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -15,7 +15,7 @@ _MOVED = 10_000
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
-Deeds = dict[tuple[int, str], float]
+Work = dict[tuple[int, str], float]
 """What has been done so far by each thread, and by the children of each process that have ended; in units of what
 counts as doing something for a second."""
 
@@ -40,32 +40,32 @@ class Activity:
     def __init__(self, workers: Collection[int], now: float) -> None:
         self._workers = workers
         self._last = self._sampled = now
-        self._deeds: Deeds = {}
+        self._work: Work = {}
         self._runnable: set[int] = set()
 
     def idle(self, now: float, spoken: float) -> float:
-        """Seconds for which none has said or done anything; ``spoken`` is when one said something."""
+        """Seconds for which none has reported or done anything; ``spoken`` is when one last reported."""
         self._last = max(self._last, spoken)
         if now - spoken < _WINDOW:
-            self._deeds = {}
-        elif not self._deeds or now - self._sampled >= _WINDOW:
+            self._work = {}
+        elif not self._work or now - self._sampled >= _WINDOW:
             self._sample(now)
         return now - self._last
 
     def _sample(self, now: float) -> None:
-        before, runnable = self._deeds, self._runnable
-        self._deeds, waiting = _deeds(self._workers)
+        before, runnable = self._work, self._runnable
+        self._work, waiting = _work(self._workers)
         self._runnable = {thread for thread, state in waiting.items() if state == "R"}
         passed, self._sampled = now - self._sampled, now
-        done = max([much - before.get(what, 0.0) for what, much in self._deeds.items()], default=0.0)
+        done = max([much - before.get(what, 0.0) for what, much in self._work.items()], default=0.0)
         starved = not runnable.isdisjoint(self._runnable)
         if not before or done > passed or starved or "D" in waiting.values():
             self._last = now
 
 
-def _deeds(workers: Collection[int]) -> tuple[Deeds, dict[int, str]]:
+def _work(workers: Collection[int]) -> tuple[Work, dict[int, str]]:
     """What has been done, and which threads wait for a disk (D) or a processor (R)."""
-    found: Deeds = {}
+    found: Work = {}
     waiting = {}
     for _, pid, fields in _members(workers):
         process = _PROC / str(pid)

@@ -1,4 +1,4 @@
-"""How long the steps and the starts of a job have taken, and for how long each rank has waited for others."""
+"""Durations of steps and starts of a job, and for how long each rank has waited for others."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _RECENT = 600.0
 """Seconds after which a slow step counts half."""
 
 Lines = Mapping[int, Telemetry]
-"""What each local rank has said last."""
+"""The last telemetry of each local rank."""
 
 
 class StepTimes:
@@ -24,12 +24,12 @@ class StepTimes:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """New processes, started ``now``, count their steps from the start; their first ones tell nothing."""
+        """New processes, started ``now``, count their steps from the start; their first ones are not representative."""
         self._began = now
         self._last: dict[int, Telemetry] = {}
 
     def see(self, lines: Lines) -> None:
-        """Take note of what workers say."""
+        """Update from the telemetry of workers."""
         for rank, line in lines.items():
             self.start = max(self.start, (line.first or line.beat) / 1e9 - self._began)
             if line.phase:
@@ -49,22 +49,22 @@ class StepTimes:
 
 
 class Waits:
-    """A clock that runs while ranks may wait for others, and what it showed when each spoke last."""
+    """A clock that runs while ranks may wait for others, and what it showed when each last reported."""
 
     def __init__(self) -> None:
         self._clock = 0.0
         self._shown: dict[int, tuple[int, float]] = {}
 
     def begin(self) -> None:
-        """Count anew."""
+        """Start counting again."""
         self._shown.clear()
 
-    def pass_by(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """So much time has passed in which all ranks may have waited."""
         self._clock += seconds
 
     def of(self, rank: int, beat: int) -> float:
-        """For how long a rank may have waited since it spoke at ``beat``."""
+        """For how long a rank may have waited since it reported at ``beat``."""
         if self._shown.get(rank, (-1, 0.0))[0] != beat:
             self._shown[rank] = (beat, self._clock)
         return self._clock - self._shown[rank][1]

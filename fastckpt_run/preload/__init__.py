@@ -1,1 +1,1 @@
-"""Workers forked from a process that has imported torch already, instead of each importing it anew."""
+"""Runs in: both. Workers forked from a process that has imported torch, instead of each importing it again."""

@@ -1,4 +1,4 @@
-"""The process's environment: who reads what while it imports, and its replacement by a worker's."""
+"""The process's environment: the variables read during imports, and its replacement by a worker's."""
 
 import os
 import re

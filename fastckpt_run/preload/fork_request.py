@@ -1,4 +1,4 @@
-"""What the agent tells a fork about the worker that it is to become, and what it says if that fails."""
+"""The agent's request for a forked worker, and the worker's report if its script fails."""
 
 import ctypes
 import json
@@ -43,7 +43,7 @@ class ForkReport:
         self._room = mmap.mmap(memory, _REPORT)
 
     def keep(self) -> None:
-        """Never let go of the room, for a process that closes descriptors behind the backs of their owners.
+        """Never let go of the room, for a process that closes descriptors which others own.
 
         A mapping closes a descriptor of its own in the end, whose number may be another's by then.
         """

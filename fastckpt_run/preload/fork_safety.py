@@ -1,4 +1,4 @@
-"""What an import may not leave behind in a process from which workers are forked."""
+"""Traces of imports that make a process unfit for forking workers from it."""
 
 import os
 import random
@@ -7,55 +7,33 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fastckpt_run.preload.environment import current
 
 
-@dataclass(frozen=True)
 class Traces:
     """The state of this process, as far as a fork would not inherit it, or a fresh process not have it.
 
-    ``tasks`` are threads of the kernel, which libraries start behind Python's back; OpenBLAS ends its own at a fork.
+    ``tasks`` are threads of the kernel, which libraries start without Python; OpenBLAS ends its own at a fork.
     """
 
-    descriptors: frozenset[str]
-    tasks: frozenset[str]
-    threads: int
-    handlers: dict[int, Any]
-    environment: dict[str, str]
-    folder: str
-    generators: dict[str, Any]
-    seeds: int
-    python: dict[str, Any]
-    shared: frozenset[str]
-    parental: bool
-    traced: bool
-    devices: bool
-    groups: bool
-
-    @classmethod
-    def now(cls) -> Self:
-        """Look at this process."""
-        descriptors = _descriptors()
-        return cls(
-            descriptors=descriptors,
-            tasks=frozenset(os.listdir("/proc/self/task")),  # noqa: PTH208
-            threads=threading.active_count(),
-            handlers={n: signal.getsignal(n) for n in signal.valid_signals()},
-            environment=current(),
-            folder=working_directory(),
-            generators=_generators(),
-            seeds=len(_seeds),
-            python=_python(),
-            shared=_shared_memory(),
-            parental=_has_children(),
-            traced=sys.gettrace() is not None or sys.getprofile() is not None,
-            devices=_torch("cuda", "is_initialized") or any("/dev/nvidia" in name for name in descriptors),
-            groups=_torch("distributed", "is_initialized"),
-        )
+    def __init__(self) -> None:
+        self.descriptors = _descriptors()
+        self.tasks = frozenset(os.listdir("/proc/self/task"))  # noqa: PTH208
+        self.threads = threading.active_count()
+        self.handlers = {n: signal.getsignal(n) for n in signal.valid_signals()}
+        self.environment = current()
+        self.folder = working_directory()
+        self.generators = _generators()
+        self.seeds = len(_seeds)
+        self.python = _python()
+        self.shared = _shared_memory()
+        self.parental = _has_children()
+        self.traced = sys.gettrace() is not None or sys.getprofile() is not None
+        self.devices = _torch("cuda", "is_initialized") or any("/dev/nvidia" in name for name in self.descriptors)
+        self.groups = _torch("distributed", "is_initialized")
 
     def base_faults(self, before: "Traces") -> Iterator[str]:
         """Why torch itself, imported since ``before``, makes this process unfit."""
@@ -96,7 +74,7 @@ class Traces:
                 yield f"used the random generator of {name}"
         if (
             self.seeds != before.seeds and self.generators.keys() == before.generators.keys()
-        ):  # numpy's own is seeded anew
+        ):  # numpy's own is seeded again
             yield "made a random generator without a seed, which all workers would share"
 
 
@@ -128,15 +106,15 @@ def working_directory() -> str:
 
 
 def _python() -> dict[str, Any]:
-    """What a worker makes anew, so that a change by an import would be lost."""
-    told: dict[str, Any] = {"sys.argv": sys.argv.copy(), "the first entry of sys.path": sys.path[:1]}
+    """Objects that a worker makes again, so that a change by an import would be lost."""
+    found: dict[str, Any] = {"sys.argv": sys.argv.copy(), "the first entry of sys.path": sys.path[:1]}
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        told[f"sys.{name}"] = [
+        found[f"sys.{name}"] = [
             id(stream),
             *(getattr(stream, a, None) for a in ("encoding", "errors", "line_buffering")),
         ]
-    return told
+    return found
 
 
 def _shared_memory() -> frozenset[str]:

@@ -8,10 +8,11 @@ import io
 import os
 import runpy
 import signal
+import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,20 +21,24 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from fastckpt_run.parent_death import die_with
-from fastckpt_run.preload import environment, process_title
+from fastckpt_run.preload import environment
 from fastckpt_run.preload.fork_request import GO, ForkReport, ForkRequest
+
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_kept: list[object] = []
+"""What /proc shows of this process: the kernel reads it from where it is."""
 
 
 class ForkedProcess:
     """A fork of the template that becomes a worker."""
 
     def __init__(self, stdin: int, stdout: int, stderr: int, memory: int, go: int, *, printed: list[int]) -> None:
-        """Take over what is a worker's own; returns when the agent says so. Ends the process if it does not."""
+        """Take over the worker's own state; returns when the agent lets it go, and else ends the process."""
         self._order, self._report = ForkRequest.read(memory), ForkReport(memory)
         self._pid = os.getpid()
-        said = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
+        output = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment)
-        process_title.show(self._order.argv, self._order.environment)
+        _show(self._order.argv, self._order.environment)
         _restore_signals(set(self._order.ignored))
         if os.read(go, 1) != GO:
             os._exit(1)
@@ -43,9 +48,9 @@ class ForkedProcess:
         self._report.keep()
         _close_all_but_streams()
         _open_streams()
-        for number, text in enumerate(said, start=1):
+        for number, text in enumerate(output, start=1):
             os.write(number, text)
-        _be_fresh()
+        _renew_identity()
 
     def script(self) -> Callable[[], int]:
         """What runs the script as Python does; when it is called, `end` takes what it returns.
@@ -56,7 +61,7 @@ class ForkedProcess:
         sys.orig_argv = self._order.argv.copy()
         script = self._order.argv[2:]
         sys.argv = script if script[0] != "-m" else ["-m", *script[2:]]
-        _forget_ourselves()
+        _reset_modules()
         if script[0] == "-m":
             if not sys.flags.safe_path:
                 sys.path.insert(0, str(Path.cwd()))
@@ -156,6 +161,26 @@ def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{Path.cwd()}/{path}"
 
 
+def _show(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Have /proc show this command line and environment, where the kernel lets it."""
+    arguments, variables = (
+        b"".join(os.fsencode(text) + b"\0" for text in texts)
+        for texts in (argv, (f"{name}={value}" for name, value in environment.items()))
+    )
+    text = ctypes.create_string_buffer(arguments + variables)
+    start = ctypes.addressof(text)
+    middle, end = start + len(arguments), start + len(arguments) + len(variables)
+    stat = [0, *map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[1:])]
+    libc = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    # struct prctl_mm_map: code, data, brk and stack as they are (numbered as in proc_pid_stat(5), from 3), then the
+    # arguments and the environment; no auxv, and no other executable.
+    memory = (*stat[23:25], *stat[42:44], stat[44], libc.sbrk(0), stat[25])
+    image = struct.pack("=12Q2I", *memory, start, middle, middle, end, 0, 0, 0xFFFFFFFF)
+    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, image, len(image), 0)
+    _kept.append(text)
+
+
 def _restore_signals(ignored: set[int]) -> None:
     """The dispositions that Python finds and makes in a process whose parent ignores ``ignored``."""
     usual: dict[int, Any] = {
@@ -191,8 +216,8 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", text)
 
 
-def _be_fresh() -> None:
-    """What each process has of its own: seeds, keys, the name of its thread."""
+def _renew_identity() -> None:
+    """Renew what each process has of its own: seeds, keys, the name of its thread."""
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
@@ -203,8 +228,8 @@ def _be_fresh() -> None:
     importlib.invalidate_caches()
 
 
-def _forget_ourselves() -> None:
-    """Replace __main__ by a fresh one, and let our modules be imported anew."""
+def _reset_modules() -> None:
+    """Replace __main__ by a fresh one, and let our modules be imported again."""
     main = ModuleType("__main__")
     main.__loader__ = importlib.machinery.BuiltinImporter
     vars(main).update(__annotations__={}, __builtins__=builtins)

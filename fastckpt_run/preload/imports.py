@@ -6,10 +6,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
-from typing import Any
 
 from fastckpt_run.preload.environment import PER_WORKER, recorded
 from fastckpt_run.preload.fork_safety import Traces, seeds_counted
@@ -17,8 +16,8 @@ from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
 """What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
-_TOLD = 1000
-"""How many characters of an error are told."""
+_LONGEST = 1000
+"""How many characters of an error are shown."""
 
 
 @dataclass(frozen=True)
@@ -55,29 +54,25 @@ class ImportOutcome:
     read: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As it is sent."""
-        return asdict(self)
-
 
 def preload(plan: ImportPlan) -> ImportOutcome:
-    """Import the base and what ``plan`` says; the first fault ends it."""
-    start = Traces.now()
+    """Import the base and the modules of ``plan``; the first fault ends it."""
+    start = Traces()
     with recorded() as read, seeds_counted():
         importlib.import_module(BASE[0])
         at_once = set(read)
         for name in BASE:
             importlib.import_module(name)
         late = set(read) - at_once
-        if fault := next(iter((*_misread(read), *Traces.now().base_faults(start))), ""):
+        if fault := next(iter((*_reads_of_rank(read), *Traces().base_faults(start))), ""):
             return ImportOutcome("", f"importing torch {fault}")
-        with _beside_the_script(plan.folder):
-            now = Traces.now()
+        with _in_script_folder(plan.folder):
+            now = Traces()
             for name, attributes in [*plan.asked, *_installed(plan)]:
                 before = now
                 fault = _import(name, attributes)
-                now = Traces.now()
-                if fault := fault or next(iter((*_misread(read), *now.faults(before))), ""):
+                now = Traces()
+                if fault := fault or next(iter((*_reads_of_rank(read), *now.faults(before))), ""):
                     return ImportOutcome(name, fault)
     if shadowed := plan.folder and next(_shadowed(Path(plan.folder)), ""):
         return ImportOutcome("", f"{shadowed} has the name of a module that torch imports")
@@ -85,7 +80,7 @@ def preload(plan: ImportPlan) -> ImportOutcome:
 
 
 @contextmanager
-def _beside_the_script(folder: str) -> Iterator[None]:
+def _in_script_folder(folder: str) -> Iterator[None]:
     """While this lasts, modules are found where the script finds them."""
     if not folder or sys.flags.safe_path:
         yield
@@ -108,11 +103,11 @@ def _import(name: str, attributes: list[str]) -> str:
     try:
         __import__(name, fromlist=attributes)
     except BaseException as error:  # noqa: BLE001 (a module of the user's may raise anything)
-        return f"raised {traceback.format_exception_only(error)[-1].strip()[:_TOLD]}"
+        return f"raised {traceback.format_exception_only(error)[-1].strip()[:_LONGEST]}"
     return ""
 
 
-def _misread(read: set[str]) -> Iterator[str]:
+def _reads_of_rank(read: set[str]) -> Iterator[str]:
     return (f"read the variable {name}, which differs between workers" for name in read if PER_WORKER.fullmatch(name))
 
 

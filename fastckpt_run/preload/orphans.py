@@ -16,10 +16,10 @@ _libc = ctypes.CDLL(None)
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def subreaper() -> Iterator[None]:
     """While this lasts, orphans below this process become its children.
 
-    Only then: what a worker leaves behind on purpose is the init process's to reap, as ever.
+    Only then: what a worker leaves on purpose is the init process's to reap.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

@@ -1,4 +1,4 @@
-"""Start workers by a fork of a template; where that is not possible, say why, and leave it to the caller."""
+"""Start workers by a fork of a template; where that is not possible, log why, and leave it to the caller."""
 
 import logging
 import os
@@ -16,8 +16,8 @@ from fastckpt_run.preload.environment import READ_BY_LIBRARIES
 from fastckpt_run.preload.fork_request import ForkReport, ForkRequest, ignored_signals
 from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
 from fastckpt_run.preload.orphans import reap
-from fastckpt_run.preload.script_analysis import Script, read
 from fastckpt_run.preload.template_process import Template, TemplateError, inheritance
+from fastckpt_run.script_analysis import Script, read
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -54,7 +54,7 @@ class Preloader:
         self._template: Template | None = None
         self._failures = 0
         self._failed = False
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._workers: set[int] = set()
         self._reports: dict[int, ForkReport] = {}
 
@@ -87,7 +87,7 @@ class Preloader:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]
     ) -> ForkedWorker | None:
-        """A worker with this command line; None, with the reason told, if it must be executed."""
+        """A worker with this command line; None, with the reason logged, if it must be executed."""
         if self._off or self._failed:
             return None
         if arguments[0] != sys.executable:
@@ -111,14 +111,14 @@ class Preloader:
         return ForkedWorker(arguments, pid)
 
     def started(self, pid: int) -> None:
-        """Tell of a worker, however it was started."""
+        """Register a worker, however it was started."""
         self._workers.add(pid)
 
     def last_words(self, pid: int) -> str:
         """The traceback of the exception with which a worker's script ended; empty if there is none, or not known."""
         return self._reports[pid].read() if pid in self._reports else ""
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Replace a template that has died or been spoiled since it was last looked at; never waits."""
         if self._template is not None:
             try:
@@ -147,19 +147,19 @@ class Preloader:
         if self._failures > _FAILURES:
             self._give_up(why)
         else:
-            self._say(why)
+            self._report(why)
             self._start()
 
     def _give_up(self, why: str) -> None:
         self.close()
         self._off = True
-        self._say(why)
+        self._report(why)
 
-    def _say(self, why: str, *, loudly: bool = True) -> None:
+    def _report(self, why: str, *, loudly: bool = True) -> None:
         metrics.event("preload_fallback", why=why)
-        if loudly and why not in self._said:
+        if loudly and why not in self._reported:
             logger.warning("workers start without preloaded modules: %s", why)
-        self._said.add(why)
+        self._reported.add(why)
 
     def _ready(self, environment: Mapping[str, str]) -> Template | None:
         """A template that can fork a worker with ``environment``, now or after as long as the imports take."""
@@ -171,7 +171,7 @@ class Preloader:
             outcome = self._outcome(template, template.started + _PATIENCE if patient else time.monotonic())
             if outcome is None:
                 self._failed = True
-                self._say("the template is not ready yet", loudly=patient)
+                self._report("the template is not ready yet", loudly=patient)
                 return None
             if self._template is template and (why := self._script.contradicts(outcome.read, outcome.late)):
                 self._give_up(why)
@@ -192,12 +192,12 @@ class Preloader:
         elif not outcome.module:
             self._give_up(outcome.fault)
         else:
-            self._do_without(outcome)
+            self._exclude(outcome)
         return outcome
 
-    def _do_without(self, outcome: ImportOutcome) -> None:
-        module, told = outcome.module, outcome.module in self._asked
-        logger.log(30 if told else 20, "%s is not preloaded: it %s", module, outcome.fault)
+    def _exclude(self, outcome: ImportOutcome) -> None:
+        module, requested = outcome.module, outcome.module in self._asked
+        logger.log(30 if requested else 20, "%s is not preloaded: it %s", module, outcome.fault)
         metrics.event("preload_unsafe", module=module, why=outcome.fault)
         self._asked = [name for name in self._asked if name != module]
         self._plan = self._plan.without(module)

@@ -32,7 +32,7 @@ def imported(*, besides: Collection[str]) -> set[Path]:
 
 
 class SourceWatch:
-    """Tells whether files and folders are as they were."""
+    """Detects changes of files and folders."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._states = {path: _state(path) for path in paths}

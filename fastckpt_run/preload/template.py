@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from fastckpt_run.parent_death import die_with
@@ -29,7 +30,7 @@ def main(ours: str, descriptor: int, agent: int) -> tuple[Callable[[], int], Cal
 
 
 def serve(agent: socket.socket, ours: str) -> ForkedProcess:
-    """Import what the first message says, and fork for each later one; returns in each fork."""
+    """Import the modules of the first message, and fork for each later one; returns in each fork."""
     plan = ImportPlan(**json.loads(agent.recv(_MESSAGE)))
     sys.argv = plan.argv
     with _collecting_nothing():
@@ -39,7 +40,7 @@ def serve(agent: socket.socket, ours: str) -> ForkedProcess:
     # Workers keep the fastckpt of their agent.
     sources = SourceWatch(imported(besides=("fastckpt", "fastckpt_run", "sitecustomize")) | PACKAGES)
     printed = [os.fstat(descriptor).st_size for descriptor in (1, 2)]
-    _answer(agent, outcome.to_dict())
+    _answer(agent, asdict(outcome))
     if outcome.fault:
         os._exit(1)
     while True:
@@ -65,12 +66,12 @@ def _collecting_nothing() -> Iterator[None]:
 
 
 def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> ForkedProcess | None:
-    """Fork a worker and tell the agent of it; returns the worker in the worker, else None.
+    """Fork a worker and report it to the agent; returns the worker in the worker, else None.
 
     It is forked from a process that ends at once, so that the agent, the nearest subreaper above, becomes its
-    parent. The agent hears of it when that has happened; then it lets the worker go.
+    parent. It is reported to the agent when that has happened; then the agent lets the worker go.
     """
-    told, tell = os.pipe()
+    read, write = os.pipe()
     try:
         middle = os.fork()
     except OSError as error:
@@ -82,18 +83,18 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Fo
                 os._exit(0)
         except OSError:
             os._exit(1)
-        agent.close()  # only the template shall hold it: the agent hears its death by that
+        agent.close()  # only the template shall hold it: its end is the agent's sign of its death
         os.setsid()
-        os.write(tell, str(os.getpid()).encode())
+        os.write(write, str(os.getpid()).encode())
         return ForkedProcess(*descriptors, printed=printed)
-    for descriptor in (tell, *descriptors):
+    for descriptor in (write, *descriptors):
         os.close(descriptor)
     if middle > 0:
-        number = os.read(told, 32)
+        number = os.read(read, 32)
         with suppress(ChildProcessError):  # nobody has to reap it where SIGCHLD is ignored
             os.waitpid(middle, 0)
         _answer(agent, {"pid": int(number)} if number else {"error": "the fork died at once"})
-    os.close(told)
+    os.close(read)
     return None
 
 

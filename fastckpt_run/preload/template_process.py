@@ -19,7 +19,7 @@ from fastckpt_run.preload.environment import current
 from fastckpt_run.preload.fork_request import GO, READY, ForkRequest
 from fastckpt_run.preload.fork_safety import working_directory
 from fastckpt_run.preload.imports import ImportOutcome, ImportPlan
-from fastckpt_run.preload.orphans import adopting, kill_forks
+from fastckpt_run.preload.orphans import kill_forks, subreaper
 
 logger = logging.getLogger("fastckpt.launcher")
 
@@ -38,7 +38,7 @@ class TemplateError(FastckptError):
 
 
 class Template:
-    """A process that imports what a plan says and then forks workers; it ends with this process at the latest."""
+    """A process that imports the modules of a plan and then forks workers; it ends with this process at the latest."""
 
     def __init__(self, plan: ImportPlan) -> None:
         self.started = time.monotonic()
@@ -58,12 +58,12 @@ class Template:
             )
         self.pid = self._process.pid
         self._outcome: ImportOutcome | None = None
-        with suppress(OSError):  # it has died already, which the first wait will tell
+        with suppress(OSError):  # it has died already, which the first wait will find
             self._socket.send(json.dumps(asdict(plan)).encode())
 
     @property
     def known(self) -> bool:
-        """Whether it has told what came of its imports."""
+        """Whether it has reported the outcome of its imports."""
         return self._outcome is not None
 
     def look(self) -> None:
@@ -72,7 +72,7 @@ class Template:
             raise TemplateError(f"the template ended: {self._last_words()}")
 
     def outcome(self, deadline: float) -> ImportOutcome | None:
-        """What came of its imports; None if it is not known at ``deadline`` (time.monotonic)."""
+        """The outcome of its imports; None if it is not known at ``deadline`` (time.monotonic)."""
         if self._outcome is None and (answer := self._answer(deadline)) is not None:
             self._outcome = ImportOutcome(**answer)
         return self._outcome
@@ -86,7 +86,7 @@ class Template:
         let, go = os.pipe()
         memory = order.write()
         try:
-            with adopting():
+            with subreaper():
                 try:
                     pid = self._forked([*streams, memory, let])
                 except BaseException:

@@ -275,7 +275,8 @@ def test_neither_state_is_ever_in_memory(tmp_path: Path):
     program = (
         "import resource, sys, torch; from fastckpt._core.inspect import diff; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = diff.diff_files(*(diff.File(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]))\n"
+        "files = [diff.InventoryFile(Path(name), Path(name).stat().st_size) for name in sys.argv[1:]]\n"
+        "found = diff.diff_files(*files)\n"
         "assert found.tensors['layer-9'].max_abs == 1 and len(found.tensors) == 1\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )

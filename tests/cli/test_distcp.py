@@ -134,7 +134,7 @@ def claim_much(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lose_the_way, "the way to 'step' has more than names and numbers"),
+        (lose_the_way, "the path to 'step' has more than names and numbers"),
         (harm, "is not as torch.distributed.checkpoint writes it"),
         (cut, "is cut off"),
         (lose, "names __0_0.distcp, which is not there"),

@@ -97,7 +97,7 @@ def test_a_lost_checkpoint_shows_in_the_tracker(fastckpt: Fastckpt, three: Path)
     harm.lose(three / "checkpoint-30")
     said = fastckpt("verify", three, "--json")
     [finding] = [finding for finding in said.document["findings"] if finding["verdict"] == "bad"]
-    assert finding["why"] == "it says '30'; step 20 came last"
+    assert finding["why"] == "it contains '30'; step 20 came last"
 
 
 def test_a_checkpoint_that_is_published_meanwhile_is_no_finding(fastckpt: Fastckpt, three: Path, monkeypatch):

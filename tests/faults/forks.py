@@ -24,7 +24,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from fastckpt_run.main import main
 from fastckpt_run.preload import template, template_process
-from fastckpt_run.preload.orphans import adopting
+from fastckpt_run.preload.orphans import subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
 
 PAUSE = 0.01
@@ -154,5 +154,5 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.freeze()
-    with adopting():
+    with subreaper():
         serve()

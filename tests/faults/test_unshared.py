@@ -8,7 +8,7 @@ import pytest
 from tests.faults.nodes import Nodes
 from tests.faults.own_disk import needs_mounts
 
-PROGRAMS = ["train.py", "../fsdp/train.py", "../folder/train.py"]
+PROGRAMS = ["train.py", "../e2e/fsdp/train.py", "../e2e/native/train.py"]
 QUICK = {"FASTCKPT_PRELOAD": "auto", "FASTCKPT_MAX_STALLS": "1"}
 
 

@@ -21,8 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastckpt._core.resume.load import load_copy
-from fastckpt._core.resume.resume import LOAD_ERRORS
+from fastckpt._core.resume.load import LOAD_ERRORS, load_copy
 from tests.fuzz.mutations import Mutation, mutated, mutations
 
 MEMORY = 16 << 30

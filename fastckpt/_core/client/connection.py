@@ -1,4 +1,4 @@
-"""A worker's connection to the saver: who it is, what it asks, and errors that come back as they were raised."""
+"""Connection of a worker to the saver: requests, answers, and errors that come back as they were raised."""
 
 import contextlib
 import logging
@@ -38,20 +38,20 @@ RESERVE_TIMEOUT = 600.0
 
 
 class SaverClient:
-    """One writer's link to the saver of its node; threads take turns.
+    """The connection of one rank to the saver of its node; threads take turns.
 
     Attributes:
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
-        line: Where this worker says how far it is; nobody reads it if the saver has no memory for that.
+        line: Where this worker reports its progress; nobody reads it if the saver has no memory for that.
         lost: What was in memory and was found bad, when `pin` was called.
         pins: Whether `pin` was called, and `release` not yet.
-        news: Checkpoints made durable of which the saver has told and nobody here has taken note yet, oldest first.
+        news: Checkpoints that the saver has reported durable, and that were not processed here yet, oldest first.
     """
 
-    def __init__(self, wishes: SaverOptions, place: RankInfo, address: str) -> None:
-        """Say hello; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
+    def __init__(self, options: SaverOptions, place: RankInfo, address: str) -> None:
+        """Connect; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
         self.place = place
-        self.wishes = wishes
+        self.options = options
         self.news: deque[SaveId] = deque()
         self.durable: tuple[int, ...] = ()
         self.verified: set[Path] = set()
@@ -60,16 +60,16 @@ class SaverClient:
         self._channel = Channel(address, CONNECT_TIMEOUT)
         self._turn = threading.RLock()
         hello = m.Hello(
-            wishes.directory,
+            options.directory,
             place.local_rank,
             place.local_world_size,
             place.world_size,
             place.group_rank,
             place.restart_count,
-            wishes.policy,
-            wishes.verify,
-            wishes.remote,
-            wishes.remote_policy,
+            options.policy,
+            options.verify,
+            options.remote,
+            options.remote_policy,
             place.rank,
             _IMPORTED,
         )
@@ -85,7 +85,7 @@ class SaverClient:
         self.history = welcome.history
 
     def stay(self) -> None:
-        """Be known as a writer, also if the arena was made anew; raises OSError or ArenaInUse if that cannot be."""
+        """Register as a writer again, also if the arena was made again; raises OSError or ArenaInUse if that fails."""
         self._presence.renew()
 
     def reserve(self, files: dict[str, int]) -> None:
@@ -113,10 +113,10 @@ class SaverClient:
         self.news += [SaveId(*pair) for pair in answer.persisted]
         return answer
 
-    def committed(self, save: SaveId, wish: SaveRequest, path: str = "") -> None:
-        """Tell that this writer's done record is in the slot, and whether to persist it, with the model at ``path``."""
-        overtakable = wish.overtakable, wish.agreed
-        self._channel.send(m.Committed(save.history, save.step, wish.persist, path, *overtakable))
+    def committed(self, save: SaveId, request: SaveRequest, path: str = "") -> None:
+        """Report that this writer's done record is in the slot, and whether to persist it, the model at ``path``."""
+        overtakable = request.overtakable, request.agreed
+        self._channel.send(m.Committed(save.history, save.step, request.persist, path, *overtakable))
 
     def pin(self) -> list[Path]:
         """The slots with whole checkpoints, newest first; they stay until `release`."""
@@ -128,38 +128,38 @@ class SaverClient:
         return [Path(slot) for slot in pinned.slots]
 
     def release(self) -> None:
-        """Let go of what `pin` pinned."""
+        """Release what `pin` pinned."""
         self._ask(m.Release(), m.Done)
         self.pins = False
 
-    def tell_bad(self, memory: list[list[int]], *, storage: bool) -> None:
-        """Tell which checkpoints in memory (history and step) are bad, and whether any on storage are."""
+    def report_bad(self, memory: list[list[int]], *, storage: bool) -> None:
+        """Report which checkpoints in memory (history and step) are bad, and whether any on storage are."""
         self._ask(m.Bad(memory, storage), m.Done)
 
-    def tell_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
-        """Tell where a checkpoint to resume was found, if one was, which could not be used, and which not by all."""
+    def report_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
+        """Report the tier of the checkpoint to resume, if any, those that could not be used, and those not by all."""
         self._ask(m.Resumed(tier, bad, abandoned), m.Done)
 
     def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
-        """Tell that this rank has its state, from where, and how long that took; an empty tier: there was none."""
-        self._tell(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
+        """Report that this rank has its state, from which tier, and how long that took; no tier: there was none."""
+        self._send(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
 
     def tell_decided(self, decided: m.Decided) -> None:
-        """Tell what was decided on how often to save."""
-        self._tell(decided, "how often training saves")
+        """Report the intervals that were decided."""
+        self._send(decided, "how often training saves")
 
     def next_history(self) -> None:
         """Open the history of a further resume in this process; the same number for every rank of the node."""
         self.history = self._ask(m.NextHistory(), m.Welcome).history
 
     def status(self) -> m.Status:
-        """How far persistence is."""
+        """The progress of persists."""
         status = self._ask(m.Ask(), m.Status)
         self.news += [SaveId(*pair) for pair in status.persisted]
         return status
 
     def close(self, goodbye: m.Goodbye | None = None) -> None:
-        """Take leave: nobody waits for this writer any more."""
+        """Deregister: nobody waits for this writer any more."""
         try:
             self._ask(goodbye or m.Goodbye(), m.Done)
         except FastckptError:
@@ -169,11 +169,11 @@ class SaverClient:
             self._telemetry.close()
         self._presence.close()
 
-    def _tell(self, message: m.Message, what: str) -> None:
+    def _send(self, message: m.Message, what: str) -> None:
         try:
             self._channel.send(message)
         except FastckptError as error:
-            logger.warning("the saver could not be told %s: %s", what, error)
+            logger.warning("could not report to the saver %s: %s", what, error)
 
     def _ask(self, message: m.Message, kind: type[M], timeout: float = TIMEOUT) -> M:
         with self._turn:
@@ -187,7 +187,7 @@ def _telemetry(name: str) -> TelemetryBlock | None:
     try:
         return TelemetryBlock(name) if name else None
     except FastckptError as error:  # somebody has removed it: that is no reason not to train
-        logger.warning("how far this worker is cannot be told: %s", error)
+        logger.warning("this worker cannot report its progress: %s", error)
         return None
 
 

@@ -1,27 +1,9 @@
 """Options of DLRover's Flash Checkpoint that scripts may go on giving."""
 
 import logging
-from collections.abc import Mapping
-from typing import Any, TypedDict
-
-from fastckpt._core.client.saver_options import RemoteTierOptions
+from dataclasses import asdict, dataclass
 
 logger = logging.getLogger("fastckpt")
-
-
-class FlashOptions(TypedDict, total=False):
-    """What the checkpointers of Flash Checkpoint take, and what has no effect here."""
-
-    replica_count: int
-    comm_backend: str
-    save_timeout: int
-    local_shard_num: int
-    global_shard_num: int
-
-
-class WriterOptions(RemoteTierOptions, FlashOptions, total=False):
-    """What any checkpointer takes by name beside what it says itself."""
-
 
 _WHY = {
     "replica_count": "memory is not copied to other nodes: who loses a node resumes from storage",
@@ -32,10 +14,18 @@ _WHY = {
 }
 
 
-def without_flash(options: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """The options but for those of Flash Checkpoint; the first rank logs what these come to."""
-    ignored = [name for name in _WHY if options.get(name)]
-    if ignored and rank == 0:
-        reasons = "; ".join(dict.fromkeys(_WHY[name] for name in ignored))
-        logger.info("%s: without effect here, since %s", ", ".join(ignored), reasons)
-    return {name: value for name, value in options.items() if name not in _WHY}
+@dataclass(frozen=True)
+class FlashOptions:
+    """What the checkpointers of Flash Checkpoint take, and what has no effect here."""
+
+    replica_count: int = 0
+    comm_backend: str = ""
+    save_timeout: int = 0
+    local_shard_num: int = 0
+    global_shard_num: int = 0
+
+    def report(self) -> None:
+        """Log which of them were given, and why they have no effect."""
+        if ignored := [name for name, given in asdict(self).items() if given]:
+            reasons = "; ".join(dict.fromkeys(_WHY[name] for name in ignored))
+            logger.info("%s: without effect here, since %s", ", ".join(ignored), reasons)

@@ -1,4 +1,4 @@
-"""What a worker says of its steps and phases, in the telemetry block, as they happen."""
+"""Progress of a worker, its steps and phases, written to the telemetry block as they happen."""
 
 import os
 import sys
@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fastckpt._core.memory.telemetry import Line
 from fastckpt._core.metrics import observe, unobserve
 from fastckpt._core.policy.hangs import EXIT
+from fastckpt._core.torch_private.tensors import makes_optimizer_states, untraced
 from fastckpt.errors import ConfigError
 
 
@@ -76,8 +77,8 @@ def _nanoseconds(seconds: float) -> int:
 
 
 @cache
-def _tell_of_exit() -> None:
-    """Have it said when this process ends: that may take longer than a step."""
+def _report_exit() -> None:
+    """Have the end of this process reported: it may take longer than a step."""
     with suppress(RuntimeError):  # it ends already
         threading._register_atexit(_exit)  # type: ignore[attr-defined]  # not atexit: that waits for threads first
 
@@ -97,19 +98,17 @@ def _only_makes_states() -> bool:
 
     `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
     """
-    frame = sys._getframe()
-    while frame.f_code.co_name != "_init_optim_state":
-        if frame.f_back is None:
-            return False
+    frame = sys._getframe().f_back
+    while frame is not None and not makes_optimizer_states(frame):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__")).startswith("torch.")
+    return frame is not None
 
 
 class Heartbeat:
-    """Says on ``line`` how far this process is: until `close`, after each step of any of its optimizers.
+    """Reports on ``line`` the progress of this process: until `close`, after each step of any of its optimizers.
 
-    A process that has none (other libraries' may not be torch's) says it after each save that names a newer step than
-    all before, and than the load: what was there at the start is no step. ``stacks`` is what `memory.stacks` offers.
+    A process that has none (other libraries' may not be torch's) reports a step after each save that names a newer one
+    than all before, and than the load: what was there at the start is no step. ``stacks`` is from `memory.stacks`.
 
     Attributes:
         stalled: Seconds that training has spent in saves and in waiting for them.
@@ -127,13 +126,13 @@ class Heartbeat:
         line.begin(generation, self._pid, stacks)
         _open.append(self)
         self.show_mark()
-        _tell_of_exit()
+        _report_exit()
         observe(self._see)
         self._hook = register_optimizer_step_post_hook(self._stepped)
 
     @contextmanager
     def work(self, name: str, timeout: float | None = None) -> Iterator[None]:
-        """Say that a phase of our own lasts, whose parts `metrics.phase` names; what has a timeout ends by itself."""
+        """Report that a phase of ours lasts, whose parts `metrics.phase` names; one with a timeout ends by itself."""
         self._works = True
         self._line.enter(name, 0 if timeout is None else _nanoseconds(max(0.0, timeout) + _OVERRUN))
         try:
@@ -144,7 +143,7 @@ class Heartbeat:
 
     @contextmanager
     def save(self, step: int) -> Iterator[None]:
-        """Say that a save lasts; training stalls meanwhile."""
+        """Report that a save lasts; training stalls meanwhile."""
         with self.stall("save"):
             yield
         if not self._has_optimizer and step > self._newest:
@@ -165,23 +164,24 @@ class Heartbeat:
                 self._line.stall(nanoseconds)
 
     def resume(self, step: int) -> None:
-        """Say which step was loaded."""
+        """Report the step that was loaded."""
         self._newest = max(step, 0)
         self._line.resume(step)
 
     def show_mark(self) -> None:
-        """Say in which phase the script is, by its own marks."""
+        """Report the phase of the script, by its own marks."""
         if os.getpid() == self._pid:
             mark = _marks[-1] if _marks else _Mark("", 0)
             self._line.enter(mark.name, mark.allowed)
 
     def close(self) -> None:
-        """Take leave."""
+        """Deregister."""
         self._hook.remove()
         unobserve(self._see)
         _open.remove(self)
         self._line.leave()
 
+    @untraced
     def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if os.getpid() != self._pid:  # in a child that was forked meanwhile
             return
@@ -192,9 +192,6 @@ class Heartbeat:
         if now != self._counted:
             self._counted = now
             self._line.step()
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
-    _stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _see(self, phase: str, fields: dict[str, Any]) -> None:
         # Other checkpointers have phases, too, and the saver, when it is in this process.

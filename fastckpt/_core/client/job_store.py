@@ -1,17 +1,22 @@
-"""The job's own part of the store that formed the process group, where no word of an earlier round is read."""
+"""The job's own part of the store that formed the process group, without messages of an earlier round."""
 
 import logging
 import secrets
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from fastckpt._core.config import RankInfo
+from fastckpt._core.config import RankInfo, copy_of_environment
+from fastckpt._core.torch_private.tensors import default_store, group_stores
+from fastckpt.errors import ConfigError
 
 logger = logging.getLogger("fastckpt")
 
@@ -21,7 +26,7 @@ TIMEOUT = timedelta(hours=1)
 A rank that dies or gives up is no reason to wait: who launched it ends the others.
 """
 GLANCE = timedelta(seconds=2)
-"""How long a wait for the store keeps Python from hearing of a signal."""
+"""How long a wait for the store keeps Python from handling a signal."""
 PATIENCE = 60.0
 """Seconds until the log names ranks that are waited for: perhaps they never construct a checkpointer."""
 LONGEST_PAUSE = 0.05
@@ -29,6 +34,17 @@ LONGEST_PAUSE = 0.05
 
 MOST_NAMED = 8
 """Ranks that are named at a time."""
+
+FORMING_PATIENCE = 30.0
+"""Seconds in which a process group forms, if all workers are alike."""
+FORMING = {"init_process_group", "new_group"}
+EXPLANATION = (
+    "torchrun keeps its store while it restarts workers: this one (restart %d) may have read there where a dead worker "
+    "listened. fastckpt removes these addresses once all ranks have loaded; a group that failed, or was formed, "
+    "at another time leaves them. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment and "
+    "--standalone or --rdzv-backend=c10d (a static rendezvous, as with --master-addr, ignores it), or start the "
+    "script with fastckpt-run."
+)
 
 _sessions: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 _turn = threading.Lock()
@@ -73,8 +89,7 @@ def forgetting_addresses() -> Callable[[], None]:
     place = RankInfo.from_environment()
     if place.gloo_is_lazy or not place.store_outlives_workers:
         return lambda: None
-    known = [(group, store) for group, (_, store) in dist.distributed_c10d._world.pg_map.items() if store is not None]
-    left = [(store, f"cpu//0/{group.rank()}") for group, store in known]
+    left = [(store, f"cpu//0/{group.rank()}") for group, store in group_stores()]
 
     def forget() -> None:
         for store, key in left:
@@ -84,12 +99,12 @@ def forgetting_addresses() -> Callable[[], None]:
 
 
 def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
-    return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", dist.distributed_c10d._get_default_store())
+    return dist.distributed_c10d.PrefixStore(f"fastckpt/{name}", default_store())
 
 
 def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
     """Answer all other ranks, some of which may have left questions when they died; the name."""
-    name, begin, pause, told = secrets.token_hex(8), time.monotonic(), 0.001, False
+    name, begin, pause, has_warned = secrets.token_hex(8), time.monotonic(), 0.001, False
     asked = dict.fromkeys(range(1, world), "")
     while True:
         _answer(store, asked, name)
@@ -98,8 +113,8 @@ def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
             return name
         if waited > TIMEOUT.total_seconds():
             raise dist.DistStoreError(f"{_ranks(asked)} did not come in {TIMEOUT.total_seconds():g} s")
-        if waited > PATIENCE and not told:
-            told = True
+        if waited > PATIENCE and not has_warned:
+            has_warned = True
             logger.warning(
                 "still waiting for %s after %g s, and up to %g s: each rank constructs the checkpointers that the "
                 "others construct",
@@ -143,3 +158,31 @@ def _ask(store: "dist.distributed_c10d.Store") -> str:
     name: str = store.get(f"answer/{word}").decode()
     store.delete_key(f"answer/{word}")
     return name
+
+
+def explain_stale_addresses() -> None:
+    """Have the log explain, in a restarted worker of torchrun, why its process group fails to form, or does not yet."""
+    try:
+        place = RankInfo.from_environment(copy_of_environment())  # at import
+    except ConfigError:
+        return  # the first checkpointer says so
+    if place.agent or not place.restart_count or not place.store_outlives_workers:
+        return
+    before, main = sys.excepthook, threading.current_thread().ident
+
+    def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        names = {frame.name for frame in traceback.extract_tb(trace)}
+        if FORMING & names and "gloo" in str(error).lower():
+            logger.error("gloo could not connect the workers. " + EXPLANATION, place.restart_count)
+
+    def look() -> None:
+        frame = sys._current_frames().get(main or 0)
+        if FORMING & {each.name for each in traceback.extract_stack(frame)}:
+            text = f"the process group is still being formed, {FORMING_PATIENCE:g} s after this worker began. "
+            logger.warning(text + EXPLANATION, place.restart_count)
+
+    sys.excepthook = explain
+    timer = threading.Timer(FORMING_PATIENCE, look)
+    timer.daemon = True
+    timer.start()

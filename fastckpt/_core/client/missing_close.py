@@ -1,4 +1,4 @@
-"""A warning for trainings that end without saying so, and lose the steps since the last save."""
+"""Warning for a job that ends without close(), and loses the steps since the last save."""
 
 import logging
 import os

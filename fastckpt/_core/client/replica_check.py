@@ -7,6 +7,7 @@ import torch
 from torch.nn import Module
 
 from fastckpt._core.client.collective import Agreement
+from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.errors import ConfigError
 
 SAMPLE = 16
@@ -14,26 +15,26 @@ SAMPLE = 16
 
 
 def other_weights(model: Module, ranks: Agreement, *, shapes: bool = True) -> int | None:
-    """The first rank that has other values in its parameters than rank 0, as samples tell; None if there is none.
+    """The first rank that has other values in its parameters than rank 0, by samples; None if there is none.
 
     Raises ConfigError, in all ranks, if one has parameters of other names, or of other ``shapes``.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.is_meta]
     layout = _digest(f"{name} {tuple(parameter.shape) if shapes else ''};".encode() for name, parameter in named)
     first = f"{len(named)} parameters, {named[0][0]} the first" if named else "none"
-    said = ranks.gather([layout, first, _digest(_sampled(parameter) for _, parameter in named)])
-    for rank, (other, what, _) in enumerate(said):
-        if other != said[0][0]:
+    reports = ranks.gather([layout, first, _digest(_sampled(parameter) for _, parameter in named)])
+    for rank, (other, what, _) in enumerate(reports):
+        if other != reports[0][0]:
             raise ConfigError(
-                f"rank {rank} has another model than rank 0 ({what}; rank 0: {said[0][1]}), and one is saved for all. "
-                "Where ranks have pipeline stages, give stage= to Checkpointer or FsdpShardCheckpointer, which says "
-                "whose state a rank saves"
+                f"rank {rank} has another model than rank 0 ({what}; rank 0: {reports[0][1]}), and one is saved for "
+                "all. Where ranks have pipeline stages, give stage= to Checkpointer or FsdpShardCheckpointer, which "
+                "says whose state a rank saves"
             )
-    return next((rank for rank, (*_, values) in enumerate(said) if values != said[0][2]), None)
+    return next((rank for rank, (*_, values) in enumerate(reports) if values != reports[0][2]), None)
 
 
 def _sampled(parameter: torch.Tensor) -> bytes:
-    sample = getattr(parameter, "_local_tensor", parameter).detach().reshape(-1)[:SAMPLE]
+    sample = local_part(parameter).detach().reshape(-1)[:SAMPLE]
     return bytes(sample.cpu().clone().view(torch.uint8).numpy())  # a storage that numpy has seen cannot be resized
 
 

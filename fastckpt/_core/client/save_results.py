@@ -1,4 +1,4 @@
-"""What a save is asked for, and what became of it."""
+"""Requests to save, and their results."""
 
 import enum
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class SaveResult:
         skipped: How many saves this checkpointer has skipped so far.
         trouble: Why persists fail at the moment, or why the save before, which was pending, came to nothing; empty
             while all is well. Training need not stop for it.
-        pending: Whether a part is still being copied, behind training. It is in memory by the optimizer's next step.
+        pending: Whether a part is still being copied, in the background. It is in memory by the optimizer's next step.
     """
 
     saved: bool

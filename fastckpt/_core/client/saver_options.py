@@ -1,8 +1,8 @@
-"""What a checkpointer asks of the saver."""
+"""Options that a checkpointer sends to the saver."""
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 from fastckpt._core.arguments import path
 from fastckpt._core.policy import retention
@@ -13,7 +13,7 @@ from fastckpt.errors import ConfigError
 
 @dataclass(frozen=True)
 class SaverOptions:
-    """What a checkpointer asks of the saver.
+    """Options that a checkpointer sends to the saver.
 
     Attributes:
         directory: The checkpoint directory: a real path, or a URL.
@@ -30,21 +30,14 @@ class SaverOptions:
     remote_policy: dict[str, Any] = field(default_factory=dict)
 
 
-class RemoteTierOptions(TypedDict, total=False):
-    """Where durable checkpoints are copied to, and what of them to keep there."""
-
-    remote: str | os.PathLike[str]
-    remote_deletion_strategy: CheckpointDeletionStrategy | None
-
-
-def wishes(
+def saver_options(
     directory: str,
     strategy: CheckpointDeletionStrategy | None,
     verify: str,
     remote: str | os.PathLike[str] = "",
     remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
 ) -> SaverOptions:
-    """What to ask of the saver; raises ConfigError for a second level that cannot be."""
+    """The options of a checkpointer for the saver; raises ConfigError for a remote tier that cannot be."""
     for name, given in (("deletion_strategy", strategy), ("remote_deletion_strategy", remote_deletion_strategy)):
         checked(name, given)
     policy, remote_policy = (
@@ -53,7 +46,7 @@ def wishes(
     location = normalised(text) if (text := path("remote", remote)) else ""
     if location and (is_url(directory) or location == directory):
         raise ConfigError(
-            f"remote is {remote} and the checkpoint directory {directory}: a copy is made of what lies in a directory "
+            f"remote is {remote} and the checkpoint directory {directory}: a copy is made of what is in a directory "
             "on a disk, elsewhere. Give such a directory, or no remote."
         )
     if remote_deletion_strategy is not None and not (location and remote_policy):

@@ -1,1 +1,1 @@
-"""Runs in: worker. Where a job is in its data: positions, shares of ranks, generators."""
+"""Runs in: worker. The position of a job in its data: positions, shares of ranks, generators."""

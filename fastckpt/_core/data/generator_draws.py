@@ -1,4 +1,4 @@
-"""The global generators of torch's CPU, Python and numpy: whether code drew from them, told in microseconds.
+"""Draws from the global generators of torch's CPU, Python and numpy, detected in microseconds.
 
 Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. Whether they did
 shows in the states. Public readers of Python's and numpy's turn each of 624 words into an object (20 to 100

@@ -1,4 +1,4 @@
-"""Where a job is in its data: one cursor that is equal on all ranks."""
+"""The position of a job in its data: one cursor that is equal on all ranks."""
 
 import logging
 from collections.abc import Mapping
@@ -50,11 +50,11 @@ class DataPosition:
         self.epoch, self.cursor = self.epoch + 1, 0
 
     def state(self, length: int, order: int) -> dict[str, int]:
-        """What a checkpoint says of it.
+        """The position as a checkpoint has it.
 
         Args:
             length: Samples of the epoch; 0 if nobody knows.
-            order: What tells this order from others.
+            order: A number that distinguishes this order from others.
         """
         return {"version": VERSION, "seed": self.seed, "epoch": self.epoch, "cursor": self.cursor, "length": length,
                 "order": order}  # fmt: skip
@@ -97,37 +97,3 @@ def whole(name: str, value: Any, low: int = 0, end: int = 2**63) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:
         raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {end - 1}")
     return value
-
-
-class Positioned:
-    """The part of a source whose whole position is one cursor: ranks have nothing of their own."""
-
-    def __init__(self, position: DataPosition) -> None:
-        self._position = position
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self._position.epoch
-
-    @property
-    def seed(self) -> int:
-        """From which all random numbers follow."""
-        return self._position.seed
-
-    @property
-    def jumps(self) -> int:
-        """Counts the times that somebody set the position."""
-        return self._position.jumps
-
-    def end_epoch(self) -> None:
-        """Go on to the beginning of the next one."""
-        self._position.end_epoch()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch."""
-        self._position.set_epoch(epoch)
-
-    def load_own(self, own: Mapping[str, Any]) -> None:
-        """Ranks have nothing of their own; raises ConfigError if there is something."""
-        nothing_own(own)

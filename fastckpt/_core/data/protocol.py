@@ -1,4 +1,4 @@
-"""How a checkpointer saves and loads where data are, whatever object hands them out."""
+"""The state of an object that hands out data, saved and loaded whatever its class."""
 
 import logging
 from collections.abc import Mapping

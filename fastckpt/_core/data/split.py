@@ -1,4 +1,4 @@
-"""How a step's samples are shared among ranks: a pure function of the global cursor."""
+"""Shares of a step's samples among ranks: a pure function of the global cursor."""
 
 import enum
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ def missing_files(names: Collection[str], world_size: int, details: Mapping[str,
         names: The files that are there.
         world_size: Ranks of the job that saved.
         details: What was kept with the checkpoint. Without `RANKS`, as earlier versions wrote it, or in the memory of
-            a node, the names of files tell: each rank has its own, unless a framework lays the files out.
+            a node, the names of files decide: each rank has its own, unless a framework lays the files out.
     """
     written = details.get(RANKS)
     if isinstance(written, dict):
@@ -33,7 +33,7 @@ def missing_of(manifest: Manifest) -> list[str]:
 
 
 def lacks(missing: list[str], world_size: int) -> str:
-    """What is said of a checkpoint in which files are missing."""
+    """Describe a checkpoint in which files are missing."""
     shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return f"not for all of {world_size} ranks: {shown} missing"
 

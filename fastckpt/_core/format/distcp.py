@@ -22,7 +22,7 @@ _END_SIZE = 22
 
 
 class ShardLocation(NamedTuple):
-    """Where an item lies in its file, in bytes: what ``.metadata`` says of it."""
+    """The place of an item in its file, in bytes, as ``.metadata`` has it."""
 
     offset: int
     length: int
@@ -34,7 +34,7 @@ class ShardPlan:
 
     Attributes:
         plan: The file.
-        places: Where the items lie in it, in their order.
+        places: Where the items are stored in it, in their order.
     """
 
     plan: Plan

@@ -1,20 +1,20 @@
-"""What the files of a checkpoint are called that a rank or a node has of its own."""
+"""Names of the files of a checkpoint that belong to one rank or one node."""
 
 from fastckpt._core.format.manifest import OF_NODE
 
 
 def own_of(rank: int) -> str:
-    """What a rank has beside what ranks have in common, and its random generators."""
+    """The file of a rank's own state and its random generators."""
     return f"rank_{rank}.pt"
 
 
 def shards_of(rank: int) -> str:
-    """What a rank has written."""
+    """The file of the shards that a rank has written."""
     return f"__{rank}_0.distcp"
 
 
 def copies_of(rank: int) -> str:
-    """What a rank has written of what ranks of other nodes have written, too, so that its node has it."""
+    """The file of shards that ranks of other nodes have written as well, so that its node has them."""
     return f"{OF_NODE}rank_{rank}.distcp"
 
 

@@ -1,6 +1,5 @@
 """Checks that a saved state will load with ``weights_only=True``, and names the part that will not."""
 
-import io
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +36,7 @@ def _wraps(skeleton: Skeleton) -> bool:
 
 def check_loadable(state: Any, skeleton: Skeleton) -> None:
     """Raise NotLoadable, with the path of the first culprit, if stock ``torch.load`` would refuse the file."""
-    error = _refusal(_sink(skeleton))
-    if error is None:
+    if _refusal(skeleton) is None:
         return
     path, culprit = _culprit("state", state, _is_refused)
     own = "what its state_dict() gives, " if hasattr(culprit, "state_dict") else "it as "
@@ -54,19 +52,15 @@ def globals_named(skeleton: Skeleton) -> frozenset[bytes]:
     return frozenset(_GLOBAL.findall(b"".join(data for _, data in skeleton.segments)))
 
 
-def _sink(skeleton: Skeleton) -> Sink:
+def _refusal(skeleton: Skeleton) -> Exception | None:
+    """The error of loading a file; on the meta device no tensor bytes are read."""
     sink = Sink()
     for offset, data in skeleton.segments:
         sink.seek(offset)
         sink.write(data)
     sink.seek(0)
-    return sink
-
-
-def _refusal(file: Sink | io.BytesIO) -> Exception | None:
-    """The error of loading from ``file``; on the meta device no tensor bytes are read."""
     try:
-        torch.load(cast(IO[bytes], file), map_location="meta", weights_only=True)
+        torch.load(cast(IO[bytes], sink), map_location="meta", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         return error
     return None
@@ -90,14 +84,7 @@ def add_path(error: Exception, state: Any) -> None:
 
 
 def _is_refused(part: Any) -> bool:
-    buffer = io.BytesIO()
-    try:
-        with torch.serialization.skip_data():
-            torch.save(part, buffer)
-    except (RuntimeError, NotImplementedError):
-        torch.save(part, buffer := io.BytesIO())
-    buffer.seek(0)
-    return _refusal(buffer) is not None
+    return _refusal(sketch(part)[0]) is not None
 
 
 def _culprit(path: str, node: Any, is_bad: Callable[[Any], bool]) -> tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""The manifest: what a persisted checkpoint consists of, as JSON that finds its own damage."""
+"""The manifest of a persisted checkpoint: its files, their digests and its details, as JSON with a checksum."""
 
 import hashlib
 import json
@@ -21,15 +21,15 @@ MODEL = "model.pt"
 METADATA = ".metadata"
 """The file that makes a directory a checkpoint of torch.distributed.checkpoint."""
 TRAINING = "training.pt"
-"""The file with what ranks have in common beside the shards of such a checkpoint, if there is more than these."""
+"""The file of replicated state in such a checkpoint, if there is any besides the shards."""
 COMMON = (MODEL, METADATA, TRAINING)
 """Files that each node has of its own, in memory, with equal contents."""
 OF_EACH_NODE = "common"
 """The detail that names others than these."""
 ROUND = "round"
-"""The detail of a save that says by which round of workers it was made."""
+"""The detail of a save that names the round of workers that made it."""
 MEMBERS = "members"
-"""The detail that says which launches, one on each node, these belong to."""
+"""The detail that names the launches of these workers, one on each node."""
 LATEST = "tracker"
 """The detail that names a file of the checkpoint directory in which a framework looks for the newest one's name."""
 OF_NODE = "node_"
@@ -39,7 +39,7 @@ MAX_TEXT = 64 * 2**20
 
 
 class Stamp(NamedTuple):
-    """What tells a file from another under the same path without reading it."""
+    """Distinguishes a file from another at the same path without reading it."""
 
     inode: int
     mtime_ns: int
@@ -76,14 +76,14 @@ class Manifest:
 
     Attributes:
         id: The state that was saved.
-        parent: The state that this history was resumed from; None at the start of a training.
+        parent: The state that this history was resumed from; None at the start of a job.
         files: Every file, by name at most once.
         world_size: Ranks of the job that saved.
         time: Seconds since the epoch at which the manifest was made.
         details: Whatever else is worth knowing at a resume, such as ``omp_num_threads``.
         target: Path that the user chose for `MODEL`: absolute, or relative to the checkpoint directory if it
-            lies inside; empty if `MODEL` lies with the other files. One that ends with "/" is the name that they chose
-            for the directory of all files instead.
+            is inside; empty if `MODEL` is stored with the other files. One that ends with "/" is the name that they
+            chose for the directory of all files instead.
     """
 
     id: SaveId

@@ -13,8 +13,8 @@ class Raw:
 
     Attributes:
         data: Its bytes; at least one.
-        may_end_with_spaces: Whether its readers take it so, as those of JSON do: then it need not be made anew whenever
-            it grows.
+        may_end_with_spaces: Whether readers allow that, as those of JSON do: the file need not be made again when it
+            grows.
     """
 
     data: bytes
@@ -46,7 +46,7 @@ class Spaced(Skeleton):
 
 
 class RawPlanner:
-    """Plans the saves of one file, which is written anew only if its bytes are others."""
+    """Plans the saves of one file, which is written again only if its bytes have changed."""
 
     def __init__(self) -> None:
         self._last = Raw(b"")

@@ -15,6 +15,7 @@ import torch
 
 from fastckpt._core.format.sink import Sink
 from fastckpt._core.format.structure import Number, Opaque, Structure, with_numbers
+from fastckpt._core.torch_private.tensors import archive_reader, storage_key, untyped
 
 PAGE = 4096
 SLACK = 16384
@@ -90,7 +91,7 @@ def sketch_structure(state: Any, structure: Structure) -> Skeleton:
     sink, met = _skip_data(with_numbers(state, marked))
     storages = [storage for storage, _ in met]
     gaps = _gaps(sink, storages)
-    if [s._cdata for s in storages] != [s._cdata for s in structure.storages]:
+    if [*map(storage_key, storages)] != [*map(storage_key, structure.storages)]:
         raise Opaque("a pickler meets the storages in another order")
     start, size = _record(sink, "data.pkl")
     places = search(sink.cut(start, start + size), start)
@@ -129,7 +130,7 @@ def _pickler(met: dict[str, tuple[torch.UntypedStorage, int]]) -> type[pickle.Pi
                 identity = identify(self, obj)
                 if identity is not None:
                     times = met[identity[2]][1] if identity[2] in met else 0
-                    met[identity[2]] = getattr(obj, "_untyped_storage", obj), times + 1
+                    met[identity[2]] = untyped(obj), times + 1
                 return identity
 
             cls.persistent_id = persistent_id  # type: ignore[method-assign]
@@ -159,7 +160,7 @@ def _record(sink: Sink, name: str) -> tuple[int, int]:
 
 def _reader(sink: Sink) -> Any:
     sink.seek(0)
-    return torch._C.PyTorchFileReader(cast(IO[bytes], sink))
+    return archive_reader(cast(IO[bytes], sink))
 
 
 _INT, _FLOAT = struct.Struct("<q"), struct.Struct(">d")
@@ -169,7 +170,7 @@ _HIGH_INT, _HIGH_FLOAT = 0x41, 0x41
 def _markers(numbers: list[Number]) -> tuple[list[Number], Callable[[bytes, int], list[Any]]]:
     """Unlike numbers to pickle in place of ``numbers``, and the search for their places.
 
-    A marker is eight bytes: a counter, and four bytes that are drawn anew for each skeleton. Pickle writes an int of
+    A marker is eight bytes: a counter, and four bytes that are drawn for each skeleton. Pickle writes an int of
     that size as LONG1 with eight bytes, little-endian, and a float as BINFLOAT, big-endian.
     """
     secret = secrets.token_bytes(3)

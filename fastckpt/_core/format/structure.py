@@ -1,4 +1,4 @@
-"""Takes a state apart: what must be equal for two states to share a skeleton, and what may differ.
+"""Decomposes a state: into what must be equal for two states to share a skeleton, and what may differ.
 
 A state of plain containers, tensors and Python leaves falls into
 
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from fastckpt._core.torch_private.tensors import storage_key
 
 Number = int | float
 INT64 = 1 << 63
@@ -106,7 +108,7 @@ class Structure:
     def _tensor(self, tensor: torch.Tensor) -> None:
         try:
             storage = tensor.untyped_storage()
-            index = self._indices.setdefault(storage._cdata, len(self._indices))
+            index = self._indices.setdefault(storage_key(storage), len(self._indices))
             if index == len(self.storages):
                 self.storages.append(storage)
             self.tensors.append((tensor, index))
@@ -181,10 +183,10 @@ def known_tensors(
         counts: How many tensors of the state each storage has; those in objects of which nothing is known, too.
     """
     found: dict[int, tuple[torch.Tensor, int, str]] = {}
-    indices = {storage._cdata: index for index, storage in enumerate(storages)}
+    indices = {storage_key(storage): index for index, storage in enumerate(storages)}
     for path, tensor in _tensors("state", state, set()):
         try:
-            index = indices.get(tensor.untyped_storage()._cdata, -1)
+            index = indices.get(storage_key(tensor.untyped_storage()), -1)
         except (NotImplementedError, RuntimeError):
             continue  # one without a storage
         if index >= 0:

@@ -15,7 +15,7 @@ def side_by_side(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The part of its storage that the elements of a contiguous tensor lie in; shares its memory."""
+    """The part of its storage that holds the elements of a contiguous tensor; shares its memory."""
     storage = tensor.untyped_storage()
     if storage.nbytes() == tensor.nbytes:
         return storage

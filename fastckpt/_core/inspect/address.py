@@ -1,4 +1,4 @@
-"""How a user names a checkpoint: ``DIR@STEP``, a directory, or a file."""
+"""Addresses of checkpoints as a user types them: ``DIR@STEP``, a directory, or a file."""
 
 import os
 import re

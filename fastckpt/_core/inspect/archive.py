@@ -1,29 +1,30 @@
-"""A torch.save file as an archive: what lies where in it, found without torch and without reading tensors."""
+"""A torch.save file as an archive: the offsets of its entries, found without torch and without reading tensors."""
 
 import struct
 import zipfile
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from fastckpt._core.inspect.pickled import describe
 from fastckpt.errors import BadCheckpoint
 
 LARGEST_PICKLE = 2**30
 """Bytes above which a pickle is refused: one of a million tensors has about 150 MB."""
 _HEADER = struct.Struct("<4s22xHH")
-"""What counts of an entry's local header: its mark, and the lengths of the name and of the extra field behind it."""
+"""The fields used of an entry's local header: its signature, and the lengths of the name and of the extra field."""
 _ERRORS = (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, EOFError, OverflowError, struct.error)
 """What damage can raise in zipfile."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Where the bytes of an entry lie in the file."""
+    """The byte range of an entry in the file."""
 
     offset: int
     size: int
 
 
-class Opened:
+class OpenFile:
     """An open file.
 
     Args:
@@ -41,6 +42,10 @@ class Opened:
             self._length = file.seek(0, 2)
         except (OSError, ValueError) as error:
             raise BadCheckpoint(f"{name} cannot be read: {error}") from error
+
+    def byteorder(self) -> str:
+        """The order of bytes in its tensors: "little" or "big"."""
+        return "little"
 
     def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
@@ -62,7 +67,7 @@ class Opened:
         return data
 
 
-class Archive(Opened):
+class Archive(OpenFile):
     """An open torch.save file.
 
     Checksums of entries are not looked at: numbers are written into an image in place, and torch's reader does not
@@ -77,6 +82,10 @@ class Archive(Opened):
         except _ERRORS as error:
             raise BadCheckpoint(f"{name} is no torch.save file (a zip archive): {error}") from error
 
+    def state(self) -> Any:
+        """Its state: containers and values as they are; tensors and all else described."""
+        return describe(self.pickled(), self.name)
+
     def pickled(self) -> bytearray:
         """The pickle of the state; raises BadCheckpoint if there is none, or none of a sane size."""
         extent = self.extent("data.pkl")
@@ -85,13 +94,17 @@ class Archive(Opened):
         return self.read(extent)
 
     def byteorder(self) -> str:
-        """The order of bytes in its tensors: "little" or "big"."""
-        return (
-            self.read(self.extent("byteorder")).decode(errors="replace") if "byteorder" in self._entries else "little"
-        )
+        """As torch.save recorded it."""
+        if "byteorder" not in self._entries:
+            return "little"
+        return self.read(self.extent("byteorder")).decode(errors="replace")
+
+    def stored(self, key: str) -> Extent:
+        """The byte range of a storage."""
+        return self.extent(f"data/{key}")
 
     def extent(self, entry: str) -> Extent:
-        """Where an entry lies, such as ``data/0``, the first storage; raises BadCheckpoint if it is not there."""
+        """The byte range of an entry, such as ``data/0``, the first storage; raises BadCheckpoint without one."""
         info = self._entries.get(entry)
         if info is None:
             raise BadCheckpoint(f"{self.name} has no entry {entry!r}: it is damaged, or not of torch.save")

@@ -1,4 +1,4 @@
-"""A file of a checkpoint by what it is: of torch.save, of safetensors, JSON, or bytes of which nothing is known."""
+"""Contents of a checkpoint file by its format: torch.save, safetensors, JSON, or unknown bytes."""
 
 import contextlib
 import json
@@ -9,8 +9,8 @@ from pathlib import PurePath
 from typing import Any, BinaryIO, Protocol
 
 from fastckpt._core.format.types import SAFETENSORS
-from fastckpt._core.inspect.archive import Archive, Extent, Opened
-from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, element_size
+from fastckpt._core.inspect.archive import Archive, Extent, OpenFile
+from fastckpt._core.inspect.pickled import Object, Storage, Tensor, element_size
 from fastckpt.errors import BadCheckpoint
 
 _TORCH = (".pt", ".pth", ".bin", ".ckpt")
@@ -22,7 +22,9 @@ _NAMES = {code: name for name, code in SAFETENSORS.items()}
 
 
 class FileContents(Protocol):
-    """What can be read of a file without running any code that it names."""
+    """A file that is read without running any code that it names; ``name`` is its path, for errors."""
+
+    name: str
 
     def state(self) -> Any:
         """Containers and values as they are; tensors and all else described."""
@@ -31,19 +33,19 @@ class FileContents(Protocol):
         """The order of bytes in its tensors: "little" or "big"."""
 
     def stored(self, key: str) -> Extent:
-        """Where the bytes of a storage lie."""
+        """The byte range of a storage."""
 
     def read(self, extent: Extent) -> bytearray:
         """The bytes of an extent; raises BadCheckpoint if they are not all there."""
 
 
 def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> FileContents:
-    """What lies in an open file, which stays the caller's to close.
+    """The contents of an open file, which stays the caller's to close.
 
     Args:
         file: Open for reading and seekable; it may be remote.
         name: Its path, for errors; its ending counts.
-        digest: Gives what tells bytes of which nothing is known from others.
+        digest: Gives the digest by which unknown bytes are compared.
 
     Raises:
         BadCheckpoint: It is damaged.
@@ -53,20 +55,10 @@ def contents(file: BinaryIO, name: str, digest: Callable[[], str] = str) -> File
         return _Safetensors(file, name)
     other = _Other(file, name, digest)
     is_archive = other.begins_with(b"PK\3\4") and ending != ".distcp"  # this is many files of torch.save in a row
-    return _Torch(file, name) if ending in _TORCH or is_archive else other
+    return Archive(file, name) if ending in _TORCH or is_archive else other
 
 
-class _Torch(Archive):
-    """A file of torch.save."""
-
-    def state(self) -> Any:
-        return describe(self.pickled(), self.name)
-
-    def stored(self, key: str) -> Extent:
-        return self.extent(f"data/{key}")
-
-
-class _Other(Opened):
+class _Other(OpenFile):
     """A file without tensors."""
 
     def __init__(self, file: BinaryIO, name: str, digest: Callable[[], str]) -> None:
@@ -86,11 +78,8 @@ class _Other(Opened):
     def stored(self, key: str) -> Extent:
         raise BadCheckpoint(f"{self.name} has no tensors")
 
-    def byteorder(self) -> str:
-        return "little"
 
-
-class _Safetensors(Opened):
+class _Safetensors(OpenFile):
     """A safetensors file: a header of JSON, then the tensors' bytes."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
@@ -112,15 +101,12 @@ class _Safetensors(Opened):
     def state(self) -> Any:
         return self._tensors | ({"__metadata__": self._metadata} if self._metadata else {})
 
-    def byteorder(self) -> str:
-        return "little"
-
     def stored(self, key: str) -> Extent:
         return self._extents[key]
 
 
 def _tensor(key: str, entry: dict[str, Any]) -> Tensor:
-    """What a header says of one; raises ValueError if that does not go together."""
+    """The tensor that a header entry describes; raises ValueError if the entry is inconsistent."""
     dtype, shape, (begin, end) = _NAMES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
     stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
     tensor = Tensor(dtype, shape, stride, 0, Storage(key, dtype, prod(shape), "cpu"))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -91,7 +90,7 @@ class Distance:
             self.max_abs = max(self.max_abs, distance)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Difference:
     """How two states differ.
 
@@ -116,7 +115,7 @@ class Difference:
 def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
     """Compare the states in two files, tensor by tensor; neither is ever in memory as a whole.
 
-    How tensors lie in their storages, which storages they share, and on which device they were does not count.
+    Strides, shared storages and the device of a tensor do not count.
 
     Raises:
         BadCheckpoint: One of the files is damaged.
@@ -127,20 +126,19 @@ def diff_files(a: InventoryFile, b: InventoryFile) -> Difference:
             only_a=[entry.name for keys, entry in in_a.items() if keys not in in_b],
             only_b=[entry.name for keys, entry in in_b.items() if keys not in in_a],
         )
-        compared = 0
         for keys, entry in in_a.items():
             if keys in in_b:
                 other = in_b[keys]
                 difference.changes.extend(_changes(entry, other))
                 if distance := _distance(left, right, entry, other):
-                    compared += 1
+                    difference.compared += 1
                     if distance.differing:
                         difference.tensors[entry.name] = distance
-        return Difference(difference.only_a, difference.only_b, difference.changes, difference.tensors, compared)
+        return difference
 
 
 def _by_keys(tree: Tree) -> Mapping[tuple[str, ...], TreeEntry]:
-    """Entries by what tells keys apart: 1, True and "1" are three."""
+    """Entries by unambiguous keys: 1, True and "1" are three."""
     return {tuple(map(repr, entry.keys)): entry for entry in tree}
 
 
@@ -160,14 +158,10 @@ def _value_change(name: str, a: str, b: str) -> list[Change]:
 
 
 def _shape_change(a: TreeEntry, b: TreeEntry) -> list[Change]:
-    shapes = [getattr(entry.value, "shape", None) for entry in (a, b)]
-    if None in shapes or shapes[0] == shapes[1]:
+    of_a, of_b = (getattr(entry.value, "shape", None) for entry in (a, b))
+    if of_a is None or of_b is None or of_a == of_b:
         return []
-    return [Change(a.name, "shape", _cross(shapes[0]), _cross(shapes[1]))]
-
-
-def _cross(shape: Any) -> str:
-    return str(list(shape))
+    return [Change(a.name, "shape", str(list(of_a)), str(list(of_b)))]
 
 
 def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> Distance | None:

@@ -1,18 +1,17 @@
 """A checkpoint of torch.distributed.checkpoint (DCP) as one state, found without running any code that it names.
 
-``.metadata`` says which values and tensors there are, and where in the ``.distcp`` files their bytes or chunks lie;
-each of these is an archive of torch.save.
+``.metadata`` names the values and tensors, and where in the ``.distcp`` files their bytes or chunks are stored; each of
+these is an archive of torch.save.
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from typing import Any, BinaryIO
 
-from fastckpt._core.inspect.archive import LARGEST_PICKLE, Archive, Extent, Opened
+from fastckpt._core.inspect.archive import LARGEST_PICKLE, Archive, Extent, OpenFile
 from fastckpt._core.inspect.pickled import Object, Storage, Tensor, describe, name_of
 from fastckpt.errors import BadCheckpoint
 
@@ -22,24 +21,17 @@ _MISSHAPEN = (LookupError, TypeError, ValueError, AttributeError)
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a tensor, or a whole value (without offsets), and where its archive lies."""
+    """A part of a tensor, or a whole value (without offsets), and the place of its archive."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
     extent: Extent
 
-
-class DistributedPiece(Archive):
-    """One archive, taken out of its file."""
-
-    def state(self) -> Any:
-        """What it holds: a tensor described, or a value."""
-        return describe(self.pickled(), self.name)
-
-    def stored(self, key: str) -> Extent:
-        """Where the bytes of a storage lie in it."""
-        return self.extent(f"data/{key}")
+    @property
+    def name(self) -> str:
+        """The archive, in errors."""
+        return f"{self.file} at {self.extent.offset}"
 
 
 class Distributed:
@@ -52,7 +44,7 @@ class Distributed:
 
     Attributes:
         tensors: By key, described; None for a value that is no tensor.
-        paths: By key, the way to it through the containers of the state that was saved.
+        paths: By key, the path to it through the containers of the state that was saved.
 
     Raises:
         BadCheckpoint: It is damaged, or its chunks are stored in a way that is not known here.
@@ -64,71 +56,69 @@ class Distributed:
         size = file.seek(0, 2)
         if size > LARGEST_PICKLE:
             raise BadCheckpoint(f"{name} has {size} bytes; at most {LARGEST_PICKLE} are read")
-        metadata = describe(Opened(file, name).read(Extent(0, size)), name)
+        metadata = describe(OpenFile(file, name).read(Extent(0, size)), name)
         try:
             self.tensors, self.paths, self._chunks = _read(metadata)
         except _MISSHAPEN as error:
             raise BadCheckpoint(f"{name} is not as torch.distributed.checkpoint writes it: {error}") from error
 
     def state(self) -> Any:
-        """Containers as they were, as far as their names tell; tensors described, values read."""
+        """Containers as they were, as far as their names show; tensors described, values read."""
         flat = {key: tensor or self._value(key) for key, tensor in self.tensors.items()}
         return nested(flat, self.paths)
 
     def chunks(self, key: str) -> list[Chunk]:
-        """Where the parts of a tensor, or a value, lie."""
+        """The chunks of a tensor or a value."""
         return self._chunks.get(key, [])
 
     def only_chunk(self, key: str) -> Chunk:
-        """Where a value lies; raises BadCheckpoint if that is not one place."""
+        """The chunk of a value; raises BadCheckpoint if there is not exactly one."""
         chunks = self.chunks(key)
         if len(chunks) != 1:
-            raise BadCheckpoint(f"{self.name} says that {key!r} lies in {len(chunks)} places")
+            raise BadCheckpoint(f"{self.name} stores {key!r} in {len(chunks)} places")
         return chunks[0]
 
-    @contextmanager
-    def piece(self, chunk: Chunk) -> Iterator[DistributedPiece]:
+    def piece(self, chunk: Chunk) -> Archive:
         """The archive of a chunk; raises BadCheckpoint if it is not there, or damaged."""
-        yield DistributedPiece(io.BytesIO(self.read(chunk)), f"{chunk.file} at {chunk.extent.offset}")
+        return Archive(io.BytesIO(self.read(chunk)), chunk.name)
 
     def read(self, chunk: Chunk) -> bytearray:
         """The bytes of the archive of a chunk."""
         with self._part(chunk.file) as file:
-            return Opened(file, chunk.file).read(chunk.extent)
+            return OpenFile(file, chunk.file).read(chunk.extent)
 
     def _value(self, key: str) -> Any:
         """A value that is no tensor; tensors within it have storages of their own."""
-        with self.piece(self.only_chunk(key)) as piece:
-            return _renamed(piece.state(), f"{key}/")
+        return _renamed(self.piece(self.only_chunk(key)).state(), f"{key}/")
 
 
 def nested(flat: Mapping[str, Any], paths: Mapping[str, tuple[Any, ...]]) -> Any:
-    """The containers that were made flat: dictionaries, and lists where a way has numbers."""
+    """The containers that were made flat: dictionaries, and lists where a path has numbers."""
     root: dict[Any, Any] = {}
     lists: list[tuple[dict[Any, Any], Any]] = []
     for key, value in flat.items():
-        node, way = root, paths.get(key) or (key,)
-        for step, following in pairwise(way):
+        node, path = root, paths.get(key) or (key,)
+        for step, following in pairwise(path):
             if step not in node and isinstance(following, int):
                 lists.append((node, step))
             node = node.setdefault(step, {})
             if not isinstance(node, dict):
-                raise BadCheckpoint(f"{key!r} lies within another value")
-        node[way[-1]] = value
+                raise BadCheckpoint(f"{key!r} is stored within another value")
+        node[path[-1]] = value
     for node, step in reversed(lists):  # the innermost first
         node[step] = [node[step][i] for i in sorted(node[step])]
     return root
 
 
 def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any, ...]], dict[str, list[Chunk]]]:
-    """Tensors (None for what is none), ways and chunks by key."""
-    said = dict(metadata.state)
-    tensors = {str(key): _tensor(str(key), entry) for key, entry in said["state_dict_metadata"].items()}
-    planned = said.get("planner_data")
-    paths = {str(k): _way(k, way) for k, way in planned.items()} if isinstance(planned, Mapping) else {}
-    sizes = {key: _sizes(entry) for key, entry in said["state_dict_metadata"].items()}
+    """Tensors (None for what is none), paths and chunks by key."""
+    fields = dict(metadata.state)
+    tensors = {str(key): _tensor(str(key), entry) for key, entry in fields["state_dict_metadata"].items()}
+    planned = fields.get("planner_data")
+    paths = {str(k): _path(k, path) for k, path in planned.items()} if isinstance(planned, Mapping) else {}
+    sizes = {key: _sizes(entry) for key, entry in fields["state_dict_metadata"].items()}
     chunks: dict[str, list[Chunk]] = {}
-    for index, place in said["storage_data"].items():
+    for index, place in fields["storage_data"].items():
         key, where = index.state["fqn"], place.state
         if where.get("transform_descriptors"):
             raise ValueError(f"{key!r} was transformed by {where['transform_descriptors']}, such as compressed")
@@ -138,11 +128,11 @@ def _read(metadata: Any) -> tuple[dict[str, Tensor | None], dict[str, tuple[Any,
     return tensors, paths, chunks
 
 
-def _way(key: Any, way: Any) -> tuple[str | int, ...]:
-    """The way to a value: names and numbers, and nothing that no dict could have as a key."""
-    if not isinstance(way, list | tuple) or any(type(step) not in (str, int) for step in way):
-        raise ValueError(f"the way to {key!r} has more than names and numbers")
-    return tuple(way)
+def _path(key: Any, path: Any) -> tuple[str | int, ...]:
+    """The path to a value: names and numbers, and nothing that no dict could have as a key."""
+    if not isinstance(path, list | tuple) or any(type(step) not in (str, int) for step in path):
+        raise ValueError(f"the path to {key!r} has more than names and numbers")
+    return tuple(path)
 
 
 def _extent(where: Mapping[str, Any]) -> Extent:
@@ -154,8 +144,8 @@ def _extent(where: Mapping[str, Any]) -> Extent:
 
 def _sizes(entry: Object) -> dict[tuple[int, ...], tuple[int, ...]]:
     """The shape of each chunk of a tensor, by where it begins."""
-    said = entry.state if isinstance(entry.state, Mapping) else {}
-    return {tuple(chunk.state["offsets"]): tuple(chunk.state["sizes"]) for chunk in said.get("chunks", ())}
+    fields = entry.state if isinstance(entry.state, Mapping) else {}
+    return {tuple(chunk.state["offsets"]): tuple(chunk.state["sizes"]) for chunk in fields.get("chunks", ())}
 
 
 def _tensor(key: str, entry: Object) -> Tensor | None:

@@ -1,9 +1,8 @@
-"""Takes the state out of a checkpoint, into one file that other tools read."""
+"""Exports the state of a checkpoint into one file that other tools read."""
 
 import errno
 import json
 import os
-import pickle
 import re
 import secrets
 import shutil
@@ -11,40 +10,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from fastckpt._core.inspect.inventory import InventoryFile
-from fastckpt._core.inspect.values import StateFile
+from fastckpt._core.inspect.values import StateFile, load
 from fastckpt._core.storage.io.durable import explained, sync_directory
 from fastckpt._core.storage.reading import digest_of, open_file
+from fastckpt._core.torch_private.tensors import storage_key
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 VALUES = "fastckpt.values"
 """Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
-_UNLOADABLE = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    EOFError,
-    OSError,
-)
 PART = 16 * 2**20
 """Bytes that are downloaded at once."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 """How file systems refuse hard links that have none."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors tells that storage refused."""
+"""How safetensors reports an error of the file system."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What is wanted.
+    """The options of an export.
 
     Attributes:
         format: "safetensors" or "torch".
@@ -80,7 +70,7 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
         raise ConfigError(f"{out} exists; give another name, or --force to replace it")
     draft = out.with_name(f".fastckpt-export-{secrets.token_hex(6)}")
     with explained(f"export {source.path}", out.parent), _at_hand(source, draft.with_suffix(".source")) as path:
-        state = _part(_gathered(source) if source.has_parts else _load(path), order.only)
+        state = _part(_gathered(source) if source.has_parts else load(path, str(path)), order.only)
         try:
             _write_safetensors(state, draft) if order.format == "safetensors" else _write_torch(state, draft)
             with draft.open("rb") as file:
@@ -123,22 +113,9 @@ def _name(draft: Path, out: Path, *, force: bool) -> None:
     sync_directory(out.parent)
 
 
-def _load(source: Path | BinaryIO) -> Any:
-    try:
-        if not isinstance(source, Path):
-            return torch.load(source, map_location="cpu", weights_only=True)
-        return torch.load(source, map_location="cpu", mmap=True, weights_only=True)
-    except _UNLOADABLE as error:
-        raise BadCheckpoint(
-            f"{source} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
-            f"torch.load(weights_only=False) and save what you need of it."
-        ) from error
-
-
 def _gathered(source: InventoryFile) -> Any:
-    """The state in the chunks of a DCP checkpoint, whole, in memory."""
     with StateFile(source) as file:
-        return file.gathered(_load)
+        return file.gathered()
 
 
 def _part(state: Any, only: str) -> Any:
@@ -226,14 +203,15 @@ def _without_twins(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         views = (tensor.is_conj() if tensor.is_complex() else False, tensor.is_neg())
-        view = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, views)
+        key = storage_key(storage)
+        view = (key, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, views)
         if view in first:
             same[name] = first[view]
             continue
         first[view] = name
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        kept[name] = plain.clone() if storage._cdata in storages and plain.data_ptr() == tensor.data_ptr() else plain
-        storages.add(storage._cdata)
+        kept[name] = plain.clone() if key in storages and plain.data_ptr() == tensor.data_ptr() else plain
+        storages.add(key)
     return kept, same
 
 

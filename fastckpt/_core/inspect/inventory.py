@@ -1,4 +1,4 @@
-"""All that a checkpoint directory holds in any tier: what counts, and what does not and why."""
+"""Inventory of a checkpoint directory in all tiers: the whole checkpoints, and the others with the reason."""
 
 import os
 import re
@@ -44,7 +44,7 @@ class InventoryFile:
 
     @property
     def has_parts(self) -> bool:
-        """Whether it describes a state that lies in other files."""
+        """Whether it describes a state that is stored in other files."""
         return PurePath(self.path).name == METADATA
 
 
@@ -55,17 +55,17 @@ class InventoryItem:
     Attributes:
         tier: One of `TIERS`.
         state: WHOLE; WRITING: not yet whole; INCOMPLETE: files of some ranks are missing, it does not count; DAMAGED:
-            seen to be bad; QUARANTINED: set aside since it was bad; FOREIGN: memory of a directory that was removed
+            seen to be bad; QUARANTINED: moved there since it was bad; FOREIGN: memory of a directory that was removed
             since.
         why: Why it is not whole.
-        path: Where it lies: a path or URL.
-        step: The step; None if that cannot be told.
-        history: Its history; None if that cannot be told.
+        path: Where it is stored: a path or URL.
+        step: The step; None if unknown.
+        history: Its history; None if unknown.
         files: Its files, by name.
-        time: When it was completed, in seconds since the epoch; None if that cannot be told.
+        time: When it was completed, in seconds since the epoch; None if unknown.
         world: Ranks of the job that saved it.
         details: What else was kept with it.
-        unchanged: Whether it is still what was found: its job may take a slot for another save, and delete what lies
+        unchanged: Whether it is still what was found: its job may take a slot for another save, and delete what is
             on storage, at any time.
         parent: The checkpoint that its history was resumed from, as far as that is known.
     """
@@ -85,7 +85,7 @@ class InventoryItem:
 
     @property
     def id(self) -> SaveId | None:
-        """History and step; None if they cannot be told."""
+        """History and step; None if unknown."""
         return None if self.step is None or self.history is None else SaveId(self.history, self.step)
 
     @property
@@ -129,7 +129,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
 
     Args:
         location: The checkpoint directory: a path or URL.
-        shm_dir: The tmpfs under which arenas lie.
+        shm_dir: The tmpfs that holds arenas.
         remote: Where its job copies durable checkpoints to; empty for nowhere. If it is given, the directory may be
             gone.
 
@@ -142,7 +142,8 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         hint = "" if remote else "; if it is lost, give --remote as well: where its job copied checkpoints to"
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory{hint}")
     location = normalised(location)
-    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
+    found = census(Path(shm_dir)) if Path(shm_dir).is_dir() else []
+    arenas = [arena for arena in found if arena.directory == location]
     items = [*(_in_memory(arenas, _identity(location)) if arenas else ()), *_durable(location, "storage")]
     if remote:
         items += _durable(normalised(remote), "remote")
@@ -233,13 +234,6 @@ def _being_gathered(directory: Path) -> Iterator[InventoryItem]:
 
 
 # --- memory
-
-
-def _census(shm_dir: Path) -> list[ArenaEntry]:
-    try:
-        return census(shm_dir)
-    except FileNotFoundError:
-        return []
 
 
 def _identity(location: str) -> DirectoryIdentity:

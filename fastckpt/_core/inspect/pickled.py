@@ -3,10 +3,10 @@
 import io
 import pickle
 import re
-import struct
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from reprlib import recursive_repr
 from typing import Any
 
@@ -33,11 +33,6 @@ _TYPED = {
 }
 """The types of elements by the names of torch's storage classes."""
 _SIZES = {"bool": 1, "bfloat16": 2, "complex32": 4, "complex64": 8, "complex128": 16, "quint4x2": 1, "quint2x4": 1}
-_ERRORS = (
-    pickle.UnpicklingError, ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError,
-    MemoryError, RuntimeError, TypeError, ValueError, struct.error,
-)  # fmt: skip
-"""What a damaged pickle can raise."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Tensor:
         stride: Elements between neighbours in each dimension.
         offset: Elements before its first one in the storage.
         storage: Its bytes; None if it has none (a meta tensor).
-        views: How its elements differ from what the bytes say: "conj", "neg".
+        views: How its elements differ from the stored bytes: "conj", "neg".
         quantizer: How numbers become quantized, as text; "" if they are not.
     """
 
@@ -87,10 +82,7 @@ class Tensor:
     @property
     def count(self) -> int:
         """Elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
     @property
     def size(self) -> int:
@@ -146,7 +138,7 @@ def describe(data: bytes | bytearray, name: str) -> Any:
     """
     try:
         return _Unpickler(io.BytesIO(data)).load()
-    except _ERRORS as error:
+    except Exception as error:  # a damaged pickle may raise anything
         raise BadCheckpoint(f"the pickle in {name} is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -157,7 +149,8 @@ class _Unpickler(pickle._Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        return _KNOWN.get(f"{module}.{name}") or _stand_in(f"{module}.{name}")
+        # Protocol 2 has the names of Python 2.
+        return _KNOWN.get(f"{module.replace('__builtin__', 'builtins')}.{name}") or _stand_in(f"{module}.{name}")
 
     def persistent_load(self, identity: Any) -> Storage:
         kind, storage_type, key, device, count = identity
@@ -264,7 +257,4 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "builtins.set": _set,
     "builtins.frozenset": _set,
     "builtins.complex": complex,
-    "__builtin__.set": _set,
-    "__builtin__.frozenset": _set,
-    "__builtin__.complex": complex,
 }

@@ -36,7 +36,7 @@ def divide(
             be dropped; the newest is.
     """
     if not (policies or dropped):
-        raise ConfigError("say what to keep: --keep-last, --keep-every, --keep-minutes or --keep-best")
+        raise ConfigError("give what to keep: --keep-last, --keep-every, --keep-minutes or --keep-best")
     stored = [item for item in inventory.whole if item.tier == tier]
     entries = [
         RetentionEntry(

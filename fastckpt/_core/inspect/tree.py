@@ -1,4 +1,4 @@
-"""The state in a file as a tree of names: what each is, without its bytes."""
+"""The tree of names in a state: the type, shape and value of each, without tensor bytes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,8 +65,26 @@ def read_tree(file: BinaryIO, name: str) -> Tree:
 
 def tree_of(state: Any, name: str) -> Tree:
     """The entries of a state that `describe` gave; raises BadCheckpoint for one without an end."""
+    left = MOST
+
+    def walk(keys: tuple[Any, ...], node: Any, above: tuple[int, ...]) -> Tree:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise BadCheckpoint(f"the state in {name} has more than {MOST} entries")
+        children = _children(node)
+        if children is None:
+            return [TreeEntry(keys, node)]
+        if id(node) in above:
+            return [TreeEntry(keys, Object("a container that holds itself"))]
+        held = [entry for key, child in children for entry in walk((*keys, key), child, (*above, id(node)))]
+        if isinstance(node, Object) and not any(isinstance(entry.value, Tensor) for entry in held):
+            return [TreeEntry(keys, node)]
+        kind = node.name if isinstance(node, Object) else type(node).__name__
+        return [TreeEntry(keys, Group(kind, len(children))), *held]
+
     try:
-        return _Walk(name).walk((), state, ())
+        return walk((), state, ())
     except RecursionError as error:
         raise BadCheckpoint(f"the state in {name} is nested too deeply") from error
 
@@ -75,28 +93,6 @@ def stored_bytes(tree: Tree) -> int:
     """Bytes of all tensors of a tree; what several tensors share is counted once."""
     storages = {e.value.storage.key: e.value.storage for e in tree if isinstance(e.value, Tensor) and e.value.storage}
     return sum(storage.size for storage in storages.values())
-
-
-class _Walk:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._left = MOST
-
-    def walk(self, keys: tuple[Any, ...], node: Any, above: tuple[int, ...]) -> Tree:
-        self._left -= 1
-        if self._left < 0:
-            raise BadCheckpoint(f"the state in {self._name} has more than {MOST} entries")
-        children = _children(node)
-        if children is None:
-            return [TreeEntry(keys, node)]
-        if id(node) in above:
-            return [TreeEntry(keys, Object("a container that holds itself"))]
-        held = [entry for key, child in children for entry in self.walk((*keys, key), child, (*above, id(node)))]
-        if not isinstance(node, Object):
-            return [TreeEntry(keys, Group(type(node).__name__, len(children))), *held]
-        if not any(isinstance(entry.value, Tensor) for entry in held):
-            return [TreeEntry(keys, node)]
-        return [TreeEntry(keys, Group(node.name, len(children))), *held]
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:

@@ -2,10 +2,11 @@
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
@@ -13,7 +14,7 @@ import torch
 
 from fastckpt._core.inspect.archive import Extent
 from fastckpt._core.inspect.contents import FileContents, contents
-from fastckpt._core.inspect.distcp_state import Distributed, nested
+from fastckpt._core.inspect.distcp_state import Chunk, Distributed, nested
 from fastckpt._core.inspect.inventory import InventoryFile
 from fastckpt._core.inspect.pickled import Tensor
 from fastckpt._core.inspect.tree import Tree, tree_of
@@ -26,54 +27,49 @@ _AS_NUMBERS = {"qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32
 _PACKED = ("quint4x2", "quint2x4")
 
 
-class Elements:
-    """The elements of tensors in what was read of a file, which ``path`` names in errors."""
+def elements(contents: FileContents, tensor: Tensor) -> Iterator[torch.Tensor]:
+    """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
 
-    def __init__(self, contents: FileContents, path: str) -> None:
-        self._contents, self._path = contents, path
+    One whose elements are not contiguous is read whole. Quantized ones come as their integers, packed ones as bytes.
 
-    def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor in their order, in flat blocks; tensors of one shape are cut alike.
+    Raises:
+        BadCheckpoint: The file does not hold them.
+    """
+    if tensor.storage is None or not tensor.count:
+        return
+    if (order := contents.byteorder()) != sys.byteorder:
+        raise BadCheckpoint(f"{contents.name} has {order}-endian tensors; read it on such a machine")
+    stored = contents.stored(tensor.storage.key)
+    if tensor.dtype in _PACKED:
+        tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
+    for block in _cut(contents, tensor, stored):
+        seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
+        yield -seen if "neg" in tensor.views else seen
 
-        One whose elements do not lie side by side is read whole. Quantized ones come as their integers, packed ones
-        as bytes.
 
-        Raises:
-            BadCheckpoint: The file does not hold them.
-        """
-        if tensor.storage is None or not tensor.count:
-            return
-        if (order := self._contents.byteorder()) != sys.byteorder:
-            raise BadCheckpoint(f"{self._path} has {order}-endian tensors; read it on such a machine")
-        stored = self._contents.stored(tensor.storage.key)
-        if tensor.dtype in _PACKED:
-            tensor = Tensor("uint8", (stored.size,), (1,), 0, tensor.storage)
-        dtype = _torch_type(tensor.dtype, self._path)
-        for block in self._cut(tensor, dtype, stored):
-            seen = torch.conj(block).resolve_conj() if "conj" in tensor.views else block
-            yield -seen if "neg" in tensor.views else seen
+def _cut(contents: FileContents, tensor: Tensor, stored: Extent) -> Iterator[torch.Tensor]:
+    dtype = _torch_type(tensor.dtype, contents.name)
 
-    def _cut(self, tensor: Tensor, dtype: torch.dtype, stored: Extent) -> Iterator[torch.Tensor]:
-        shape, stride = tensor.shape or (1,), tensor.stride or (1,)
-        if _lies_side_by_side(shape, stride):
-            for index, start, count in _pieces(shape):
-                first = sum(i * step for i, step in zip((*index, start), stride, strict=False))
-                yield self._elements(dtype, stored, tensor.offset + first, count * prod(shape[len(index) + 1 :]))
-            return
-        reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        whole = self._elements(dtype, stored, tensor.offset, reach).as_strided(shape, stride)
-        for index, start, count in _pieces(shape):
-            flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
-            yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
-
-    def _elements(self, dtype: torch.dtype, stored: Extent, first: int, count: int) -> torch.Tensor:
-        size = dtype.itemsize
-        if (first + count) * size > stored.size:
+    def read(first: int, count: int) -> torch.Tensor:
+        end = (first + count) * dtype.itemsize
+        if end > stored.size:
             raise BadCheckpoint(
-                f"{self._path} is damaged: a tensor ends at byte {(first + count) * size} of a storage of {stored.size}"
+                f"{contents.name} is damaged: a tensor ends at byte {end} of a storage of {stored.size}"
             )
-        data = self._contents.read(Extent(stored.offset + first * size, count * size))
+        data = contents.read(Extent(stored.offset + first * dtype.itemsize, count * dtype.itemsize))
         return torch.frombuffer(data, dtype=dtype)
+
+    shape, stride = tensor.shape or (1,), tensor.stride or (1,)
+    if _is_contiguous(shape, stride):
+        for index, start, count in _pieces(shape):
+            first = sum(i * step for i, step in zip((*index, start), stride, strict=False))
+            yield read(tensor.offset + first, count * prod(shape[len(index) + 1 :]))
+        return
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    whole = read(tensor.offset, reach).as_strided(shape, stride)
+    for index, start, count in _pieces(shape):
+        flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
+        yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
 
 
 class StateFile(AbstractContextManager["StateFile"]):
@@ -87,27 +83,29 @@ class StateFile(AbstractContextManager["StateFile"]):
         self.path = path = str(file.path)
         self._file = open_file(file.path, file.size)
         try:
-            self._elements, state = self._look(file)
-            self.tree: Tree = tree_of(state, path)
+            self.tree: Tree = tree_of(self._look(file), path)
         except BaseException:
             self._file.close()
             raise
 
-    def _look(self, file: InventoryFile) -> tuple["Elements | Chunks", Any]:
+    def _look(self, file: InventoryFile) -> Any:
         if file.has_parts:
             whole = Distributed(self._file, self.path, lambda name: _part(file, name))
-            return Chunks(whole), whole.state()
-        found = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
-        return Elements(found, self.path), found.state()
+            self._contents: Chunks | FileContents = Chunks(whole)
+            return whole.state()
+        self._contents = contents(self._file, self.path, lambda: digest_of(file.path, file.size))
+        return self._contents.state()
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor in their order, as `Elements.blocks` gives them."""
-        return self._elements.blocks(tensor)
+        """All elements of a tensor in their order, as `elements` gives them."""
+        if isinstance(self._contents, Chunks):
+            return self._contents.blocks(tensor)
+        return elements(self._contents, tensor)
 
-    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
-        """The state of a DCP checkpoint, whole; ``load`` reads an archive of a value."""
-        assert isinstance(self._elements, Chunks)
-        return self._elements.gathered(load)
+    def gathered(self) -> Any:
+        """The state of a DCP checkpoint, whole, in memory."""
+        assert isinstance(self._contents, Chunks)
+        return self._contents.gathered()
 
     def close(self) -> None:
         """Close the file."""
@@ -120,61 +118,74 @@ class StateFile(AbstractContextManager["StateFile"]):
 
 
 class Chunks:
-    """The elements of tensors that lie in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
+    """The elements of tensors in the chunks of a DCP checkpoint; one tensor at a time is in memory."""
 
     def __init__(self, whole: Distributed) -> None:
         self._whole = whole
 
     def blocks(self, tensor: Tensor) -> Iterator[torch.Tensor]:
-        """All elements of a tensor, cut as `Elements.blocks` cuts them; raises BadCheckpoint if they are not there."""
+        """All elements of a tensor, cut as `elements` cuts them; raises BadCheckpoint if they are not there."""
         if tensor.storage is None or not tensor.count:
             return
         key, slash, own = tensor.storage.key.rpartition("/")
         [value] = self._whole.chunks(key) if slash and len(self._whole.chunks(key)) == 1 else [None]
         if value is not None and not self._whole.chunks(tensor.storage.key):  # within a value that is no tensor
-            with self._whole.piece(value) as piece:
-                within = replace(tensor, storage=replace(tensor.storage, key=own))
-                yield from Elements(piece, piece.name).blocks(within)
+            within = replace(tensor, storage=replace(tensor.storage, key=own))
+            yield from elements(self._whole.piece(value), within)
             return
         shape = tensor.shape or (1,)
-        elements = self.tensor(tensor).reshape(shape)
+        whole = self.tensor(tensor).reshape(shape)
         for index, start, count in _pieces(shape):
-            yield elements[index].narrow(0, start, count).reshape(-1)
+            yield whole[index].narrow(0, start, count).reshape(-1)
 
-    def gathered(self, load: Callable[[BinaryIO], Any]) -> Any:
-        """The whole state; ``load`` reads an archive of a value."""
-        flat = {key: self._loaded(key, tensor, load) for key, tensor in self._whole.tensors.items()}
+    def gathered(self) -> Any:
+        """The whole state."""
+        flat = {key: self.tensor(one) if one else self._value(key) for key, one in self._whole.tensors.items()}
         return nested(flat, self._whole.paths)
 
-    def _loaded(self, key: str, tensor: Tensor | None, load: Callable[[BinaryIO], Any]) -> Any:
-        return self.tensor(tensor) if tensor else load(io.BytesIO(self._whole.read(self._whole.only_chunk(key))))
+    def _value(self, key: str) -> Any:
+        return self._loaded(self._whole.only_chunk(key))
+
+    def _loaded(self, chunk: Chunk) -> Any:
+        return load(io.BytesIO(self._whole.read(chunk)), chunk.name)
 
     def tensor(self, tensor: Tensor) -> torch.Tensor:
         """All of a tensor."""
         assert tensor.storage is not None
         key = tensor.storage.key
-        made, found = _room(tensor, self._whole.name), 0
+        made, found = _allocated(tensor, self._whole.name), 0
         for chunk in self._whole.chunks(key):
-            with self._whole.piece(chunk) as piece:
-                part = piece.state()
-                if not isinstance(part, Tensor) or part.shape != chunk.sizes or part.dtype != tensor.dtype:
-                    raise BadCheckpoint(f"{piece.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+            part = self._loaded(chunk)
+            if isinstance(part, torch.Tensor) and part.is_quantized:
+                part = part.int_repr()
+            if not isinstance(part, torch.Tensor) or part.shape != chunk.sizes or part.dtype != made.dtype:
+                raise BadCheckpoint(f"{chunk.name} has no part of {key!r} of shape {list(chunk.sizes)}")
+            try:
                 place = made
-                try:
-                    for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
-                        place = place.narrow(dimension, begin, size)
-                except (RuntimeError, ValueError, IndexError) as error:
-                    raise BadCheckpoint(f"{piece.name} does not fit into {key!r}: {error}") from error
-                blocks = list(Elements(piece, piece.name).blocks(part))
-                place.copy_(torch.cat(blocks).reshape(chunk.sizes)) if blocks else None
-                found += part.count
+                for dimension, (begin, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                    place = place.narrow(dimension, begin, size)
+                place.copy_(part)
+            except (RuntimeError, ValueError, IndexError) as error:
+                raise BadCheckpoint(f"{chunk.name} does not fit into {key!r}: {error}") from error
+            found += part.numel()
         if found != tensor.count:
             raise BadCheckpoint(f"{self._whole.name} has {found} of the {tensor.count} elements of {key!r}")
         return made
 
 
-def _room(tensor: Tensor, name: str) -> torch.Tensor:
-    """Memory for a tensor; a damaged file can say that it has any size."""
+def load(source: Path | BinaryIO, name: str) -> Any:
+    """A state, by torch and without running code that it names; raises BadCheckpoint if that is not possible."""
+    try:
+        return torch.load(source, map_location="cpu", mmap=isinstance(source, Path), weights_only=True)
+    except Exception as error:  # what torch raises for a damaged file is not documented
+        raise BadCheckpoint(
+            f"{name} cannot be loaded with weights_only=True: {error}. If you trust whoever wrote it, load it with "
+            f"torch.load(weights_only=False) and save what you need of it."
+        ) from error
+
+
+def _allocated(tensor: Tensor, name: str) -> torch.Tensor:
+    """Memory for a tensor; a damaged file can claim any size."""
     dtype = _torch_type(tensor.dtype, name)
     try:
         return torch.empty(tensor.shape, dtype=dtype)
@@ -193,7 +204,7 @@ def _part(file: InventoryFile, name: str) -> BinaryIO:
 
 
 def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Cut a shape into pieces of at most BLOCK elements: an index, then where to begin behind it, and how many."""
+    """Cut a shape into pieces of at most BLOCK elements: an index, then the first row after it, and how many rows."""
     inner = prod(shape[1:])
     if inner <= BLOCK:
         rows = BLOCK // inner
@@ -203,7 +214,7 @@ def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int, int]
         yield from (((i, *index), start, count) for index, start, count in _pieces(shape[1:]))
 
 
-def _lies_side_by_side(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+def _is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     wanted = [prod(shape[i + 1 :]) for i in range(len(shape))]
     return all(size == 1 or step == want for size, step, want in zip(shape, stride, wanted, strict=True))
 

@@ -1,4 +1,4 @@
-"""Reads every byte of checkpoints, in any tier, and tells what is not as it was saved."""
+"""Verification of checkpoints in any tier: reads every byte and compares it with what was saved."""
 
 import time
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ def _unless_changed(item: InventoryItem, finding: Finding) -> Finding:
 
 
 def verify_tracker(inventory: Inventory) -> Finding | None:
-    """Whether the tracker names the checkpoint that was published last; None if there is nothing to tell.
+    """Whether the tracker names the checkpoint that was published last; None if there is no checkpoint.
 
     We never read it, but other tools do.
     """
@@ -137,6 +137,6 @@ def _look_at_tracker(location: str) -> Finding | None:
     except OSError as error:
         return Finding(None, path, BAD, f"it cannot be read: {error.strerror}")
     if text is None or text.strip() != str(last):
-        why = "it is not there" if text is None else f"it says {text[:40]!r}"
+        why = "it is not there" if text is None else f"it contains {text[:40]!r}"
         return Finding(None, path, BAD, f"{why}; step {last} came last")
     return Finding(None, path, GOOD)

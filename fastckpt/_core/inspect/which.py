@@ -1,4 +1,4 @@
-"""Which checkpoint the next launch on this node would resume, and why none of the others."""
+"""The choice of the next launch on this node: the checkpoint that it would resume, and why none of the others."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
 
 
 @dataclass(frozen=True)
-class SlotDecision:
+class ResumeDecision:
     """What a launch would do.
 
     Attributes:
@@ -28,7 +28,7 @@ class SlotDecision:
     others: list[tuple[InventoryItem, str]]
 
 
-def decide(inventory: Inventory, *, verifies: bool = False) -> SlotDecision:
+def decide(inventory: Inventory, *, verifies: bool = False) -> ResumeDecision:
     """Choose as a resume of as many ranks as saved would.
 
     Args:
@@ -46,7 +46,7 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> SlotDecision:
         objections[id(candidates[choice[0]])] = bad
     chosen = candidates[choice[0]] if choice else None
     others = [(item, objections[id(item)] or _rank(item, chosen)) for item in inventory.items if item is not chosen]
-    return SlotDecision(_outcome(inventory, chosen), chosen, others)
+    return ResumeDecision(_outcome(inventory, chosen), chosen, others)
 
 
 def _objection(item: InventoryItem) -> str:
@@ -79,7 +79,7 @@ def _candidate(item: InventoryItem) -> CheckpointLocation:
 def _outcome(inventory: Inventory, chosen: InventoryItem | None) -> str:
     if chosen is not None:
         return RESUME
-    # What was never whole, or belongs to another directory, does not keep a job from starting afresh.
+    # What was never whole, or belongs to another directory, does not keep a job from a fresh start.
     exists = any(item.state in (WHOLE, INCOMPLETE, DAMAGED, QUARANTINED) for item in inventory.items)
     theirs = not is_url(inventory.location) and foreign(Path(inventory.location))
     return REFUSE if exists or theirs else FRESH

@@ -1,4 +1,4 @@
-"""How the checkpoints of frameworks are called, and which directories are none of ours."""
+"""Names of the checkpoints that frameworks lay out, and of directories that fastckpt has not written."""
 
 import os
 import re

@@ -3,16 +3,14 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
-
-from torch.optim import Optimizer
+from typing import Any, Self
 
 from fastckpt._core import arguments
 from fastckpt._core.arguments import public
+from fastckpt._core.base_checkpointer import BaseCheckpointer
 from fastckpt._core.client.collective import agreement
-from fastckpt._core.client.flash_options import WriterOptions
 from fastckpt._core.format.manifest import LATEST, OF_EACH_NODE
 from fastckpt._core.format.manifest import NAME as MANIFEST
 from fastckpt._core.format.raw import Raw
@@ -20,11 +18,12 @@ from fastckpt._core.format.safetensors import Tensors
 from fastckpt._core.native.checkpoint_names import BY_STEP, FOLDER, CheckpointNames, called
 from fastckpt._core.native.view import hold, make_view, remove_view
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.candidates import Candidate, CandidateFinder, Files, RequiredFiles
-from fastckpt._core.resume.resume import Resume, ResumeResult
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
+from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.resume.survey import join_on_storage
+from fastckpt._core.resume.tiers import Candidate, Files
 from fastckpt._core.retention import CheckpointDeletionStrategy
-from fastckpt._core.session import SaveResult, Session, StorageType, WithWriter
+from fastckpt._core.session import SaveResult, Session, SessionOptions, StorageType
 from fastckpt._core.snapshot.file_plans import check_names
 from fastckpt._core.storage.store import normalised
 from fastckpt.errors import BadCheckpoint
@@ -41,6 +40,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger("fastckpt")
+
+ANY_FILES = SessionOptions(weights_only=False)
 
 
 class NativeFolder:
@@ -75,16 +76,10 @@ class NativeFolder:
         if self._offers.has_far:
             agreement(writer.place.world_size).gather("read")  # what others read is not to be removed
         remove_view(writer.link)
-        if writer.link.pins:
-            writer.link.release()
+        writer.release()
         self._offers.close()
         if loaded:
-            seconds = time.perf_counter() - self._since
-            writer.go_on_from(self._resumed)
-            writer.link.tell_loaded(self._resumed.id, self.tier, seconds)
-            writer.beats.resume(self.step)
-            if writer.place.rank == 0:
-                logger.info("resumed step %d from %s in %.2f s", self.step, self.tier, seconds)
+            writer.resumed(self._resumed, time.perf_counter() - self._since)
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +88,7 @@ class NativeFolder:
         self.close(loaded=kind is None)
 
 
-class FolderCheckpointer(WithWriter):
+class FolderCheckpointer(BaseCheckpointer):
     """Saves what a framework calls its files, and finds the newest checkpoint that all ranks can load.
 
     Every rank constructs one, and calls each method with the same steps.
@@ -102,8 +97,7 @@ class FolderCheckpointer(WithWriter):
         checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
         needs: Which files make a checkpoint one of this framework, and whole for this rank.
         deletion_strategy: Which older checkpoints to delete; None keeps all.
-        weights_only: Whether files of torch.save must load with ``weights_only=True``.
-        verify: As for `DdpCheckpointer`, likewise ``overlap``, ``remote`` and ``remote_deletion_strategy``.
+        options: As for `DdpCheckpointer`; files of torch.save need not load with ``weights_only=True``.
 
     Raises:
         ConfigError, PlaceInUse: As for `DdpCheckpointer`.
@@ -115,23 +109,17 @@ class FolderCheckpointer(WithWriter):
         checkpoint_dir: str | os.PathLike[str],
         needs: RequiredFiles,
         deletion_strategy: CheckpointDeletionStrategy | None = None,
-        *,
-        weights_only: bool = False,
-        verify: str = "resume",
-        overlap: Optimizer | Iterable[Optimizer] | None = None,
-        **options: Unpack[WriterOptions],
+        options: SessionOptions = ANY_FILES,
     ) -> None:
-        self._writer = Session(
-            checkpoint_dir,
-            deletion_strategy,
-            weights_only=weights_only,
-            verify=verify,
-            overlap=overlap,
-            **options,
-        )
+        self._writer = Session(checkpoint_dir, deletion_strategy, options)
         self._needs = needs
         self._folder: NativeFolder | None = None
         self._checked: frozenset[str] = frozenset()
+
+    @property
+    def session(self) -> Session:
+        """What it saves with."""
+        return self._writer
 
     @property
     def writes_common(self) -> bool:
@@ -174,24 +162,12 @@ class FolderCheckpointer(WithWriter):
             check_names(files)
             self._checked = frozenset(files)
         if named.anew:
-            self.begin_anew()
+            self._writer.begin_history()
         details = {FOLDER: named.folder, LATEST: named.tracker, OF_EACH_NODE: sorted(common)}
         path = f"{named.folder}/" if named.folder else ""
         if path and "://" not in writer.directory:
             path = f"{writer.directory}/{path}"
         return writer.save(step, files, storage_type, path, metrics, {k: v for k, v in details.items() if v})
-
-    def begin_anew(self) -> None:
-        """Let the next save be newer than all before, even if it is of the same step. All ranks call it."""
-        writer = self._writer
-        writer.be_ready()
-        writer.go_on(writer.link.history)
-        writer.link.next_history()
-        writer.link.history = max(agreement(writer.place.world_size).gather(writer.link.history))
-
-    def count_steps(self, clock: Callable[[], int]) -> None:
-        """Have the steps of training be counted by ``clock``, where several steps of optimizers make one."""
-        self._writer.beats.clock = clock
 
     def scratch(self) -> Path:
         """A directory in memory for what a framework writes beside its files and nobody needs; of this rank alone."""
@@ -214,18 +190,16 @@ class FolderCheckpointer(WithWriter):
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """
+        # 1. agree on a new history   2. choose and verify, until all ranks have the same checkpoint
+        # 3. make a directory of links to its files
         self.let_go()
-        writer = self._writer
-        writer.be_ready()
-        ranks, asked = agreement(writer.place.world_size), arguments.path("resume_path", resume_path)
+        writer, asked = self._writer, arguments.path("resume_path", resume_path)
         asked = asked.rstrip("/") or asked
-        since = writer.open_history(ranks, asked)
-        offers = CandidateFinder(writer.link, writer.directory, self._needs, digests=writer.verify != "never")
-        resume = Resume(writer.link, offers, self._answers_for, writer.threads, writer.pairing)
+        ranks, offers, resume, since = writer.open_resume(self._needs, self._answers_for, asked)
         parent, _, name = normalised(asked).rpartition("/") if asked else ("", "", "")
         name = name if parent == writer.directory else ""
         foreign = bool(asked) and ranks.gather(foreign)[0]
-        with writer.beats.work("resume"):
+        with writer.work("resume"):
             if asked and (foreign or not name):
                 found = resume.run_path(asked, (lambda files: files) if foreign else self._kept, ranks, since)
             else:
@@ -240,8 +214,7 @@ class FolderCheckpointer(WithWriter):
             raise BadCheckpoint(f"{writer.directory} holds no checkpoint {name}")
         if found.state is None:
             offers.close()
-            writer.go_on_from(found)
-            writer.link.tell_loaded(None, "", 0.0)
+            writer.resumed(found, 0.0)
             return None
         self._folder = NativeFolder(writer, offers, found, asked, name)
         return self._folder
@@ -253,7 +226,7 @@ class FolderCheckpointer(WithWriter):
             self._folder = None
 
     def close(self) -> None:
-        """As `WithWriter.close`."""
+        """As `BaseCheckpointer.close`."""
         self.let_go()
         super().close()
 

@@ -8,7 +8,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.raw import Raw
 from fastckpt._core.memory import slots
-from fastckpt._core.resume.candidates import Files
+from fastckpt._core.resume.tiers import Files
 from fastckpt.errors import BadCheckpoint
 
 

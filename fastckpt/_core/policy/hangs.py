@@ -1,4 +1,4 @@
-"""When silent ranks are taken for hung, and which of them is to blame: pure functions of what is seen of them."""
+"""Detection of hung ranks, and of the one to blame: pure functions of what is seen of them."""
 
 from collections import Counter
 from collections.abc import Sequence

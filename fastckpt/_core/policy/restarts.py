@@ -1,4 +1,4 @@
-"""Whether failed workers are worth another start: pure functions of what each attempt came to."""
+"""Decisions on restarts of failed workers: pure functions of what each attempt came to."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,10 @@
-"""Which checkpoint a job resumes, and each rank from where: a pure function of what every rank could load."""
+"""Chooses the checkpoint that a job resumes, and the tier for each rank, from what every rank could load."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-TIERS = ("memory", "mixed", "storage", "remote")
-"""Nearest first. What is mixed lies in memory in part, and for the rest on storage."""
+TIERS = MEMORY, MIXED, STORAGE, REMOTE = ("memory", "mixed", "storage", "remote")
+"""Nearest first. Of what is mixed some files are in memory, and the others on storage."""
 
 
 class CheckpointLocation(NamedTuple):
@@ -13,8 +13,8 @@ class CheckpointLocation(NamedTuple):
     Attributes:
         tier: Of `TIERS`.
         node: In whose memory it is, of several nodes; 0 where that makes no difference.
-        attempt: What the ranks of all nodes called their way since the last load, when they saved it; empty if
-            they did not. Only what bears the same name is the same save for certain, wherever it lies.
+        attempt: A token that the ranks of all nodes share from one load to the next, as of the save; may be empty.
+            Only checkpoints with the same token are the same save for certain, in whatever tier.
     """
 
     history: int
@@ -31,7 +31,7 @@ class CheckpointLocation(NamedTuple):
     @property
     def where(self) -> str:
         """The tier; and whose memory, if several nodes saved it."""
-        is_of_a_node = self.attempt and self.tier in ("memory", "mixed")
+        is_of_a_node = self.attempt and self.tier in (MEMORY, MIXED)
         return f"{self.tier} of node {self.node}" if is_of_a_node else self.tier
 
     @property

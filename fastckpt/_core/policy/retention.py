@@ -1,4 +1,4 @@
-"""Which checkpoints to keep: functions of what the manifests on storage say, so that no process has to remember.
+"""Retention policies: functions of what the manifests on storage say, so that no process has to remember.
 
 Each policy keeps the newest checkpoint, and what it keeps does not depend on when it was asked: after any deletion of
 checkpoints that it did not keep, and with newer ones to come, it decides on the rest as if all were still there.
@@ -119,8 +119,7 @@ class KeepBest:
 
     def __post_init__(self) -> None:
         _demand_count("the number of best checkpoints to keep", self.n)
-        if not (isinstance(self.metric, str) and self.metric):
-            raise ConfigError(f"the metric to keep the best by is {self.metric!r}; give its name")
+        _demand_name("the metric to keep the best by", self.metric)
         if self.mode not in ("min", "max"):
             raise ConfigError(f"the mode is {self.mode!r}; give 'min' if a small {self.metric} is good, else 'max'")
 
@@ -142,8 +141,7 @@ class KeepMeasured:
     metric: str
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.metric, str) and self.metric):
-            raise ConfigError(f"the metric to keep what has it is {self.metric!r}; give its name")
+        _demand_name("the metric to keep what has it", self.metric)
 
     def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
@@ -164,8 +162,7 @@ class KeepNamed:
 
     def __post_init__(self) -> None:
         _demand_count("the number of checkpoints to keep", self.n)
-        if not (isinstance(self.metric, str) and self.metric):
-            raise ConfigError(f"the metric that names a step to keep is {self.metric!r}; give its name")
+        _demand_name("the metric that names a step to keep", self.metric)
 
     def __call__(self, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
         """The ids of those to keep."""
@@ -268,3 +265,8 @@ def _is_finite(value: Any) -> bool:
 def _demand_count(what: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{what} is {value!r}; give a whole number, 1 or more")
+
+
+def _demand_name(what: str, value: object) -> None:
+    if not (isinstance(value, str) and value):
+        raise ConfigError(f"{what} is {value!r}; give its name")

@@ -1,4 +1,4 @@
-"""Which slot a save goes into: never the newest whole checkpoint, never one that somebody uses."""
+"""The choice of a save's slot: never the newest whole checkpoint, never one that somebody uses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much of a checkpoint is compared with what was saved."""
+"""The part of a checkpoint that is compared with what was saved."""
 
 from fastckpt._core.arguments import choice
 

@@ -1,4 +1,4 @@
-"""The event logs of a checkpoint directory: where they lie, and what can be read of them."""
+"""The event logs of a checkpoint directory: their files, and their events as far as they can be read."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from fastckpt._core.storage.store import as_path
 from fastckpt.errors import ConfigError
 
 FOLDER = f"{PRIVATE}/events"
-"""Where logs lie in a checkpoint directory: one file for each launch on each node, in order of launch."""
+"""The folder of logs in a checkpoint directory: one file for each launch on each node, in order of launch."""
 LONGEST = 1 << 24
 """Bytes of a line that is no event."""
 _NAME = re.compile(r"(\d{6,12})-([^/]{1,200})-\d+\.jsonl")
@@ -27,7 +27,7 @@ Event = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Log:
-    """What was read of a file: events in the order in which they lie there, and how many lines are none."""
+    """A log file that was read: its events in order, and how many lines are none."""
 
     path: Path
     events: list[Event]
@@ -35,7 +35,7 @@ class Log:
 
 
 class Name(NamedTuple):
-    """What the name of a log says: its place in the order of launches, and whose it is."""
+    """The parts of a log's file name: its number in the order of launches, and its host."""
 
     number: int
     host: str
@@ -78,7 +78,7 @@ def find(location: str | os.PathLike[str]) -> list[Path]:
 
 
 def in_folder(folder: Path) -> list[tuple[Name, Path]]:
-    """The logs that lie there, oldest first; raises OSError."""
+    """The logs in a folder, oldest first; raises OSError."""
     return sorted((name, path) for path in folder.iterdir() if (name := Name.of(path.name)) is not None)
 
 
@@ -92,7 +92,7 @@ def read(path: Path) -> Log:
 
 
 def parsed(path: Path, lines: Iterable[bytes]) -> Log:
-    """A log of these lines, without what workers say of each save: there may be millions, and agents count them."""
+    """A log of these lines, without the events of single saves: there may be millions, and agents count them."""
     events, unreadable = list[Event](), 0
     for line in lines:
         if line.startswith(_SAVED) and line.endswith((b"}", b"}\n")):

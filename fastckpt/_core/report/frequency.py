@@ -1,35 +1,23 @@
-"""What was decided on how often to save, as the logs tell it."""
+"""Decisions on how often to save, read from event logs."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from fastckpt._core.ipc.messages import Decided
 from fastckpt._core.report.events import Event, is_time, text, whole
 
 
 @dataclass(frozen=True)
-class DecidedIntervals:
-    """One decision.
+class DecidedIntervals(Decided):
+    """One decision, as `Decided` gives it.
 
     Attributes:
-        at: When it was told, in nanoseconds since the epoch.
+        at: When it was recorded, in nanoseconds since the epoch.
         directory: The checkpoint directory that it is about.
-        step: After which it counts.
-        memory: Steps from one snapshot to the next; None while training was profiled first. ``storage``: of persists.
-        overhead: The part of training time that checkpoints took until then; None if that was not measured.
-        bound: The part that they may take; None if the user gave the intervals.
-        changed: Whether the intervals were others before.
-        why: For people.
     """
 
     at: int
     directory: str
-    step: int
-    memory: int | None
-    storage: int | None
-    overhead: float | None
-    bound: float | None
-    changed: bool
-    why: str
 
     @property
     def matters(self) -> bool:
@@ -42,10 +30,16 @@ def decided(events: Iterable[Event], offset: int) -> Iterator[DecidedIntervals]:
     for event in events:
         if event["event"] == "frequency":
             yield DecidedIntervals(
-                round(event["monotonic"] * 1e9) + offset, text(event, "directory"), whole(event, "step", -1),
-                _steps(event, "memory"), _steps(event, "storage"), _part(event, "overhead"), _part(event, "bound"),
-                event.get("changed") is True, text(event, "why"),
-            )  # fmt: skip
+                step=whole(event, "step", -1),
+                memory=_steps(event, "memory"),
+                storage=_steps(event, "storage"),
+                overhead=_part(event, "overhead"),
+                bound=_part(event, "bound"),
+                changed=event.get("changed") is True,
+                why=text(event, "why"),
+                at=round(event["monotonic"] * 1e9) + offset,
+                directory=text(event, "directory"),
+            )
 
 
 def _steps(event: Event, name: str) -> int | None:

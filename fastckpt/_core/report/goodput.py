@@ -1,4 +1,4 @@
-"""Where the time of a launch went: each nanosecond of it, from its first event to its last, has one cause.
+"""Goodput of a launch: each nanosecond of it, from its first event to its last, has one cause.
 
 docs/events.md defines the causes.
 """
@@ -12,10 +12,8 @@ from fastckpt._core.report.launches import Launch, LaunchRound, Sample
 USEFUL, STALL, REPEATED, INTERRUPTED = "useful", "stall", "repeated", "interrupted"
 DETECTION, STOP, RENDEZVOUS, START, IMPORTS = "detection", "stop", "rendezvous", "start", "imports"
 SETUP, RESUME, END, DOWN, UNEXPLAINED = "setup", "resume", "end", "down", "unexplained"
-CAUSES = (
-    USEFUL, STALL, REPEATED, INTERRUPTED, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN,
-    UNEXPLAINED,
-)  # fmt: skip
+_OF_STEPS = (USEFUL, STALL, REPEATED, INTERRUPTED)
+CAUSES = (*_OF_STEPS, DETECTION, STOP, RENDEZVOUS, START, IMPORTS, SETUP, RESUME, END, DOWN, UNEXPLAINED)
 TRAINING = frozenset({USEFUL, STALL, REPEATED})
 
 
@@ -30,11 +28,11 @@ class Span:
 
 @dataclass
 class Steps:
-    """How far a training is, over all its launches, counted in steps of optimizers or of the script: in the smaller.
+    """How far a job is, over all its launches, counted in steps of optimizers or of the script: in the smaller.
 
     Attributes:
         per_step: How many of the optimizers' make one of those that the script counts.
-        furthest: How many lie before the furthest point that was reached.
+        furthest: How many steps precede the furthest point that was reached.
         new: Done for the first time.
         repeated: Done once more.
     """
@@ -45,7 +43,7 @@ class Steps:
     repeated: int = 0
 
     def at(self, step: int, since: int = 0) -> int:
-        """How many lie before a step of the script; ``since`` are those that optimizers have done after it."""
+        """How many steps precede a step of the script; ``since`` are those that optimizers have done after it."""
         return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
 
 
@@ -78,7 +76,7 @@ def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def steps_per_step(launches: Iterable[Launch]) -> Fraction:
     """How many steps of optimizers make one of the steps that the script counts, which may be epochs, or smaller ones.
 
-    So much of a training as one process did without a load tells it best.
+    The longest stretch that one process did without a load is the best estimate.
     """
     counted = (pair for launch in launches for one in launch.rounds for pair in _counted(one.samples))
     script, optimizers = max(counted, default=(0, 0))
@@ -178,7 +176,7 @@ def _arrive(tape: _Tape, one: LaunchRound, halt: int, *, uses_us: bool) -> bool:
 
 
 def _base(one: LaunchRound) -> int:
-    """The step from which its workers went on; 0 if they began afresh."""
+    """The step from which its workers went on; 0 for a fresh start."""
     return max((load.step for load in one.loads.values() if load.step > 0), default=0)
 
 

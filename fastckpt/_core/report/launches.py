@@ -1,12 +1,10 @@
-"""One launch on one node, as its events tell it: rounds of workers, and when each came how far."""
+"""One launch on one node, reconstructed from its events: rounds of workers, and how far each came when."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from fastckpt._core.report.events import Event, nanoseconds, objects, text, whole
-from fastckpt._core.report.failure_causes import FailureCause
-
-_SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -17,6 +15,38 @@ class Load:
     seconds: int
     step: int = -1
     tier: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureCause:
+    """What the agent found when all workers were stopped.
+
+    Attributes:
+        exception: Type and message of what the worker raised; this and the next three are empty if not known.
+        frame: Where that was, or where it hung.
+        host: Where it ran.
+        log: The file that has its stderr.
+        restarts_left: How many restarts were left after this one, of ``restarts``; None if that is not known.
+    """
+
+    exception: str = ""
+    frame: str = ""
+    host: str = ""
+    log: str = ""
+    restarts_left: int | None = None
+    restarts: int | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """Read an event ``worker_failed``."""
+        return cls(
+            exception=text(event, "exception"),
+            frame=text(event, "frame"),
+            host=text(event, "host"),
+            log=text(event, "log"),
+            restarts_left=whole(event, "restarts_left", 0),
+            restarts=whole(event, "restarts", 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -36,7 +66,7 @@ class Sample:
 
     Attributes:
         at: When it was looked at.
-        beat: When a worker said something last.
+        beat: When a worker last reported.
         steps: Steps completed since the worker started.
         step: The newest step that a save or load named; -1 for none.
         named: How many steps were completed when it was named.
@@ -119,7 +149,7 @@ class Launch:
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
     """Whether each checkpoint directory is ever loaded from, and how often at most one agent's workers saved to it.
 
-    The greater one tells how far training is: others may have numbers of steps of their own, or none for long.
+    The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
     found = dict[str, tuple[bool, int]]()
     for event in (event for events in logs for event in events if event["event"] in _OF_DIRECTORY):
@@ -130,10 +160,14 @@ def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
 
 
 _OF_DIRECTORY = ("worker_joined", "resumed", "started_fresh", "progress")
+_OF_STARTS = ("job_started", "rendezvous", "workers_started", "first_step", *_OF_DIRECTORY)
+_OF_ENDS = ("worker_died", "hang", "worker_failed", "workers_stopped", "workers_finished", "job_ended")
+ACCOUNTED = frozenset({*_OF_STARTS, *_OF_ENDS})
+"""The events by which time is accounted for."""
 
 
 def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) -> Launch:
-    """What the events of one agent, at least one of them, in the order of its clock, tell.
+    """The launch that the events of one agent describe: at least one, in the order of its clock.
 
     Of several checkpoint directories, the one of the greatest weight counts.
     """
@@ -143,24 +177,15 @@ def launch_of(events: Sequence[Event], weights: Mapping[str, tuple[bool, int]]) 
     there = {text(event, "directory") for event in events if event["event"] in _OF_DIRECTORY}
     directory = max(there, key=lambda name: (weights[name], name), default="")
     for event in events:
-        tell = _TOLD.get(event["event"])
-        if tell is not None and (event["event"] not in _OF_DIRECTORY or text(event, "directory") == directory):
-            tell(launch, event)
+        if event["event"] not in _OF_DIRECTORY or text(event, "directory") == directory:
+            _begin(launch, event)
+            _end(launch, event)
     return launch
 
 
 def _at(event: Event) -> int:
     at: float = event["monotonic"]
     return round(at * 1e9)
-
-
-def _job_started(launch: Launch, event: Event) -> None:
-    launch.host, launch.boot = text(event, "host"), text(event, "boot")
-    launch.run_id, launch.script = text(event, "run_id"), text(event, "script")
-
-
-def _job_ended(launch: Launch, event: Event) -> None:
-    launch.outcome = text(event, "outcome")
 
 
 def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
@@ -171,111 +196,80 @@ def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
     return launch.rounds[-1]
 
 
-def _rendezvous(launch: Launch, event: Event) -> None:
-    last = launch.rounds[-1]
-    one = _round_to_start(launch, _at(event), has_begun=last.met is not None)
-    one.met = _at(event)
-    launch.node = whole(event, "node", 0) if len(launch.rounds) == 1 else launch.node
+def _begin(launch: Launch, event: Event) -> None:
+    """Record an event of a launch, of the start of a round, or of its progress."""
+    last, at, rank = launch.rounds[-1], _at(event), whole(event, "local_rank", -1)
+    match event["event"]:
+        case "job_started":
+            launch.host, launch.boot = text(event, "host"), text(event, "boot")
+            launch.run_id, launch.script = text(event, "run_id"), text(event, "script")
+        case "rendezvous":
+            _round_to_start(launch, at, has_begun=last.met is not None).met = at
+            launch.node = whole(event, "node", 0) if len(launch.rounds) == 1 else launch.node
+        case "workers_started":
+            one = _round_to_start(launch, at, has_begun=last.started is not None)
+            one.started, one.pids = at, _pids(event)
+        case "worker_joined":
+            last.joined.setdefault(rank, at)
+            last.imported.setdefault(rank, min(nanoseconds(event, "imported") or at, at))
+        case "resumed" | "started_fresh":
+            seconds = max(0, nanoseconds(event, "seconds") or 0)
+            last.loads.setdefault(rank, Load(at, seconds, whole(event, "step", -1), text(event, "tier")))
+        case "progress":
+            _progress(last, event)
+        case "job_ended":
+            launch.outcome = text(event, "outcome")
 
 
-def _workers_started(launch: Launch, event: Event) -> None:
-    one = _round_to_start(launch, _at(event), has_begun=launch.rounds[-1].started is not None)
-    one.started = _at(event)
-    pids = event.get("pids")
-    for rank, pid in pids.items() if isinstance(pids, dict) else ():
-        if rank.isascii() and rank.isdigit() and len(rank) < 8 and type(pid) is int:
-            one.pids[int(rank)] = pid
+def _end(launch: Launch, event: Event) -> None:
+    """Record an event of the first step of a round, or of its end: the first end counts."""
+    one, at = launch.rounds[-1], _at(event)
+    match event["event"]:
+        case "first_step" if one.begin <= (first := nanoseconds(event, "at") or -1) <= at:
+            one.first.setdefault(whole(event, "local_rank", -1), first)
+        case "worker_died" if one.failure is None and not one.is_over:
+            code = event.get("exitcode")
+            one.failure = Failure(at, "died", whole(event, "rank", -1), code if type(code) is int else None)
+        case "hang" if one.failure is None and not one.is_over:
+            culprits = event.get("culprits")
+            culprit = culprits[0] if isinstance(culprits, list) and culprits else -1
+            silent = max(0, nanoseconds(event, "silent") or 0)
+            one.failure = Failure(at, "hung", culprit if type(culprit) is int else -1, None, silent)
+        case "worker_failed" if one.failure is not None and not one.is_over:
+            # Causes are looked for when all workers are stopped, not when the first death is seen.
+            if one.failure.rank == whole(event, "rank", -1):
+                one.failure = replace(one.failure, **vars(FailureCause.of(event)))
+        case "workers_stopped" if not one.is_over:
+            one.stopped = at
+        case "workers_finished" if not one.is_over:
+            one.finished = at
 
 
-def _worker_joined(launch: Launch, event: Event) -> None:
-    one, rank = launch.rounds[-1], whole(event, "local_rank", -1)
-    one.joined.setdefault(rank, _at(event))
-    one.imported.setdefault(rank, min(nanoseconds(event, "imported") or _at(event), _at(event)))
+def _pids(event: Event) -> dict[int, int]:
+    """The worker processes, by local rank."""
+    found = event.get("pids")
+    pids = found.items() if isinstance(found, dict) else ()
+    return {int(n): pid for n, pid in pids if n.isascii() and n.isdigit() and len(n) < 8 and type(pid) is int}
 
 
-def _loaded(launch: Launch, event: Event) -> None:
-    seconds = max(0, nanoseconds(event, "seconds") or 0)
-    load = Load(_at(event), seconds, whole(event, "step", -1), text(event, "tier"))
-    launch.rounds[-1].loads.setdefault(whole(event, "local_rank", -1), load)
-
-
-def _first_step(launch: Launch, event: Event) -> None:
-    one, at = launch.rounds[-1], nanoseconds(event, "at")
-    if at is not None and one.begin <= at <= _at(event):
-        one.first.setdefault(whole(event, "local_rank", -1), at)
-
-
-def _progress(launch: Launch, event: Event) -> None:
-    one = launch.rounds[-1]
-    said = [rank for rank in objects(event, "ranks") if _is_of(rank, one)]
-    if one.started is None or not said:
+def _progress(one: LaunchRound, event: Event) -> None:
+    reports = [rank for rank in objects(event, "ranks") if _is_of(rank, one)]
+    if one.started is None or not reports:
         return
-    at, far = _at(event), max(said, key=lambda rank: whole(rank, "steps", 0))
+    at, far = _at(event), max(reports, key=lambda rank: whole(rank, "steps", 0))
     steps = max(0, whole(far, "steps", 0))
     sample = Sample(
         at=at,
-        beat=max(min(nanoseconds(rank, "beat") or 0, at) for rank in said),
+        beat=max(min(nanoseconds(rank, "beat") or 0, at) for rank in reports),
         steps=steps,
         step=max(-1, whole(far, "step", -1)),
         named=min(steps, max(0, whole(far, "named", 0))),
         loaded=max(-1, whole(far, "loaded", -1)),
-        stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in said)),
+        stalled=max(0, *(nanoseconds(rank, "stalled") or 0 for rank in reports)),
     )
     one.samples.append(sample)
 
 
 def _is_of(rank: Event, one: LaunchRound) -> bool:
-    """Whether a worker of this round said it: until it says something, what the one before it said stands there."""
+    """Whether a worker of this round reported it: before its first report, its predecessor's is still there."""
     return one.started is not None and (nanoseconds(rank, "beat") or 0) >= one.begin
-
-
-def _worker_died(launch: Launch, event: Event) -> None:
-    one, code = launch.rounds[-1], event.get("exitcode")
-    if one.failure is None and not one.is_over:
-        one.failure = Failure(_at(event), "died", whole(event, "rank", -1), code if type(code) is int else None)
-
-
-def _hang(launch: Launch, event: Event) -> None:
-    one = launch.rounds[-1]
-    if one.failure is None and not one.is_over:
-        silent = max(0, nanoseconds(event, "silent") or 0)
-        culprits = event.get("culprits")
-        first = culprits[0] if isinstance(culprits, list) and culprits else -1
-        one.failure = Failure(_at(event), "hung", first if type(first) is int else -1, None, silent)
-
-
-def _worker_failed(launch: Launch, event: Event) -> None:
-    """Why: that is looked for when all are stopped, and not when the first death is seen."""
-    one = launch.rounds[-1]
-    if one.failure is not None and one.failure.rank == whole(event, "rank", -1) and not one.is_over:
-        one.failure = replace(one.failure, **vars(FailureCause.of(event)))
-
-
-def _workers_stopped(launch: Launch, event: Event) -> None:
-    if not launch.rounds[-1].is_over:
-        launch.rounds[-1].stopped = _at(event)
-
-
-def _workers_finished(launch: Launch, event: Event) -> None:
-    if not launch.rounds[-1].is_over:
-        launch.rounds[-1].finished = _at(event)
-
-
-_TOLD = {
-    "job_started": _job_started,
-    "rendezvous": _rendezvous,
-    "workers_started": _workers_started,
-    "worker_joined": _worker_joined,
-    "resumed": _loaded,
-    "started_fresh": _loaded,
-    "first_step": _first_step,
-    "progress": _progress,
-    "worker_died": _worker_died,
-    "hang": _hang,
-    "worker_failed": _worker_failed,
-    "workers_stopped": _workers_stopped,
-    "workers_finished": _workers_finished,
-    "job_ended": _job_ended,
-}
-ACCOUNTED = frozenset(_TOLD)
-"""The events by which time is accounted for."""

@@ -1,4 +1,4 @@
-"""What happened in all launches of a training: where its time went, each failure's timeline, its checkpoints."""
+"""Report on all launches of a job: where its time went, each failure's timeline, its checkpoints."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,10 +7,9 @@ from itertools import pairwise
 
 from fastckpt._core.report import goodput
 from fastckpt._core.report.events import Event, Log, launches, nanoseconds, text, whole
-from fastckpt._core.report.failure_causes import FailureCause
 from fastckpt._core.report.frequency import DecidedIntervals, decided
-from fastckpt._core.report.goodput import Span, Spent, Steps, trains_from
-from fastckpt._core.report.launches import Failure, Launch, LaunchRound, Sample, launch_of, weights
+from fastckpt._core.report.goodput import Spent, Steps, trains_from
+from fastckpt._core.report.launches import Failure, FailureCause, Launch, LaunchRound, Sample, launch_of, weights
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Placed:
 
     @property
     def end(self) -> int:
-        """When it said something last, since the epoch."""
+        """When it last logged an event, since the epoch."""
         return self.launch.end + self.offset
 
 
@@ -37,11 +36,11 @@ class Recovery(FailureCause):
     """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
 
     Attributes:
-        at: When it was noticed, since the epoch; of an agent, when it said something last.
+        at: When it was noticed, since the epoch; of an agent, when it last logged an event.
         kind: ``died``, ``hung``; ``agent`` if the agent itself died; ``elsewhere`` if the workers were stopped for the
             sake of another node.
         silent: How long a hang lasted before.
-        step: From which step and ``tier`` the workers went on; -1 for afresh.
+        step: From which step and ``tier`` the workers went on; -1 for a fresh start.
         load: How long the last rank's load took.
         repeated: Steps that had to be done once more.
     """
@@ -107,11 +106,11 @@ class Report:
     Attributes:
         nodes: The launches of each node, by its rank, in order.
         lost: Nanoseconds by cause, of all nodes; ``goodput.USEFUL`` is one of the causes.
-        steps: How far the training came.
+        steps: How far the job came.
         failures: By time.
         decisions: On how often to save, by time.
         superseded: By another job, by time.
-        unreadable: Lines of the logs that say nothing.
+        unreadable: Lines of the logs that are no events.
         events_lost: Events that an agent could not write.
     """
 
@@ -132,16 +131,16 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """The part of it that was useful; None if no worker told of any step."""
+        """The part of it that was useful; None if no worker reported a step."""
         return self.lost[goodput.USEFUL] / self.total if self.total and self.steps.new else None
 
 
 def report(logs: Iterable[Log]) -> Report:
     """The report on logs, oldest first: of several launches, of several nodes, torn or not to their end yet."""
     logs = list(logs)
-    told = [events for log in logs for events in launches(log)]
-    heavy = weights(told)
-    found = [launch_of(events, heavy) for events in told]
+    agents = [events for log in logs for events in launches(log)]
+    heavy = weights(agents)
+    found = [launch_of(events, heavy) for events in agents]
     offsets = dict[tuple[str, str], int]()
     chains = _chains(found, [_offset(launch, offsets) for launch in found])
     nodes, times, failures = dict[int, list[Placed]](), list[Mapping[str, int]](), list[Recovery]()
@@ -152,7 +151,7 @@ def report(logs: Iterable[Log]) -> Report:
         times += [placed.spent.by_cause() for placed in nodes[node]]
         times += [{goodput.DOWN: gap} for gap in _gaps(nodes[node])]
         failures += _recoveries(nodes[node])
-    told_of = (one for chain in nodes.values() for at in chain for one in decided(at.launch.events, at.offset))
+    decisions = (one for chain in nodes.values() for at in chain for one in decided(at.launch.events, at.offset))
     lost = sum(whole(event, "count", 0) for each in found for event in each.events if event["event"] == "events_lost")
     return Report(
         nodes,
@@ -160,7 +159,7 @@ def report(logs: Iterable[Log]) -> Report:
         max(progress.values(), key=lambda steps: steps.new, default=Steps()),
         sorted(failures, key=lambda failure: failure.at),
         _counts(nodes),
-        sorted(told_of, key=lambda one: one.at),
+        sorted(decisions, key=lambda one: one.at),
         sorted(_superseded(nodes), key=lambda one: one.at),
         sum(log.unreadable for log in logs),
         lost,
@@ -208,7 +207,7 @@ def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
 
 
 def _gaps(chain: list[Placed]) -> Iterator[int]:
-    """How long there was no agent, though training was not over."""
+    """How long there was no agent, though the job was not over."""
     for before, after in pairwise(chain):
         if before.launch.outcome != "succeeded":
             yield max(0, after.begin - before.end)
@@ -318,8 +317,3 @@ def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
 def _last_progress(placed: Placed) -> Iterable[Event]:
     """What was counted in a launch, for each checkpoint directory."""
     return {text(event, "directory"): event for event in placed.launch.events if event["event"] == "progress"}.values()
-
-
-def spans(chain: list[Placed]) -> Iterator[tuple[Placed, Span]]:
-    """All spans of a node's launches, in order."""
-    yield from ((placed, span) for placed in chain for span in placed.spent.spans)

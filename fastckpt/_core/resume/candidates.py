@@ -1,65 +1,35 @@
-"""What a rank could load: from memory, from storage, from a path that the user names."""
+"""Finds what a rank could load of a checkpoint directory, in all tiers."""
 
-import logging
 import os
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import Manifest, file_named
-from fastckpt._core.memory import slots
-from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
-from fastckpt._core.storage.local.stored import Stored, digest, ours, read_manifest
-from fastckpt._core.storage.share import Unfinished
-from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, normalised, open_store
-from fastckpt.errors import BadCheckpoint, FastckptError, PersistError
+from fastckpt._core.format.manifest import file_named
+from fastckpt._core.policy.resume import REMOTE, STORAGE, CheckpointLocation
+from fastckpt._core.resume.storage_tier import RemoteTier, StorageTier
+from fastckpt._core.resume.tiers import (
+    Candidate,
+    Candidates,
+    Listing,
+    MemoryTier,
+    MixedTier,
+    Rejected,
+    RejectionKind,
+)
+from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
+from fastckpt._core.storage.store import StoredCheckpoint, is_url, normalised
+from fastckpt.errors import BadCheckpoint
 
-logger = logging.getLogger("fastckpt")
-
-Files = dict[str, Path]
-OTHER_KIND = "is of another kind of checkpointer"
-"""What is said of such a checkpoint."""
 _STEP = re.compile("/checkpoint-[0-9]+(/|$)")
-
-
-class DurableCheckpoint(NamedTuple):
-    """A checkpoint in a store."""
-
-    storage: Store
-    stored: StoredCheckpoint
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A checkpoint that this rank could load.
-
-    Attributes:
-        files: Where its files are, by name.
-        details: What was kept with it.
-        check: Raises BadCheckpoint or OSError if the file of that name is not what was saved.
-        durable: The checkpoint on storage that the files are of; None for files in memory, or of something else.
-        names: What its directories on storage are called: one save may have been persisted under several names.
-    """
-
-    files: Files
-    details: dict[str, Any]
-    check: Callable[[str], None]
-    durable: DurableCheckpoint | None = None
-    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class RequiredFiles:
-    """What a rank needs of a checkpoint.
+    """The files that a rank needs of a checkpoint.
 
     Attributes:
         main: Name of the file that each checkpoint has.
@@ -72,16 +42,16 @@ class RequiredFiles:
     own: str
     shards: tuple[str, ...] = ()
 
-    def are_met(self, files: Files, place: RankInfo, world_size: int) -> bool:
-        """Whether this rank finds all that it can expect of a checkpoint of ``world_size`` ranks."""
-        return self.main in files and (self.own in files or place.rank >= world_size)
+    def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
+        """Whether this rank finds all that it can expect of a checkpoint of that many ranks."""
+        files = candidate.files
+        return self.main in files and (self.own in files or place.rank >= candidate.world_size)
 
-    def are_met_by_a_node(self, files: Files, place: RankInfo, details: Mapping[str, Any]) -> bool:
+    def are_in_memory(self, candidate: Candidate, place: RankInfo) -> bool:
         """Whether it does in the memory of a node, of those that saved it."""
-        world_size = details.get("world_size", 1)
-        alone = not self.shards or details.get("nodes", 1) == 1
-        shards = world_size == place.world_size and all(name in files for name in self.shards)
-        return self.are_met(files, place, world_size) and (alone or shards)
+        alone = not self.shards or candidate.details.get("nodes", 1) == 1
+        shards = candidate.world_size == place.world_size and all(name in candidate.files for name in self.shards)
+        return self.are_in(candidate, place) and (alone or shards)
 
 
 class CandidateFinder:
@@ -93,243 +63,148 @@ class CandidateFinder:
         digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
-        damaged: What lies on storage and is no whole checkpoint, and why.
-        quarantined: What was found bad by an earlier resume, and why.
-        other: Whole checkpoints of another kind.
-        partial: What memory holds that is not enough for this rank, and why.
-        unfinished: What several nodes were writing, newer than all that counts on storage; after `settle`.
+        has_far: Whether it takes a network and a client to see all that is durable.
     """
 
-    def __init__(self, link: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
-        self.damaged: list[tuple[Store, Path | str, str]] = []
-        self.quarantined: list[tuple[Path | str, str]] = []
-        self.other: list[Path | str] = []
-        self.partial: list[str] = []
-        self.unfinished: list[Unfinished] = []
-        self._gathering: list[Store] = []
+    def __init__(self, client: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
         self.directory = location
-        self._levels = {"storage": location} | ({"remote": link.wishes.remote} if link.wishes.remote else {})
-        self._link = link
-        self._needs = needs
-        self._digests = digests
-        self._staging = staging_path(link.arena)
-        self._stores = ExitStack()
-        self._names: defaultdict[SaveId, set[str]] = defaultdict(set)
+        self._client, self._needs, self._digests = client, needs, digests
+        self._memory = MemoryTier(client, needs.main, digests=digests)
+        self._durable = [StorageTier(STORAGE, location, client, digests=digests)]
+        if client.options.remote:
+            self._durable.append(RemoteTier(REMOTE, client.options.remote, client, digests=digests))
+        self._others: list[StorageTier] = []
+        self.has_far = any(tier.is_far for tier in self._durable)
 
-    @property
-    def has_far(self) -> bool:
-        """Whether it takes a network and a client to see all that is durable."""
-        return any(is_url(location) for location in self._levels.values())
+    def find(self, *, settle: bool = False) -> Listing:
+        """All checkpoints that hold what this rank needs. Those in memory stay until the client releases them.
 
-    def find(self) -> dict[CheckpointLocation, Candidate]:
-        """All checkpoints that hold what this rank needs. Those in memory stay until the link releases them."""
-        for found_before in (self.damaged, self.quarantined, self.other, self.partial, self._gathering):
-            found_before.clear()
-        here, stored = self._in_memory(), self._on_storage()
-        found = (
-            stored
-            | {candidate: offer for candidate, offer in here.items() if self._is_whole(offer)}
-            | {
-                candidate._replace(tier="mixed"): _joined(offer, stored[there])
-                for candidate, offer in here.items()
-                for tier in self._levels
-                if candidate.attempt and (there := candidate._replace(tier=tier, node=0)) in stored
-            }
-        )
-        lacking = here.keys() - found.keys() - {candidate._replace(tier="memory") for candidate in found}
-        self.partial += [f"{SaveId(*each.id)} in {each.where} (has not all of it)" for each in sorted(lacking)]
-        return found
-
-    def settle(self) -> bool:
-        """Publish what `find` saw that nodes have written whole and nobody has published; whether there was any.
-
-        The first rank calls it, when the agents of all nodes are there: none of an earlier launch writes any more.
+        Args:
+            settle: Whether what nodes have written whole, and nobody has published, is published: in the first rank.
         """
-        self.unfinished.clear()
+        here, listings = self._memory.list(), [tier.list() for tier in self._durable]
+        durable = [self._needed(listing) for listing in listings]
+        mixed = MixedTier(here.candidates, durable).list().candidates
+        candidates = {location: each for tier in durable for location, each in tier.items()}
+        candidates |= self._in_memory(here) | mixed
+        rejected = [each for listing in (here, *listings) for each in listing.rejected]
+        rejected += [
+            Rejected(RejectionKind.OTHER_KIND, each.record.path)
+            for listing in listings
+            for each in listing.candidates.values()
+            if self._needs.main not in each.files
+        ]
+        for location in sorted(here.candidates.keys() - candidates.keys()):
+            if location._replace(tier=MixedTier.name) not in mixed:
+                text = f"{SaveId(*location.id)} in {location.where}"
+                rejected.append(Rejected(RejectionKind.PARTIAL, text, "has not all of it"))
         published = False
-        for storage in self._gathering:
-            try:
-                settled = storage.settle()
-            except FastckptError as error:
-                logger.warning("what nodes have written in parts is not published: %s", error)
-                continue
-            self.unfinished += [each for each in settled if isinstance(each, Unfinished)]
-            for manifest in (each for each in settled if isinstance(each, Manifest)):
-                published = True
-                logger.warning("%s was on storage in parts, all of them; it is published now", manifest.id)
-        return published
+        for tier in self._durable if settle else ():
+            has_published, unfinished = tier.settle()
+            published |= has_published
+            rejected += unfinished
+        return Listing(candidates, rejected, published)
 
-    def near(self) -> tuple[dict[CheckpointLocation, Candidate], tuple[int, ...]]:
-        """Those of them in memory, and history and step of the newest durable checkpoint, if there is one."""
-        here = {candidate: offer for candidate, offer in self._in_memory().items() if self._is_whole(offer)}
-        return here, self._link.durable
+    def find_near(self) -> Listing:
+        """Those of them in memory."""
+        return Listing(self._in_memory(self._memory.list()))
 
     def held(self) -> dict[CheckpointLocation, bool]:
         """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
-        return {candidate: self._is_whole(offer) for candidate, offer in self._in_memory().items()}
+        place = self._client.place
+        listing = self._memory.list().candidates
+        return {location: self._needs.are_in_memory(each, place) for location, each in listing.items()}
 
     def at(self, path: str) -> tuple[SaveId | None, Candidate]:
-        """What lies at a path or URL: a checkpoint of ours, or files that something else wrote."""
+        """What is at a path or URL: a checkpoint of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
-        place = Path(normalised(path))
+        place, storage = Path(normalised(path)), self._durable[0]
         main = place / self._needs.main if place.is_dir() else place
-        for save, found in {} if is_url(self.directory) else self._durable(self.directory).items():
-            offer = self._offer(found)
-            if self._needs.main in offer.files and _is_file_of(found.stored, self._needs.main, main):
-                return save, offer
-        if record := self._record_of(main):
-            return record.id, self._offer(DurableCheckpoint(open_store(record.place.parent), record))
-        others = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
-        return None, Candidate({**others, self._needs.main: main}, {}, lambda name: None)
+        listing = Listing() if storage.is_far else storage.list()
+        for location, each in listing.candidates.items():
+            if self._needs.main in each.files and _is_file_of(each.record, self._needs.main, main):
+                return SaveId(*location.id), each
+        if record := self._record_of(main, listing):
+            return record.id, self._tier_of(str(record.place.parent)).candidate(record)
+        files = {found.name: found for found in place.iterdir()} if place.is_dir() else {}
+        return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
 
-    def _record_of(self, main: Path) -> Stored | None:
-        """What a manifest tells of a file that no checkpoint of this directory has: it must not be loaded unchecked.
+    def is_elsewhere(self, candidate: Candidate) -> bool:
+        """Whether what `at` found is of another checkpoint directory."""
+        place = str(candidate.record.place) if candidate.record else ""
+        return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
+
+    def reject(self, bad: list[tuple[Candidate, dict[str, str]]], damaged: list[Rejected], threads: int) -> None:
+        """Have what was found bad, or damaged, never offered again, and report it to the saver of each node.
+
+        Args:
+            bad: Candidates, and those of their files that some rank found bad.
+            damaged: What this rank saw to be damaged when it looked for checkpoints.
+            threads: How many files are checked at once.
+        """
+        for candidate, faults in bad:
+            candidate.tier.reject(candidate, faults, threads)
+        for each in damaged:
+            if each.tier is not None:
+                each.tier.quarantine(each.place, each.why)
+        memory, storage = self._memory.given_up, any(tier.has_quarantined for tier in self._durable)
+        if self._client.place.local_rank == 0 and (memory or storage):
+            self._client.report_bad([list(save) for save in memory], storage=storage)
+        memory.clear()
+        for tier in self._durable:
+            tier.has_quarantined = False
+
+    def close(self) -> None:
+        """Remove what was downloaded, once no local rank needs it any more, and disconnect."""
+        for tier in (*self._durable, *self._others):
+            tier.close()
+
+    def _in_memory(self, listing: Listing) -> Candidates:
+        place = self._client.place
+        return {at: each for at, each in listing.candidates.items() if self._needs.are_in_memory(each, place)}
+
+    def _needed(self, listing: Listing) -> Candidates:
+        place = self._client.place
+        return {at: each for at, each in listing.candidates.items() if self._needs.are_in(each, place)}
+
+    def _tier_of(self, location: str) -> StorageTier:
+        """That of another checkpoint directory."""
+        self._others.append(StorageTier(STORAGE, location, self._client, digests=self._digests))
+        return self._others[-1]
+
+    def _record_of(self, main: Path, listing: Listing) -> Stored | None:
+        """The manifest of a file that no checkpoint of this directory has: it must not be loaded unchecked.
 
         Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
         """
         beside = read_manifest(main.parent)
         if main.name == self._needs.main and beside:
             return Stored(beside, main.parent, None)
-        bad = [(where, why) for _, where, why in self.damaged] + self.quarantined
         records = []
-        for where, why in bad:
-            if str(where) == str(main):
-                raise BadCheckpoint(why)
-            manifest = None if isinstance(where, str) else ours(where)
+        for bad in listing.rejected:
+            if str(bad.place) == str(main):
+                raise BadCheckpoint(bad.why)
+            manifest = ours(bad.place) if isinstance(bad.place, Path) else None
             named = file_named(manifest.target) if manifest else ""
             if manifest and named and os.path.realpath(Path(self.directory, named)) == str(main):
-                records.append(Stored(manifest, Path(where), main))
+                records.append(Stored(manifest, Path(str(bad.place)), main))
         return max(records, key=lambda record: record.id, default=None)
 
     def _at_url(self, url: str) -> tuple[SaveId, Candidate]:
-        """The newest checkpoint that lies at a URL, below it, or whose model was copied there."""
-        outside = _STEP.search(url) and not url.startswith(f"{self.directory}/")
-        root = url[: _STEP.search(url).start()] if outside else self.directory  # type: ignore[union-attr]
-        for save, found in self._durable(root).items() if is_url(root) else ():
-            if any(f"{where}/".startswith(f"{url}/") for where in (found.stored.place, found.stored.path)):
-                return save, self._offer(found)
+        """The newest checkpoint that is at a URL, below it, or whose model was copied there."""
+        match = _STEP.search(url)
+        outside = match is not None and not url.startswith(f"{self.directory}/")
+        root = url[: match.start()] if match and outside else self.directory
+        tier = self._tier_of(root) if outside else self._durable[0]
+        for location, each in tier.list().candidates.items() if is_url(root) else ():
+            if any(f"{where}/".startswith(f"{url}/") for where in (each.record.place, each.record.path)):
+                return SaveId(*location.id), each
         raise BadCheckpoint(f"{url} is no checkpoint of ours in {root}")
-
-    def is_elsewhere(self, offer: Candidate) -> bool:
-        """Whether what `at` found is of another checkpoint directory."""
-        place = str(offer.durable.stored.place) if offer.durable else ""
-        return not any(place.startswith(f"{location}/") for location in self._levels.values())
-
-    def drop(self, candidate: CheckpointLocation) -> None:
-        """Remove what was downloaded of a checkpoint that some rank cannot use: the next one needs the room."""
-        tier = "storage" if candidate.tier == "mixed" else candidate.tier
-        if self._link.place.local_rank == 0 and is_url(self._levels.get(tier, "")):
-            remove_staging(self._staging / _folder(candidate.id))
-
-    def close(self) -> None:
-        """Remove what was downloaded, once no local rank needs it any more, and hang up."""
-        if self._link.place.local_rank == 0:
-            remove_staging(self._staging)
-        self._stores.close()
-
-    def _in_memory(self) -> dict[CheckpointLocation, Candidate]:
-        """What is committed on this node, be it enough for this rank or not."""
-        offers, place = {}, self._link.place
-        for slot in self._link.pin():
-            records = slots.read(slot)
-            if records.committed is None:
-                continue
-            attempt = _attempt(records.details)
-            if place.group_world_size > 1 and not attempt:
-                self.partial.append(f"{records.committed} in {slot} (the other nodes may have another of this step)")
-                continue
-            files = {name: slot / name for name in records.files}
-            if self._needs.main not in files:
-                self.other.append(slot)
-            compare = self._digests and slot not in self._link.verified
-            check = partial(_check_image, slot, records.files, records.digests if compare else {})
-            candidate = CheckpointLocation(*records.committed, "memory", place.group_rank, attempt)
-            offers[candidate] = Candidate(files, records.details, check)
-        return offers
-
-    def _is_whole(self, offer: Candidate) -> bool:
-        return self._needs.are_met_by_a_node(offer.files, self._link.place, offer.details)
-
-    def _on_storage(self) -> dict[CheckpointLocation, Candidate]:
-        offers = {}
-        for tier, location in self._levels.items():
-            for save, found in self._durable_if_reachable(tier, location).items():
-                offer = self._offer(found)
-                if self._needs.are_met(offer.files, self._link.place, found.stored.manifest.world_size):
-                    offers[CheckpointLocation(*save, tier, 0, _attempt(offer.details))] = offer
-                elif self._needs.main not in offer.files:
-                    self.other.append(found.stored.path)
-        return offers
-
-    def _durable_if_reachable(self, tier: str, location: str) -> dict[SaveId, DurableCheckpoint]:
-        """What is whole; a second level that does not answer is something that exists, and holds up nobody."""
-        try:
-            return self._durable(location)
-        except PersistError as error:
-            if tier == "storage":
-                raise
-            logger.warning("%s is passed over: %s", location, error)
-            self.quarantined.append((location, str(error)))
-            return {}
-
-    def _durable(self, location: str) -> dict[SaveId, DurableCheckpoint]:
-        """What is whole there, by what was saved."""
-        storage = self._open(open_store(location))
-        scan = storage.scan()
-        self.damaged += [(storage, where, why) for where, why in scan.damaged]
-        self.quarantined += scan.quarantined
-        for stored in scan.places:
-            self._names[stored.id].add(str(stored.place).rpartition("/")[2])
-        newest = max((stored.id for stored in scan.whole), default=None)
-        if any(newest is None or id > newest for id in scan.gathered):
-            self._gathering.append(storage)
-        return {stored.id: DurableCheckpoint(storage, stored) for stored in scan.distinct}
-
-    def _open(self, storage: Store) -> Store:
-        self._stores.callback(storage.close)
-        return storage
-
-    def _offer(self, found: DurableCheckpoint) -> Candidate:
-        storage, stored = found
-        into = self._staging / _folder(stored.id)
-        files = {entry.name: storage.file(stored, entry.name, into) for entry in stored.manifest.files}
-        names = frozenset(self._names[stored.id])
-        return Candidate(files, dict(stored.manifest.details), partial(self._check_stored, found, into), found, names)
-
-    def _check_stored(self, found: DurableCheckpoint, into: Path, name: str) -> None:
-        if is_url(str(found.storage.path)):
-            make_staging(self._staging)
-        found.storage.fetch(found.stored, [name], into, digests=self._digests)
 
 
 def _is_file_of(stored: StoredCheckpoint, name: str, path: Path) -> bool:
-    """Whether a file is this checkpoint's, at its place or at the path that its user named."""
+    """Whether a file is this checkpoint's, in its place or at the path that its user named."""
     assert isinstance(stored, Stored)
     named = stored.target is not None and os.path.realpath(stored.target) == str(path)
     return os.path.realpath(stored.path_of(name)) == str(path) or (named and stored.owns_target())
-
-
-def _joined(here: Candidate, stored: Candidate) -> Candidate:
-    """One save, with each file from memory that is there, and the others from storage."""
-
-    def check(name: str) -> None:
-        (here if name in here.files else stored).check(name)
-
-    return Candidate(stored.files | here.files, here.details, check)
-
-
-def _attempt(details: Mapping[str, Any]) -> str:
-    return str(details.get("attempt", ""))
-
-
-def _folder(id: tuple[int, int]) -> str:
-    return "{}-{}".format(*id)
-
-
-def _check_image(slot: Path, sizes: dict[str, int], digests: dict[str, str], name: str) -> None:
-    path = slot / name
-    if damage := slots.damage(slot, {name: sizes[name]}):
-        raise BadCheckpoint(damage)
-    if name in digests and (now := digest(path)) != digests[name]:
-        raise BadCheckpoint(f"{path} is damaged: its xxh3-128 is {now}; it was {digests[name]} once it was committed")

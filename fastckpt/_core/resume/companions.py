@@ -1,4 +1,4 @@
-"""Several checkpointers of one job, such as an actor's and a critic's: they go on from the same step.
+"""Resumes of several checkpointers of one job, such as an actor's and a critic's, from the same step.
 
 Each save names the directories whose checkpointers were in step with it, and which history they wrote. A load passes
 over what these do not have: a kill between the saves of two must not bring them back from unlike steps.
@@ -16,7 +16,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path, slots_of
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.candidates import Candidate
+from fastckpt._core.resume.tiers import Candidate
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import FastckptError
 
@@ -46,12 +46,12 @@ class Pairing:
         self._loaded, self._shm_dir, self._group_rank = loaded, shm_dir, group_rank
         self._known: dict[str, frozenset[SaveId]] = {}
 
-    def accepts(self, candidate: CheckpointLocation, offer: Candidate) -> bool:
+    def accepts(self, location: CheckpointLocation, candidate: Candidate) -> bool:
         """Whether all that were saved in step with a checkpoint have that step, too."""
-        step = candidate.step
-        lacking = [each for each, h in beside(offer.details).items() if not self._has(each, SaveId(h, step))]
+        step = location.step
+        lacking = [each for each, h in beside(candidate.details).items() if not self._has(each, SaveId(h, step))]
         if lacking:
-            self.refused[SaveId(*candidate.id)] = lacking
+            self.refused[SaveId(*location.id)] = lacking
         return not lacking
 
     def report(self, chosen: SaveId, directory: str) -> None:
@@ -59,8 +59,11 @@ class Pairing:
         for save in sorted(save for save in self.refused if save > chosen):
             logger.warning(
                 "%s of %s is passed over for step %d: %s, which was saved in step with it, does not have that step",
-                save, directory, chosen.step, ", ".join(self.refused[save]),
-            )  # fmt: skip
+                save,
+                directory,
+                chosen.step,
+                ", ".join(self.refused[save]),
+            )
 
     def _has(self, directory: str, save: SaveId) -> bool:
         if directory in self._loaded:
@@ -71,7 +74,7 @@ class Pairing:
         return save in held or not held  # it may have been removed, or given up
 
     def _held(self, directory: str) -> frozenset[SaveId]:
-        """What lies in another directory, and in memory of it on this node; nothing if it does not answer."""
+        """What another directory holds, and the memory of it on this node; nothing if it does not answer."""
         if not (is_url(directory) or Path(directory).is_dir()):
             return frozenset()
         try:
@@ -87,8 +90,8 @@ class Pairing:
 
 def beside(details: Mapping[str, Any]) -> dict[str, int]:
     """The directories that were saved in step with a checkpoint, and their histories."""
-    said = details.get(BESIDE)
-    return {name: h for name, h in said.items() if type(h) is int} if isinstance(said, dict) else {}
+    found = details.get(BESIDE)
+    return {name: h for name, h in found.items() if type(h) is int} if isinstance(found, dict) else {}
 
 
 class Member:
@@ -97,7 +100,7 @@ class Member:
     Args:
         directory: Its checkpoint directory.
         rank: The rank that it is of; those of other ranks are no companions.
-        history: Tells which history it writes.
+        history: Gives the history that it writes.
 
     Attributes:
         recent: The last two steps that it saved, or loaded; None for nothing.
@@ -137,11 +140,14 @@ class Member:
                     "%s goes on from %s, but %s, which was saved in step with it, from %s: no step is left that both "
                     "can load. Use one checkpointer for both; for now, give both resume_path of one step, if there is "
                     "one.",
-                    self.directory, _at(save), other.directory, _at(other.loaded),
-                )  # fmt: skip
+                    self.directory,
+                    _at(save),
+                    other.directory,
+                    _at(other.loaded),
+                )
 
     def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
-        """What its next load is held to."""
+        """The constraints of its next load."""
         return Pairing({each.directory: each.loaded for each in self._others if each.has_loaded}, shm_dir, group_rank)
 
     def leave(self) -> None:

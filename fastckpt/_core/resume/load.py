@@ -1,14 +1,36 @@
-"""Loads a checkpoint's file with torch's own loader, into memory that belongs to the caller alone."""
+"""Loads a file of a checkpoint with torch's own loader, into memory that belongs to the caller alone."""
 
 import pickle
 import re
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
 from fastckpt._core.transfer.host_copy import Copy, HostCopy
-from fastckpt.errors import BadCheckpoint
+from fastckpt.errors import BadCheckpoint, NoRankState
+
+LOAD_ERRORS = (
+    BadCheckpoint,
+    OSError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    EOFError,
+    ArithmeticError,
+    AssertionError,
+    BufferError,
+    ImportError,
+    MemoryError,
+    struct.error,
+    pickle.UnpicklingError,
+)
+"""Errors that torch.load can raise for a damaged file."""
 
 
 def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
@@ -51,3 +73,30 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
     finally:
         filler.close()
     return state
+
+
+class RankState(dict[str, Any]):
+    """The state that a rank saved for itself; its KeyError says what belongs elsewhere.
+
+    Args:
+        state: What this rank saved; empty if it was no rank of the job that saved.
+        rank: This rank.
+        step: What was loaded.
+    """
+
+    def __init__(self, state: Mapping[str, Any], rank: int, step: int) -> None:
+        super().__init__(state)
+        self._rank, self._step = rank, step
+
+    def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()], None, None, Iterator[tuple[str, Any]]]:
+        """As an OrderedDict: what a user saves in a file of their own is to load with ``weights_only=True``."""
+        return OrderedDict, (), None, None, iter(self.items())
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raise NoRankState."""
+        there = ", ".join(map(repr, self)) or "nothing"
+        raise NoRankState(
+            f"rank_state has no {name!r}: of step {self._step} rank {self._rank} has {there}. What a job with another "
+            "number of ranks needs, such as the position of a ResumableDataLoader, belongs into the common state: "
+            f"save_checkpoint(step, {{..., {name!r}: loader.state_dict()}}), and load_checkpoint()[{name!r}]"
+        )

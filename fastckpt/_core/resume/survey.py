@@ -1,17 +1,33 @@
-"""What all ranks of a job see when they look for a checkpoint to resume."""
+"""Surveys what all ranks of a job see when they look for a checkpoint to resume, and chooses from that."""
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.client.save_results import TO_DISK
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.resume import CheckpointLocation, choose
-from fastckpt._core.resume.candidates import OTHER_KIND, Candidate, CandidateFinder
-from fastckpt._core.resume.memory_of_other_ranks import held_elsewhere
-from fastckpt.errors import FastckptError, NoLoadableCheckpoint
+from fastckpt._core.resume.candidates import CandidateFinder
+from fastckpt._core.resume.tiers import Candidate, Listing, Rejected, RejectionKind
+from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
+
+LIMIT = 45.0
+"""Seconds for which a checkpoint that cannot be read is tried again; one that takes longer to say so is tried once."""
+PAUSE = 3.0
+"""Seconds between two attempts."""
+DEADLINE = 600.0
+"""Seconds that storage may take to have what all nodes have in memory."""
+GIVEN_UP = "given up"
+LONGEST_PAUSE = 0.5
+"""Seconds between two looks at what is durable."""
 
 Wanted = Callable[[CheckpointLocation, Candidate], bool]
 """Whether a checkpoint may be the one to resume."""
@@ -22,75 +38,181 @@ class Survey:
     """What the ranks see.
 
     Attributes:
-        offers: What this rank could load.
-        has: What each rank could.
+        own: What this rank found.
+        has: What each rank could load.
         nodes: On which node each rank is.
-        others: What else exists, in words.
+        unfinished: What nodes were writing, newer than all that counts on storage; the first rank knows of it.
+        unsearched: Why the checkpoint directory could not be searched; empty if it could.
     """
 
-    offers: dict[CheckpointLocation, Candidate]
+    own: Listing
     has: list[set[CheckpointLocation]]
     nodes: list[int]
-    others: list[str]
+    unfinished: Sequence[Rejected] = ()
+    unsearched: str = ""
 
 
-def near(offers: CandidateFinder, link: SaverClient, agreement: Agreement, wanted: Wanted) -> Survey:
+def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
     """What memory holds, and is as new as all that is durable: storage is not needed."""
-    found, durable = dict[CheckpointLocation, Candidate](), tuple[int, ...]()
+    own, durable = Listing(), tuple[int, ...]()
     try:
-        found, durable = offers.near()
+        own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
         logger.debug("what is in memory is looked for again: %s", failure)
-    said = {"has": _of(found, wanted), "node": link.place.group_rank, "durable": durable}
-    reports = agreement.gather(said)
-    least = max(tuple(report["durable"]) for report in reports)
-    has = [{c for entry in report["has"] if (c := CheckpointLocation(*entry)).id >= least} for report in reports]
-    return Survey(found, has, [report["node"] for report in reports], [])
+    reports = ranks.gather([_wanted(own, wanted), client.place.group_rank, durable])
+    least = max(tuple(durable) for *_, durable in reports)
+    has = [{at for each in found if (at := CheckpointLocation(*each)).id >= least} for found, *_ in reports]
+    return Survey(own, has, [node for _, node, _ in reports])
 
 
-def everywhere(
-    offers: CandidateFinder, link: SaverClient, agreement: Agreement, wanted: Wanted, *, settle: bool = True
-) -> Survey:
-    """What there is, in memory and on storage; what nodes have written there whole is first published, if need be.
+def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
+    """What all tiers hold; what nodes have written there whole is first published, if need be.
 
     Raises NoLoadableCheckpoint if some rank cannot look for it, unless memory holds what is as new.
     """
-    found, error = dict[CheckpointLocation, Candidate](), ""
-    try:
-        found = offers.find()
-    except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
-        error = f"{type(failure).__name__}: {failure}"
-    bad = [f"{path}: {why}" for _, path, why in offers.damaged]
-    bad += [f"{path}, set aside before: {why}" for path, why in offers.quarantined]
-    bad += link.lost + offers.partial
-    if link.place.local_rank == 0:
-        bad += held_elsewhere(link.arena, offers.directory)
-    bad += [f"{path} {OTHER_KIND}" for path in offers.other]
-    published = settle and link.place.rank == 0 and offers.settle()
-    said = {"has": _of(found, wanted), "node": link.place.group_rank, "bad": bad, "error": error}
-    reports = agreement.gather(said | {"published": published})
-    if any(report["published"] for report in reports):
-        return everywhere(offers, link, agreement, wanted, settle=False)  # now all can see it
-    if errors := [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if report["error"]]:
-        text = f"{offers.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
-        in_memory = near(offers, link, agreement, wanted)
+    unfinished: list[Rejected] = []
+    for settle in (client.place.rank == 0, False):
+        own, error = Listing(), ""
+        try:
+            own = finder.find(settle=settle)
+        except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
+            error = f"{type(failure).__name__}: {failure}"
+        unfinished += own.of(RejectionKind.UNFINISHED)
+        reports = ranks.gather([_wanted(own, wanted), client.place.group_rank, error, own.published])
+        if not any(published for *_, published in reports):
+            break  # else all can see it now
+    if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(reports) if error]:
+        text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
+        in_memory = near(finder, client, ranks, wanted)
         if choose(in_memory.has, ()) is None:
             raise NoLoadableCheckpoint(text)
         logger.warning("%s. What memory holds is newer, or as new.", text)
-        return replace(in_memory, others=[text])
-    has = [{CheckpointLocation(*entry) for entry in report["has"]} for report in reports]
-    others = _not_for_all(has) + sorted({text for report in reports for text in report["bad"]})
-    return Survey(found, has, [report["node"] for report in reports], others)
+        return replace(in_memory, unsearched=text)
+    has = [{CheckpointLocation(*each) for each in found} for found, *_ in reports]
+    return Survey(own, has, [node for _, node, *_ in reports], unfinished)
 
 
-def _of(offers: Mapping[CheckpointLocation, Candidate], wanted: Wanted) -> list[CheckpointLocation]:
-    return [candidate for candidate, offer in offers.items() if wanted(candidate, offer)]
+def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreement) -> list[str]:
+    """What exists and is no candidate for all ranks, in words; all ranks call it when nothing could be resumed."""
+    own = [str(each) for each in survey.own.rejected if each.kind is not RejectionKind.UNFINISHED] + client.lost
+    if client.place.local_rank == 0:
+        own += held_elsewhere(client.arena, directory)
+    found = [survey.unsearched] if survey.unsearched else []
+    for each in sorted({location for report in survey.has for location in report}):
+        lacking = [rank for rank, report in enumerate(survey.has) if each not in report]
+        if lacking:
+            found.append(f"step {each.step} in {each.where} (not there for ranks {lacking})")
+    return found + sorted({text for report in ranks.gather(own) for text in report})
 
 
-def _not_for_all(has: list[set[CheckpointLocation]]) -> list[str]:
-    everywhere = set[CheckpointLocation].intersection(*has)
-    found = []
-    for candidate in sorted(set[CheckpointLocation].union(*has) - everywhere):
-        lacking = [rank for rank, report in enumerate(has) if candidate not in report]
-        found.append(f"step {candidate.step} in {candidate.where} (not there for ranks {lacking})")
-    return found
+def _wanted(own: Listing, wanted: Wanted) -> list[CheckpointLocation]:
+    return [location for location, candidate in own.candidates.items() if wanted(location, candidate)]
+
+
+def held_elsewhere(arena: Path, directory: str) -> list[str]:
+    """Checkpoints in memory that this node, or another of this host that is no more, had when its rank was another.
+
+    Args:
+        arena: Where this node has its memory now.
+        directory: The checkpoint directory.
+    """
+    with suppress(OSError):
+        entries = {entry.path: entry for entry in census(arena.parent) if entry.directory == directory}
+        if (ours := entries.pop(arena, None)) is not None:
+            theirs = [each for each in entries.values() if each.claim.is_of(ours.claim.seen, ours.claim.inode)]
+            return [
+                f"{each.newest} in {each.path} (in memory of this host, which was another node's)"
+                for each in theirs
+                if each.newest and (each.state is ArenaState.LEFT_BEHIND or each.owner == ours.owner)
+            ]
+    return []
+
+
+def is_unreadable(faults: Collection[str]) -> bool:
+    """Whether all of what was found wrong is that a store, or room for a download, was not to be had."""
+    return bool(faults) and all(why.startswith(PersistError.__name__) for why in faults)
+
+
+class Chooser:
+    """Chooses the next checkpoint to try, as `policy.resume.choose`; equal in all ranks.
+
+    Before an older checkpoint is chosen than one that is whole and cannot be read now, that is tried again for a while.
+
+    Attributes:
+        excluded: What some rank has tried and found bad.
+    """
+
+    def __init__(self, ranks: Agreement, rank: int) -> None:
+        self.excluded: set[CheckpointLocation] = set()
+        self._ranks, self._rank = ranks, rank
+        self._unreadable: dict[CheckpointLocation, str] = {}
+        self._end: float | None = None
+
+    def exclude(self, location: CheckpointLocation, unreadable: str = "") -> None:
+        """Do not choose this one, as it is bad; or ``unreadable`` now, for the reason given."""
+        self.excluded.add(location)
+        if unreadable:
+            self._unreadable[location] = unreadable
+        if unreadable and self._end is None:
+            self._end = time.monotonic() + LIMIT
+            if self._rank == 0:
+                logger.warning("%s. It is tried again for up to %.0f s", unreadable, LIMIT)
+
+    def choose(self, has: Sequence[Collection[CheckpointLocation]]) -> tuple[CheckpointLocation, ...] | None:
+        """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
+
+        Raises NoLoadableCheckpoint once a newer one was unreadable for long enough.
+        """
+        while self._has_newer(choices := choose(has, self.excluded)):
+            self._wait()
+            self.excluded -= self._unreadable.keys()
+            self._unreadable.clear()
+        return choices
+
+    def _has_newer(self, choices: Sequence[CheckpointLocation] | None) -> bool:
+        newest = max((location.id for location in self._unreadable), default=None)
+        return newest is not None and (choices is None or choices[0].id < newest)
+
+    def _wait(self) -> None:
+        assert self._end is not None
+        if any(self._ranks.gather(time.monotonic() + PAUSE > self._end)):
+            raise NoLoadableCheckpoint(
+                f"{'; '.join(self._unreadable.values())}. No older checkpoint is loaded in its place: all that is saved"
+                " from then on would outrank this one. Start the job again when it can be read; or load another one by"
+                " its path; or, to give this one up for good, remove it."
+            )
+        time.sleep(PAUSE)
+
+
+def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreement) -> None:
+    """Return when storage has the newest save of which each node has its part, unless memory is enough for all ranks.
+
+    A node flushes the newest that it has by itself, which may be newer than what the others have, or not done yet.
+    Nothing is waited for while storage is in trouble.
+    """
+    held = [[*location.id, location.attempt, is_enough] for location, is_enough in finder.held().items()]
+    reports = ranks.gather([held, client.durable])
+    common = set.intersection(*({tuple(save[:3]) for save in report} for report, _ in reports))
+    newest, durable = max(common, default=None), max(tuple(each) for _, each in reports)
+    if newest is None or newest[:2] <= durable or all([*newest, True] in report for report, _ in reports):
+        return
+    save = SaveId(*newest[:2])
+    if client.place.local_rank == 0:
+        logger.info("%s is in the memory of all nodes, and joined on storage", save)
+        with suppress(FastckptError):
+            client.committed(save, TO_DISK)
+    end, pause = time.monotonic() + DEADLINE, 0.02
+    while any(states := ranks.gather(_missing(save, client, end))) and GIVEN_UP not in states:
+        time.sleep(pause)
+        pause = min(1.5 * pause, LONGEST_PAUSE)
+
+
+def _missing(save: SaveId, client: SaverClient, end: float) -> str:
+    """Empty once the save is durable, as far as this node knows."""
+    try:
+        status = client.status()
+    except FastckptError:
+        return GIVEN_UP
+    if tuple(status.newest) >= save:
+        return ""
+    return GIVEN_UP if status.trouble or time.monotonic() > end else "not yet"

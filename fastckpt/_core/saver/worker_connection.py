@@ -11,7 +11,7 @@ from fastckpt._core import metrics
 from fastckpt._core.ipc import messages as m
 from fastckpt._core.ipc.channel import pack, receive
 from fastckpt._core.saver.coordinator import Coordinator
-from fastckpt._core.saver.worker_events import joined, told
+from fastckpt._core.saver.worker_events import joined, record
 from fastckpt.errors import FastckptError, ProtocolError
 
 logger = logging.getLogger("fastckpt")
@@ -114,7 +114,7 @@ class WorkerConnection:
             case m.Resumed():
                 keeper.readers.resumed(message)
             case m.Loaded() | m.Decided():
-                told(self._hello, message)
+                record(self._hello, message)
             case m.Goodbye():
                 keeper.leave(self._rank, message)
             case _:

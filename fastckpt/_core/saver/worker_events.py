@@ -1,4 +1,4 @@
-"""What workers tell of themselves, as events: who has joined, what each has resumed, how often they save."""
+"""Events of workers: each that joins, what it resumed from, how often the job saves."""
 
 from fastckpt._core import metrics
 from fastckpt._core.ipc.messages import Decided, Hello, Loaded
@@ -17,12 +17,11 @@ def joined(hello: Hello, pid: int) -> None:
     )
 
 
-def told(hello: Hello, message: Loaded | Decided) -> None:
+def record(hello: Hello, message: Loaded | Decided) -> None:
     """A worker has its state, or knows that there is none; or the ranks have decided how often to save."""
-    _loaded(hello, message) if isinstance(message, Loaded) else _decided(hello, message)
-
-
-def _loaded(hello: Hello, message: Loaded) -> None:
+    if isinstance(message, Decided):
+        metrics.event("frequency", directory=hello.directory, **vars(message))
+        return
     directory, rank, local_rank, seconds = hello.directory, hello.rank, hello.local_rank, message.seconds
     if not message.tier:
         metrics.event("started_fresh", directory=directory, rank=rank, local_rank=local_rank, seconds=seconds)
@@ -37,18 +36,4 @@ def _loaded(hello: Hello, message: Loaded) -> None:
         history=history,
         tier=message.tier,
         seconds=seconds,
-    )
-
-
-def _decided(hello: Hello, message: Decided) -> None:
-    metrics.event(
-        "frequency",
-        directory=hello.directory,
-        step=message.step,
-        memory=message.memory,
-        storage=message.storage,
-        overhead=message.overhead,
-        bound=message.bound,
-        changed=message.changed,
-        why=message.why,
     )

@@ -1,1 +1,1 @@
-"""Runs in: worker. When to save: measurements of a running job, and the intervals that follow from them."""
+"""Runs in: worker. The schedule of saves: measurements of a running job, and the intervals that follow from them."""

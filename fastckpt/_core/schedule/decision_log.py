@@ -1,4 +1,4 @@
-"""What rank 0 tells its agent of how often to save: each decision alike on all ranks once, and why."""
+"""Reports of rank 0 to its agent on how often the job saves: each decision of all ranks once, and why."""
 
 import time
 from math import isfinite
@@ -8,14 +8,14 @@ from fastckpt._core.ipc.messages import Decided
 from fastckpt._core.policy.frequency.tuning import Decision
 
 PAUSE, RARELY = 1.0, 0.01
-"""Seconds, and part of its age, that a job says nothing of intervals that stay as they are: a log stays small."""
+"""Seconds, and part of its age, for which a job does not report unchanged intervals again: logs stay small."""
 
 
 class DecisionLog:
-    """Tells them; never waits for an answer, and raises nothing if nobody is there to be told.
+    """Reports decisions; never waits for an answer, and raises nothing if the saver is gone.
 
     Args:
-        link: The saver is told by rank 0 alone, so that the logs of several nodes together have each decision once.
+        link: Rank 0 alone reports, so that the logs of several nodes together have each decision once.
         bound: The part of training time that checkpoints may cost; None if the intervals do not depend on it.
     """
 
@@ -23,21 +23,21 @@ class DecisionLog:
         self._link = link if link.place.rank == 0 else None
         self._bound = bound
         self._last: Decision | None = None
-        self._begun = self._told = time.monotonic()
+        self._begun = self._reported = time.monotonic()
 
     def profiling(self, step: int, why: str) -> None:
         """It is measured first what checkpoints cost, from this step on: no intervals are in force."""
         if self._link is not None:
             self._link.tell_decided(Decided(step, None, None, None, self._bound, False, why))
 
-    def tell(self, decision: Decision | None) -> None:
-        """Tell the last decision, unless it was told; of those that change nothing some are left out."""
+    def report(self, decision: Decision | None) -> None:
+        """Report the last decision, unless it was; of those that change nothing some are left out."""
         if self._link is None or decision is None or decision is self._last:
             return
         first, self._last, now = self._last is None, decision, time.monotonic()
-        if not decision.changed and now - self._told < max(PAUSE, RARELY * (now - self._begun)):
+        if not decision.changed and now - self._reported < max(PAUSE, RARELY * (now - self._begun)):
             return
-        self._told = now
+        self._reported = now
         intervals = decision.intervals
         overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
         self._link.tell_decided(

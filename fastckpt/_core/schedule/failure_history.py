@@ -1,4 +1,4 @@
-"""How long a training was observed, through all its resumes, and how often it failed."""
+"""The time that a job was observed, through all its resumes, and its failures."""
 
 import time
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from fastckpt._core.policy.frequency.failures import mean_time_between
 
 
 class FailureHistory:
-    """Of this process, and of those before it that are told of by the checkpoint from which it goes on.
+    """Failures of this process, and of those before it, as the checkpoint has them from which it goes on.
 
     Restarts that follow each other without a save in between count, too: the launcher counts them.
 
@@ -26,7 +26,7 @@ class FailureHistory:
 
     @property
     def mean_time_between_failures(self) -> float | None:
-        """Seconds, as told by the checkpoint, and so alike on all ranks; None if nothing has failed."""
+        """Seconds, from the checkpoint, and so alike on all ranks; None if nothing has failed."""
         return mean_time_between(self.failures, self._before)
 
     def state(self) -> list[Any]:

@@ -7,6 +7,7 @@ import torch
 
 from fastckpt._core.data.protocol import DataState, data_state
 from fastckpt._core.schedule.profiler import Due
+from fastckpt._core.torch_private.tensors import untraced
 
 
 class MicroBatches:
@@ -64,8 +65,6 @@ class MicroBatches:
         if self._most > 1:
             self._whole = step, data_state(self._data)
 
+    @untraced
     def _updates(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         self._updated = True
-
-    # As torch.compiler.disable would, without importing the compiler: a compiled step calls it as it is.
-    _updates._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,12 +1,13 @@
 """One persist at a time: one that is due while another is under way is put off, on all ranks alike."""
 
-from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.policy.frequency.intervals import Intervals
+from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 
 class PersistGate:
-    """Says which persists may begin, so that a job that loses its memory goes back by one of them at most.
+    """Decides which persists may begin, so that a job that loses its memory goes back by one of them at most.
 
     After "at most one checkpoint" of CheckFreq (Mohan et al., FAST'21), where the snapshot waits, and
     training with it; here the snapshot is made, and a later one is persisted in its place.
@@ -14,25 +15,24 @@ class PersistGate:
     Args:
         ranks: With whom to agree; in use for nothing else.
         watch: Knows whether a persist is under way.
-        notice: Turns before a persist is due in which ranks tell each other, so that nobody waits for the slowest.
+        notice: Turns before a persist is due at which ranks send each other whether they
+            are idle, so that nobody waits for the slowest.
     """
 
     def __init__(self, ranks: Agreement, watch: Stopwatch, notice: int) -> None:
-        self._ranks, self._watch, self._notice = ranks, watch, notice
+        self._gather, self._watch, self._notice = DelayedGather(ranks), watch, notice
         self._owed = False
-        self._answers: tuple[int, Answers] | None = None
 
     def begins(self, turn: int, intervals: Intervals) -> bool:
         """Whether this turn's snapshot is to be persisted: one is due, or was put off, and none is under way."""
         every, due = (intervals.memory, intervals.snapshots) if self._owed else (intervals.storage, intervals.persists)
         ahead = min(self._notice, every - 1)
-        if self._answers is None and (due(turn) or due(turn + ahead)):
-            self._answers = turn + ahead, self._ranks.say(self._watch.idle)
+        if not self._gather.pending and (due(turn) or due(turn + ahead)):
+            self._gather.send(self._watch.idle, turn + ahead)
         if not due(turn):
             return False
-        free = False
-        if self._answers and turn >= self._answers[0]:
-            free, self._answers = all(self._answers[1]()), None
+        idle = self._gather.poll(turn)
+        free = idle is not None and all(idle)
         if intervals.persists(turn) and not free:
             self._watch.overran()
         self._owed = not free

@@ -1,4 +1,4 @@
-"""Which saves several nodes persist, of those that newer ones may overtake: all nodes must choose the same."""
+"""The choice of saves that several nodes persist, alike on all of them, where newer ones may replace older ones."""
 
 import contextlib
 import hashlib
@@ -14,20 +14,20 @@ from fastckpt._core.ipc.messages import Status
 from fastckpt.errors import FastckptError
 
 MOST_AHEAD = 64
-"""Saves between the word of the first rank and the one that is persisted, at most; at first there are none."""
+"""Saves between the first rank's announcement and the one that is persisted, at most; at first there are none."""
 PATIENCE = 60.0
 """Seconds until a checkpoint of which nodes have not written their parts is not waited for any more, at first."""
 
-_WORD = "next"
+_NEXT = "next"
 
 
 class PersistTurns:
-    """Says which of the saves whose storage type was left out are persisted, alike on all nodes.
+    """Decides which of the saves whose storage type was left out are persisted, alike on all nodes.
 
-    When nothing is on its way to storage, the first rank says in the store of the process group from which step on the
+    When nothing is on its way to storage, the first rank sets in the store of the process group from which step on the
     next save is to be persisted: that after its own. The collectives of a step lie between two saves, so no rank comes
-    to that one before it was said. The first rank of each node asks the store in each save. Where nodes run apart, and
-    some have missed the word, the next one is said more saves ahead.
+    to that one before it was set. The first rank of each node asks the store in each save. Where nodes run apart, and
+    some have missed it, the next one is set more saves ahead.
 
     Args:
         directory: The checkpoint directory.
@@ -42,7 +42,7 @@ class PersistTurns:
         self._begin(0)
 
     def _begin(self, history: int) -> None:
-        self._history, self._last, self._next, self._said = history, -1, -1, False
+        self._history, self._last, self._next, self._is_set = history, -1, -1, False
 
     def comes(self, save: SaveId) -> bool:
         """Whether all nodes persist this save; to be called for each whose storage type was left out."""
@@ -55,17 +55,17 @@ class PersistTurns:
         before, self._last = self._last, save.step
         with contextlib.suppress(dist.DistError, RuntimeError):  # the others have ended, and the store with them
             if self._place.rank:
-                self._hear(store)
+                self._receive(store)
             elif before >= self._next:
-                self._say(store, save.step, max(1, save.step - before))
+                self._send(store, save.step, max(1, save.step - before))
         return before < self._next <= save.step
 
-    def _hear(self, store: "dist.distributed_c10d.Store") -> None:
-        self._said = self._said or store.check([_WORD])
-        if self._said:
-            self._next = int(store.get(_WORD))
+    def _receive(self, store: "dist.distributed_c10d.Store") -> None:
+        self._is_set = self._is_set or store.check([_NEXT])
+        if self._is_set:
+            self._next = int(store.get(_NEXT))
 
-    def _say(self, store: "dist.distributed_c10d.Store", step: int, stride: int) -> None:
+    def _send(self, store: "dist.distributed_c10d.Store", step: int, stride: int) -> None:
         """Unless a persist is under way, name the step from which on the next one is persisted."""
         with contextlib.suppress(FastckptError):  # the saver is gone, or in trouble
             if self._status().persists:
@@ -73,4 +73,4 @@ class PersistTurns:
                     return
                 self._ahead, self._patience = min(2 * self._ahead + 1, MOST_AHEAD), 2 * self._patience
             self._next, self._since = step + self._ahead * stride + 1, time.monotonic()
-            store.set(_WORD, str(self._next))
+            store.set(_NEXT, str(self._next))

@@ -1,4 +1,4 @@
-"""The circumstances of a training: what was profiled counts under the very same."""
+"""The circumstances of a job: a profile counts under the very same."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,7 @@ def circumstances(
     world_size: int,
     overlaps: bool = True,
 ) -> ProfileKey:
-    """Those of a training that saves to a directory.
+    """The circumstances of a job that saves to a directory.
 
     Args:
         model: The module.
@@ -41,7 +41,7 @@ def circumstances(
 
 
 def size_of(model: torch.nn.Module) -> int:
-    """Bytes of its parameters and buffers, as they say: of FSDP1 those of this rank, of DTensors all."""
+    """Bytes of its parameters and buffers, by their shapes: of FSDP1 those of this rank, of DTensors all."""
     return sum(each.numel() * each.element_size() for each in (*model.parameters(), *model.buffers()))
 
 

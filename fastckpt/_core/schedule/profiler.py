@@ -1,31 +1,32 @@
 """Measures what iterations and saves of a job take while it trains and saves, alike on all ranks."""
 
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.policy.frequency import profiling
-from fastckpt._core.policy.frequency.intervals import SHORTEST, Profile, choose
-from fastckpt._core.policy.frequency.overhead import FEW, Iteration
-from fastckpt._core.policy.frequency.profiling import COPIES, ProfilingProgress
+from fastckpt._core.policy.frequency.intervals import SHORTEST
+from fastckpt._core.policy.frequency.overhead import Iteration
+from fastckpt._core.policy.frequency.profiling import COPIES, Profile
 from fastckpt._core.policy.frequency.provisional_intervals import (
     MEMORY,
-    ProvisionalIntervals,
     provisional,
     steps_within,
 )
 from fastckpt._core.policy.frequency.tuning import Terms
+from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 NOTICE = 2
 """Steps from when ranks send what they measured until they act on it: nobody waits for the slowest to send it."""
-LATEST = 200
-"""Iterations that are remembered."""
 
-Sizes = Callable[[], tuple[int, int, int]]
+
+LATEST = 200
+"""Iterations of each kind that are remembered."""
 
 
 class Due(NamedTuple):
@@ -45,9 +46,7 @@ class Profiler:
         ranks: With whom to agree.
         watch: Measures.
         terms: What to keep to.
-        sizes: Gives the bytes of the state, and the peak and capacity of device memory.
         turns: Those to profile, at most.
-        overlaps: Whether snapshots are copied behind training; if not, an iteration has no room for them.
         before: What earlier runs have measured, alike on all ranks.
 
     Attributes:
@@ -60,29 +59,21 @@ class Profiler:
         ranks: Agreement,
         watch: Stopwatch,
         terms: Terms,
-        sizes: Sizes,
         *,
         turns: range,
-        overlaps: bool,
-        before: ProfilingProgress | None = None,
+        before: Profile | None = None,
     ) -> None:
-        self._ranks, self._watch, self._terms, self._sizes = ranks, watch, terms, sizes
-        self._most, self._overlaps = len(turns), overlaps
+        self._gather, self._watch, self._terms = DelayedGather(ranks), watch, terms
+        self._most = len(turns)
         self.progress = self._before = before
         self._first = first = turns.start
         self._check = self._asked = first + 1
         self._each_until = first
         self.saved, self._persisted = first - 1, first - 1
         self._persists_from: int | None = first
-        self._intervals = provisional(None, terms.overhead)
+        self._intervals = provisional(None, None, terms.overhead)
         self._seen: list[float] = []
-        self._plain: deque[float] = deque(maxlen=LATEST)
-        self._updates: deque[float] = deque(maxlen=LATEST)
-        self._slowed: deque[float] = deque(maxlen=LATEST)
-        self._copied: deque[float] = deque(maxlen=LATEST)
-        self._both: deque[float] = deque(maxlen=LATEST)
-        self._counted = 0
-        self._answers: tuple[int, Answers] | None = None
+        self._iterations = defaultdict[tuple[bool, bool], deque[Iteration]](partial(deque, maxlen=LATEST))
 
     def due(self, turn: int) -> Due:
         """What this turn is to end with."""
@@ -94,42 +85,41 @@ class Profiler:
             self._persisted, self._persists_from = turn, None
         return Due(snapshot, persist)
 
-    def turn(self, turn: int, seen: tuple[Iteration, float] | None) -> Profile | None:
+    def turn(self, turn: int, seen: Iteration | None) -> Profile | None:
         """The profile of all ranks, once it is complete; the same in all of them at the same turn."""
         if seen is not None:
-            self._add(*seen)
-        if self._answers is None and turn >= self._check:
+            self._seen.append(seen.seconds)
+            self._iterations[seen.snapshot, seen.persisting].append(seen)
+        if not self._gather.pending and turn >= self._check:
             # The first time they wait for each other: what the next saves cost must be known before they are made.
             self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
-            self._answers = turn + notice, self._ranks.say(self._said())
-        if self._answers is not None and turn >= self._answers[0]:
-            said, self._answers = self._answers[1](), None
-            self._heard(turn, said)
-        complete = self.progress is not None and self.progress.complete(self._most)
-        return self.progress.profile if self.progress is not None and complete else None
+            self._gather.send(self._report(), turn + notice)
+        if (answers := self._gather.poll(turn)) is not None:
+            self._update(turn, answers)
+        return self.progress if self.progress is not None and self.progress.complete(self._most) else None
 
-    def _heard(self, turn: int, said: list[dict[str, Any]]) -> None:
-        since = profiling.agreed([_progress(each["progress"]) for each in said])
-        self.progress = profiling.continued(self._before, since)
-        turns = [each["turn"] for each in said if each["turn"] is not None]
+    def _update(self, turn: int, answers: list[dict[str, Any]]) -> None:
+        ranks = [Profile(**each["profile"]) if each["profile"] else None for each in answers]
+        self.progress = profiling.continued(self._before, profiling.joined(ranks))
+        turns = [each["turn"] for each in answers if each["turn"] is not None]
         if turns:
-            pace = self._pace(max(SHORTEST, *turns))
-            self._intervals = provisional(pace, self._terms.overhead, self._terms.every.fixed(pace.turn))
+            pace = max(SHORTEST, *turns)
+            self._intervals = provisional(pace, self.progress, self._terms.overhead, self._terms.every.fixed(pace))
             self._check = turn + self._distance(turn, pace)
             if self._left == 0 and self._lacking > 0:
                 self._each_until = self._check = turn + self._lacking
         else:
             self._check = turn + 1
-        self._plan_persist(turn, idle=all(each["idle"] for each in said))
+        self._plan_persist(turn, idle=all(each["idle"] for each in answers))
 
-    def _distance(self, turn: int, pace: ProvisionalIntervals) -> int:
+    def _distance(self, turn: int, pace: float) -> int:
         """Turns until ranks send each other what they have measured next.
 
         Farther and farther apart, for what all send to all costs more the more there are; but as long as iterations are
         profiled, soon enough to see that they take longer than before.
         """
         growing = max(1, (turn - self._first) // 2)
-        return min(growing, self._left, steps_within(MEMORY, pace.turn)) if self._left else growing
+        return min(growing, self._left, steps_within(MEMORY, pace)) if self._left else growing
 
     @property
     def _left(self) -> int:
@@ -142,55 +132,16 @@ class Profiler:
         return COPIES - (self.progress.snapshots if self.progress else 0)
 
     def _plan_persist(self, turn: int, *, idle: bool) -> None:
-        """Say when the next persist may begin; what ranks said before the last one began says nothing of it."""
+        """Plan the next persist; what ranks reported before the last one began does not count."""
         if idle and self._persisted < self._asked:
             known = self.progress is not None and self.progress.persists > 0
             self._persists_from = self._persisted + self._intervals.storage if known else turn
 
-    def _pace(self, turn: float) -> ProvisionalIntervals:
-        if self.progress is None:
-            return ProvisionalIntervals(turn)
-        stall = choose(self.progress.profile, self._terms.overhead).stall + self.progress.profile.copy_slowdown
-        return ProvisionalIntervals(turn, stall, self.progress.profile.storage, self.progress.compared)
-
-    def _add(self, iteration: Iteration, update: float) -> None:
-        self._seen.append(iteration.seconds)
-        self._counted += not iteration.persisting
-        kinds = {(False, False): self._plain, (False, True): self._slowed, (True, False): self._copied}
-        kinds.get((iteration.snapshot, iteration.persisting), self._both).append(iteration.work)
-        self._updates.append(update if self._overlaps else iteration.seconds)
-
-    def _said(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         seen, self._seen = self._seen, []
-        progress = self._measured()
+        profile = profiling.profiled([*chain(*self._iterations.values())], self._watch.durations)
         return {
             "turn": fmean(seen) if seen else None,
-            "progress": asdict(progress) if progress else None,
+            "profile": asdict(profile) if profile else None,
             "idle": self._watch.idle,
         }
-
-    def _measured(self) -> ProfilingProgress | None:
-        """What this run has measured; a persist of which that is not known takes no time.
-
-        Where no iteration is without a save or a persist, others stand for it.
-        """
-        watch = self._watch
-        plain = self._plain if len(self._plain) >= FEW else self._copied or self._plain or self._slowed or self._both
-        if not (plain and watch.copies):
-            return None
-        samples = profiling.ProfileSamples(
-            iterations=tuple(plain),
-            updates=tuple(self._updates),
-            host_copies=tuple(watch.copies),
-            persists=watch.durations or [0.0],
-            device_copies=tuple(watch.asides),
-            blocks=tuple(watch.blocks) if self._overlaps else (),
-            slowed=tuple(self._slowed),
-            copied=tuple(self._copied),
-        )
-        profile = profiling.profiled(samples, *self._sizes())
-        return ProfilingProgress(profile, self._counted, len(watch.copies), len(watch.durations), len(self._plain))
-
-
-def _progress(said: dict[str, Any] | None) -> ProfilingProgress | None:
-    return ProfilingProgress(**{**said, "profile": Profile(**said["profile"])}) if said else None

@@ -1,17 +1,18 @@
-"""The frequency policy at work in one rank, alike in all: profile, agree, choose, and follow what is measured."""
+"""Schedules of saves, alike on all ranks: profile, agree, choose, and follow what is measured."""
 
 from dataclasses import replace
 from math import nan
 from typing import Any, Protocol
 
-from fastckpt._core.client.collective import Agreement, Answers
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.policy.frequency import overhead
-from fastckpt._core.policy.frequency.intervals import Intervals, Profile, choose
+from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement
 from fastckpt._core.policy.frequency.profile_cache import Remembered
-from fastckpt._core.policy.frequency.profiling import ProfilingProgress
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.tuning import Decision, Terms, TuningState, started, tuned
+from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.persist_gate import PersistGate
 from fastckpt._core.schedule.profiler import NOTICE, Due, Profiler
 from fastckpt._core.schedule.stopwatch import Stopwatch
@@ -32,12 +33,8 @@ class Schedule(Protocol):
         """This step has ended: what is due now."""
         ...
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
-        ...
-
-    def close(self) -> None:
-        """Measure no more."""
         ...
 
 
@@ -57,17 +54,14 @@ class FixedSchedule:
         memory, storage = self._intervals.memory, self._intervals.storage
         return Due(step // memory > last // memory, step // storage > last // storage)
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """Nothing is measured."""
-
-    def close(self) -> None:
-        """Nothing was measured."""
 
 
 class AdaptiveSchedule:
     """Checkpoints as often as the overhead allows.
 
-    It counts turns: steps that a training leaves out, or counts in others than ones, do not matter.
+    It counts turns: steps that a job leaves out, or numbers otherwise, do not matter.
 
     Args:
         ranks: With whom to agree.
@@ -93,13 +87,12 @@ class AdaptiveSchedule:
     ) -> None:
         self.known = known
         self.decision: Decision | None = None
-        self._ranks, self._watch, self._turns, self._step = ranks, watch, turns, turns
+        self._gather, self._watch, self._turns, self._step = DelayedGather(ranks), watch, turns, turns
         self._terms = replace(terms, notice=NOTICE)
         self._profiler = profiler
-        self._single = PersistGate(ranks.beside("persists"), watch, NOTICE)
+        self._gate = PersistGate(ranks.beside("persists"), watch, NOTICE)
         self._state: TuningState | None = None
         self._iterations: list[Iteration] = []
-        self._answers: tuple[int, Answers] | None = None
 
     def turn(self, step: int) -> Due:
         """What is due now."""
@@ -116,18 +109,14 @@ class AdaptiveSchedule:
         else:
             self._follow(turn, seen)
         intervals = self._now.intervals
-        return Due(intervals.snapshots(turn), self._single.begins(turn, intervals))
+        return Due(intervals.snapshots(turn), self._gate.begins(turn, intervals))
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
         """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
-        self._watch.saved(save, persist=persist, pending=pending)
-
-    def close(self) -> None:
-        """Measure no more."""
-        self._watch.close()
+        self._watch.saved(save, persist=persist)
 
     @property
-    def progress(self) -> ProfilingProgress | None:
+    def progress(self) -> Profile | None:
         """How far the profile is, alike on all ranks."""
         return self._profiler.progress
 
@@ -142,19 +131,18 @@ class AdaptiveSchedule:
         self._state = replace(state, intervals=replace(state.intervals, anchor=saved))
         self._decided(profile, decision)
 
-    def _follow(self, turn: int, seen: tuple[Iteration, float] | None) -> None:
+    def _follow(self, turn: int, seen: Iteration | None) -> None:
         if seen is not None:
-            self._iterations.append(seen[0])
-        if self._answers is not None and turn >= self._answers[0]:
-            said = [Measurement.from_json(each) for each in self._answers[1]() if each is not None]
-            self._answers = None
-            if said:
-                self._state, decision = tuned(self._now, said)
+            self._iterations.append(seen)
+        if (answers := self._gather.poll(turn)) is not None:
+            measurements = [Measurement.from_json(each) for each in answers if each is not None]
+            if measurements:
+                self._state, decision = tuned(self._now, measurements)
                 self._decided(self._profile, decision)
             else:
                 self._state = replace(self._now, ends=turn + NOTICE)
-        elif self._answers is None and turn >= self._now.ends:
-            self._answers = turn + NOTICE, self._ranks.say(self._measured())
+        elif not self._gather.pending and turn >= self._now.ends:
+            self._gather.send(self._measured(), turn + NOTICE)
 
     def _measured(self) -> dict[str, Any] | None:
         """What this rank has seen since it was asked last; None if nothing."""
@@ -169,7 +157,7 @@ class AdaptiveSchedule:
         return self.known.profile
 
     def _decided(self, profile: Profile, decision: Decision) -> None:
-        self.known = Remembered(profile, choose(profile, self._terms.overhead), decision.intervals)
+        self.known = Remembered(profile, decision.intervals)
         if decision.changed:
             self._iterations = []
         self.decision = replace(decision, step=self._step)

@@ -3,27 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from fastckpt._core import metrics
 from fastckpt._core.client.heartbeat import Heartbeat, marked
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Status
 from fastckpt._core.policy.frequency.overhead import Iteration
-from fastckpt._core.schedule.update_times import UpdateTimes
-
-MOST = 16
-"""Snapshots of which it is remembered how long they took."""
-
-
-class _Copy(NamedTuple):
-    """A snapshot of which it is not known yet how long it took: it blocked training for so many seconds at least."""
-
-    blocked: float
-    pending: bool
-    overlaps: int
-    on_device: int
-    aside: int
 
 
 class Stopwatch:
@@ -32,55 +16,35 @@ class Stopwatch:
     Attributes:
         durations: Seconds of each persist that has ended, from the beginning of its snapshot; their reader clears it.
         overruns: How many persists were due while one was under way, and storage was well.
-        copies: Seconds that it took to copy each snapshot, whether training waited for that or not.
-        blocks: Of each, those in which training could not go on.
-        asides: Seconds that it took to set a snapshot aside on its device, of those of which that was done.
     """
 
     def __init__(self, beats: Heartbeat, glance: Callable[[], Status | None]) -> None:
         self.durations: list[float] = []
         self.overruns = 0
-        self.copies: deque[float] = deque(maxlen=MOST)
-        self.blocks: deque[float] = deque(maxlen=MOST)
-        self.asides: deque[float] = deque(maxlen=MOST)
         self._beats, self._glance = beats, glance
         self._under_way: deque[tuple[SaveId, float]] = deque()
         self._troubled = False
         self._begun = self._stalled = self._marked = 0.0
-        self._copy: _Copy | None = None
         self._had_snapshot = self._had_persist = False
-        self._updates = UpdateTimes()
 
-    def turn(self) -> tuple[Iteration, float] | None:
-        """A step is done, and a checkpoint may begin: the iteration since the last turn, and seconds of its update.
+    def turn(self) -> Iteration | None:
+        """A step is done, and a checkpoint may begin: the iteration since the last turn.
 
-        None for the first one, and for one that nothing can be said of.
+        None for the first one, and for one that cannot be measured.
         """
         now, stalled, marks = time.monotonic(), self._beats.stalled, marked()
         seconds, stall = now - self._begun - (marks - self._marked), stalled - self._stalled
         iteration = None
         if self._begun and 0 <= stall <= seconds:
             iteration = Iteration(seconds, stall, self._had_snapshot, self._had_persist)
-        if self._copy is not None:
-            self._learn(self._copy)
-        update = self._updates.turn()
         self._begun, self._stalled, self._marked, self._had_snapshot = now, stalled, marks, False
         self._look()
         self._had_persist = bool(self._under_way)
-        return (iteration, update) if iteration else None
+        return iteration
 
-    def saved(self, save: SaveId | None, *, persist: bool, pending: bool) -> None:
-        """A snapshot was taken since the last turn; None if it was skipped.
-
-        Args:
-            save: What was saved.
-            persist: Whether it is to be persisted.
-            pending: Whether it is still being copied.
-        """
-        self._had_snapshot = True
-        blocked = self._beats.stalled - self._stalled
-        done = (metrics.counts[name] for name in ("overlap.copy", "device.copy", "device.aside"))
-        self._copy = _Copy(blocked, pending, *done) if save is not None else None
+    def saved(self, save: SaveId | None, *, persist: bool) -> None:
+        """A snapshot was taken since the last turn, and is to be persisted; None if it was skipped."""
+        self._had_snapshot = save is not None
         if save is not None and persist:
             self.overran()
             self._under_way.append((save, self._begun))
@@ -95,20 +59,8 @@ class Stopwatch:
         """Whether no persist is under way, as far as is known."""
         return not self._under_way
 
-    def _learn(self, copy: _Copy) -> None:
-        """Take note of how long the last snapshot took, once it is copied: a device may be behind."""
-        counts, seconds = metrics.counts, metrics.seconds
-        if copy.pending and counts["overlap.copy"] == copy.overlaps:
-            return
-        behind = "device.copy" if counts["device.copy"] > copy.on_device else "overlap.copy"
-        self.blocks.append(copy.blocked)
-        self.copies.append(copy.blocked + (seconds[behind] if copy.pending else 0.0))
-        if counts["device.aside"] > copy.aside:
-            self.asides.append(seconds["device.aside"])
-        self._copy = None
-
     def _look(self) -> None:
-        """See which persists have ended. What storage in trouble makes them take says nothing of others."""
+        """Note which persists have ended. Their durations do not count while storage is in trouble."""
         status = self._glance() if self._under_way else None
         if status is None:
             return
@@ -120,7 +72,3 @@ class Stopwatch:
         if not status.waiting:  # what is not durable now never will be
             self._under_way.clear()
         self._troubled = bool(self._under_way and (status.trouble or self._troubled))
-
-    def close(self) -> None:
-        """Measure no more."""
-        self._updates.close()

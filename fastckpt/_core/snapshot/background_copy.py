@@ -1,4 +1,4 @@
-"""What is left of a snapshot once its save has returned: copied by one thread, while another trains."""
+"""The part of a snapshot that is copied in the background, by one thread, once its save has returned."""
 
 import logging
 import sys
@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from torch.autograd.graph import _engine_run_backward
-
 from fastckpt._core import metrics
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.snapshot.mutation_check import Digests, MutationCheck
-from fastckpt._core.snapshot.outcome import SaveOutcome
+from fastckpt._core.torch_private.tensors import is_in_backward
 from fastckpt._core.transfer.device_copy import DeviceCopy
 from fastckpt._core.transfer.host_copy import Backlog, Copy
 from fastckpt.errors import OverlapError
@@ -24,11 +22,26 @@ GLANCE = 0.001
 
 
 @dataclass(frozen=True)
+class SaveOutcome:
+    """What became of a snapshot.
+
+    Attributes:
+        skipped: Why it was not taken; empty if it was.
+        trouble: What keeps persists from succeeding at the moment; empty for nothing.
+        pending: Whether it is still being finished in the background.
+    """
+
+    skipped: str
+    trouble: str
+    pending: bool = False
+
+
+@dataclass(frozen=True)
 class DeferredCopies:
     """Copies that can wait until a save has returned.
 
     Attributes:
-        host: From memory of the processor, of what stands still until the next step of an optimizer.
+        host: From memory of the processor, of what nothing mutates until the next step of an optimizer.
         device: The same from memory of devices.
         moving: From memory of devices, of what may change at once: it is set aside there before the save returns.
     """
@@ -51,15 +64,21 @@ class BackgroundCopy:
     """
 
     def __init__(
-        self, save: SaveId, still: MutationCheck, later: DeferredCopies, transfers: Sequence[DeviceCopy], *, check: bool
+        self,
+        save: SaveId,
+        mutations: MutationCheck,
+        later: DeferredCopies,
+        transfers: Sequence[DeviceCopy],
+        *,
+        check: bool,
     ) -> None:
         self.save = save
-        self.backlog = Backlog(later.host, still.compare)
+        self.backlog = Backlog(later.host, mutations.compare)
         self.waited = threading.Event()
         self.torn = ""
         self._transfers = transfers
         self._copied = threading.Event()
-        self._still = still
+        self._mutations = mutations
         self._verdict: str | None = None
         self._judging = threading.Lock()
         self._digests = Digests([*later.host, *later.device]) if check else None
@@ -71,7 +90,7 @@ class BackgroundCopy:
         return bool(self._transfers) and self._digests is None
 
     def hold(self) -> str:
-        """Let training go on to write to what stood still: on devices, once it was read. Where it was before, if so."""
+        """Let training mutate the tensors: on devices, once they were read. Which was mutated before, if any."""
         self.backlog.help()
         self._copied.wait()
         for transfer in self._transfers:
@@ -91,7 +110,7 @@ class BackgroundCopy:
             return SaveOutcome(f"it could not be copied: {error}", str(error))
         with metrics.phase("overlap.compare", step=step):
             self._wait_between_operations()
-            self.torn = self._judge() or self._still.miscopied()
+            self.torn = self._judge() or self._mutations.miscopied()
             if self.torn:
                 return SaveOutcome(f"{self.torn} was written to while it was copied", "")
             if self._digests is not None:
@@ -109,7 +128,7 @@ class BackgroundCopy:
             self.backlog.finish()
             self._copied.set()
             for transfer in self._transfers:
-                transfer.begin(self.save.step)
+                transfer.begin()
             for transfer in self._transfers:
                 transfer.finish(self.save.step)
 
@@ -117,7 +136,7 @@ class BackgroundCopy:
         """Where something was written to before the copy was held; what is written later does not count."""
         with self._judging:
             if self._verdict is None:
-                self._verdict = self._still.changed()
+                self._verdict = self._mutations.changed()
             return self._verdict
 
     def _wait_between_operations(self) -> None:
@@ -136,16 +155,16 @@ class BackgroundCopy:
         differing = digests.differing()
         if differing is not None:
             raise OverlapError(
-                f"{self._still.path(differing)} changed between the save of step {self.save.step} and the wait for its "
-                "copy, and its version did not: it was written to by way of .data, numpy or another process. That step "
-                "was not saved. Write to it within torch.no_grad() instead, before the save or after the next step of "
-                "an optimizer, or save without overlap."
+                f"{self._mutations.path(differing)} changed between the save of step {self.save.step} and the wait for "
+                "its copy, and its version did not: it was written to by way of .data, numpy or another process. That "
+                "step was not saved. Write to it within torch.no_grad() instead, before the save or after the next "
+                "step of an optimizer, or save without overlap."
             )
 
 
 def _position(thread: int) -> tuple[int, int] | None:
     """Where in the program a thread is; None in autograd's engine, or once it has ended."""
     frame = sys._current_frames().get(thread)
-    if frame is None or frame.f_code is _engine_run_backward.__code__:
+    if frame is None or is_in_backward(frame):
         return None
     return id(frame), frame.f_lasti

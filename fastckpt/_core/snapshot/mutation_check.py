@@ -1,4 +1,4 @@
-"""What of a state stands still until an optimizer's next step, and whether it did."""
+"""Tensors that must not be mutated while they are copied, and the check whether they were."""
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.snapshot.sampled_bytes import SampledBytes, SampledDeviceBytes
+from fastckpt._core.torch_private.tensors import local_part, storage_key, version_of
 from fastckpt._core.transfer.device_copy import CopyPiece
 from fastckpt._core.transfer.host_copy import Copy, Span
 
@@ -42,11 +43,11 @@ class MutationCheck:
             if plan.skeleton.gaps[index].size and tensor.untyped_storage().nbytes() >= (WORTH if tensor.is_cpu else 1)
         ]
         owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
-        standing = {tensor.untyped_storage()._cdata for tensor in beside}
+        standing = {storage_key(tensor.untyped_storage()) for tensor in beside}
         moving = {
-            whole._cdata
+            storage_key(whole)
             for _, whole, tensor, _ in found
-            if (_layout(tensor) not in owners and whole._cdata not in standing)
+            if (_layout(tensor) not in owners and storage_key(whole) not in standing)
             or _is_shared(whole)
             or tensor.is_inference()
         }
@@ -57,13 +58,13 @@ class MutationCheck:
         self._samples = SampledBytes((), self._tensors_of)
         self._device_samples: list[SampledDeviceBytes] = []
         for storage, whole, tensor, path in found:
-            if whole._cdata not in moving:
-                self._tensors.setdefault(storage._cdata, []).append(tensor)
-                self._paths.setdefault(storage._cdata, path)
+            if storage_key(whole) not in moving:
+                self._tensors.setdefault(storage_key(storage), []).append(tensor)
+                self._paths.setdefault(storage_key(storage), path)
                 self._places.append((tensor, tensor.data_ptr(), path))
                 # those of the optimizers, too: what came into the state by way of .data counts on its own
                 watched = (tensor, *owners.get(_layout(tensor), ()))
-                self._versions += [(each, each._version, path) for each in watched]
+                self._versions += [(each, version_of(each), path) for each in watched]
 
     def part(self, copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
         """The copies to do at once, and those that can wait."""
@@ -75,7 +76,7 @@ class MutationCheck:
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
         """Whether a storage is one of them."""
-        return storage._cdata in self._paths
+        return storage_key(storage) in self._paths
 
     def in_memory(self) -> list[torch.UntypedStorage]:
         """Those of them in the processor's memory, whole."""
@@ -83,7 +84,7 @@ class MutationCheck:
 
     def path(self, storage: torch.UntypedStorage) -> str:
         """Where a tensor in one of the storages stands in the state."""
-        return self._paths[storage._cdata]
+        return self._paths[storage_key(storage)]
 
     def sample(self, copies: Sequence[Copy]) -> None:
         """Keep some of the bytes to copy from the processor's memory, as they are now."""
@@ -107,7 +108,7 @@ class MutationCheck:
         collectives or another process raise none: these are seen in the samples, if they change much.
         """
         moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
-        written = (path for tensor, version, path in self._versions if tensor._version != version)
+        written = (path for tensor, version, path in self._versions if version_of(tensor) != version)
         return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
 
     def miscopied(self) -> str:
@@ -119,7 +120,7 @@ class MutationCheck:
         return "" if storage is None else self.path(storage)
 
     def _tensors_of(self, storage: torch.UntypedStorage) -> Sequence[torch.Tensor]:
-        return self._tensors[storage._cdata]
+        return self._tensors[storage_key(storage)]
 
 
 class Digests:
@@ -165,7 +166,7 @@ def _owners(optimizers: Iterable[Optimizer], places: set[int]) -> dict[Layout, l
     for optimizer in optimizers:
         parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
         for tensor in (*parameters, *_tensors(optimizer.state)):
-            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's shard
+            local = local_part(tensor)
             if local.layout is torch.strided and local.data_ptr() in places:
                 found.setdefault(_layout(local), []).append(local)
     return found

@@ -1,4 +1,4 @@
-"""Foresees what an optimizer will hold after its first step, so that memory is ready before the first save."""
+"""Predicts what an optimizer will hold after its first step, so that memory is ready before the first save."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Finishes snapshots behind training, and waits for them before an optimizer changes what is copied."""
+"""Finishes snapshots in the background, and waits for them before an optimizer changes what is copied."""
 
 import logging
 import os
@@ -16,13 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from fastckpt._core import metrics
 from fastckpt._core.arguments import shown
-from fastckpt._core.client.wrapped_optimizers import unwrapped
+from fastckpt._core.client.optimizers import unwrapped
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
-from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies
+from fastckpt._core.snapshot.background_copy import BackgroundCopy, DeferredCopies, SaveOutcome
 from fastckpt._core.snapshot.mutation_check import MutationCheck
-from fastckpt._core.snapshot.outcome import SaveOutcome
-from fastckpt._core.snapshot.share_memory_guard import ShareMemoryGuard
+from fastckpt._core.torch_private.tensors import share_memory_lock, share_memory_map, storage_key, untraced
 from fastckpt._core.transfer.device_copy import records_graph
 from fastckpt._core.transfer.device_streams import DeviceStreams, by_place
 from fastckpt._core.transfer.host_copy import Copy
@@ -32,30 +31,30 @@ logger = logging.getLogger("fastckpt")
 
 
 class Overlap:
-    """Snapshots of which a part, that stands still until the next step of an optimizer, is copied by a thread.
+    """Snapshots of which a part, that nothing mutates until the next step of an optimizer, is copied by a thread.
 
     After Mohan, Phanishayee, Chidambaram, "CheckFreq" (FAST'21), section 4.3.1, where the weight update waits for the
     snapshot. Here a snapshot also counts only if nothing was written to what the thread has copied. The first one is
     copied at once, and watched: a model that writes to its weights in each forward is known by then.
 
     Args:
-        optimizers: Whose parameters and ``state`` stand still between steps; without any, nothing is deferred.
-        lanes: Copy from the memory of devices.
-        stall: Says that training waits, as `engine.beats.Beats.stall`.
+        optimizers: Whose parameters and ``state`` only their steps mutate; without any, nothing is deferred.
+        streams: Copy from the memory of devices.
+        stall: Reports that training waits, as `Heartbeat.stall`.
         check: Digest what is deferred before and after, and commit at the next wait only.
     """
 
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
-        lanes: DeviceStreams,
+        streams: DeviceStreams,
         stall: Callable[[str], AbstractContextManager[None]],
         *,
         check: bool,
     ) -> None:
         self._optimizers: Sequence[Optimizer] = ()
         self._beside: Callable[[], Iterable[torch.Tensor]] = tuple
-        self._lanes = lanes
+        self._streams = streams
         self._stall = stall
         self._check = check
         self._is_proven = check
@@ -70,7 +69,7 @@ class Overlap:
         self.defer(optimizers)
 
     def defer(self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """From the next snapshot on, copy what these change behind training; they take the place of those before.
+        """From the next snapshot on, copy what these change in the background; they take the place of those before.
 
         Args:
             beside: Gives tensors that change only behind the beginning of such a step, as `MutationCheck` takes them.
@@ -85,34 +84,34 @@ class Overlap:
     def part(
         self, plans: Collection[Plan], copies: Sequence[Copy]
     ) -> tuple[MutationCheck | None, Sequence[Copy], DeferredCopies]:
-        """What stands still, if that is of interest; the copies to do at once; and those that can wait."""
+        """The check of what must not be mutated, if there is any; the copies to do at once; and those that can wait."""
         if not self._optimizers:
             return None, copies, DeferredCopies()
-        still = MutationCheck(plans, self._optimizers, self._beside())
-        now, later = still.part(copies)
+        mutations = MutationCheck(plans, self._optimizers, self._beside())
+        now, later = mutations.part(copies)
         on_host = not any(plan.device for plan in plans)
         host, device = (later, []) if on_host else by_place(later)
         if not self._check:
-            still.sample(host)
+            mutations.sample(host)
         if not self._is_proven:
-            return still, copies, DeferredCopies()
+            return mutations, copies, DeferredCopies()
         now, moving = (now, []) if on_host else by_place(now)
-        return still, now, DeferredCopies(host, device, moving)
+        return mutations, now, DeferredCopies(host, device, moving)
 
-    def watch(self, save: SaveId, still: MutationCheck) -> None:
-        """See by the next step whether what stands still did so."""
-        self._watched = save, still
+    def watch(self, save: SaveId, mutations: MutationCheck) -> None:
+        """See by the next step whether anything was mutated."""
+        self._watched = save, mutations
 
     def begin(
-        self, save: SaveId, still: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
+        self, save: SaveId, mutations: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
     ) -> None:
-        """Do the copies behind training's back; then ``finish``, if nothing was written to them meanwhile."""
-        sample = (lambda _: ()) if self._check else still.sample_device
-        transfers = self._lanes.begin(later.device, later.moving, sample)
-        rest = BackgroundCopy(save, still, later, transfers, check=self._check)
-        self._barrier = ShareMemoryGuard(still.in_memory(), self.wait)
-        self._pending = rest, self._pool.submit(rest.do, finish)
-        self.watch(save, still)
+        """Do the copies in the background; then ``finish``, if nothing was written to them meanwhile."""
+        sample = (lambda _: ()) if self._check else mutations.sample_device
+        transfers = self._streams.begin(later.device, later.moving, sample)
+        copying = BackgroundCopy(save, mutations, later, transfers, check=self._check)
+        self._barrier = ShareMemoryGuard(mutations.in_memory(), self.wait)
+        self._pending = copying, self._pool.submit(copying.do, finish)
+        self.watch(save, mutations)
 
     @property
     def pending(self) -> bool:
@@ -149,20 +148,20 @@ class Overlap:
     def _end(self) -> None:
         if (pending := self._pending) is None:
             return  # another thread has waited
-        rest, outcome = pending
-        with self._stall("overlap.wait"), metrics.phase("overlap.wait", step=rest.save.step):
-            rest.backlog.help()
-            rest.waited.set()
+        copying, outcome = pending
+        with self._stall("overlap.wait"), metrics.phase("overlap.wait", step=copying.save.step):
+            copying.backlog.help()
+            copying.waited.set()
             wait([outcome])
         if self._pending is pending:  # else a handler of signals has waited
             self._pending = None
             self._barrier.lift()
             error = outcome.exception()
-            self._endings.append((rest.save, SaveOutcome(str(error), "") if error else outcome.result()))
+            self._endings.append((copying.save, SaveOutcome(str(error), "") if error else outcome.result()))
             if error:
                 raise error
-            if rest.torn:
-                self._give_up(rest.save, rest.torn, lost=True)
+            if copying.torn:
+                self._give_up(copying.save, copying.torn, lost=True)
 
     def _give_up(self, save: SaveId, path: str, *, lost: bool) -> None:
         if not self._optimizers:
@@ -171,9 +170,12 @@ class Overlap:
         logger.warning(
             "%s was written to between the save of step %d and the next step of an optimizer%s. Saves do not overlap "
             "with training any more: from now on each copies all before it returns.",
-            path, save.step, ", and so this step was not saved" if lost else "",
-        )  # fmt: skip
+            path,
+            save.step,
+            ", and so this step was not saved" if lost else "",
+        )
 
+    @untraced
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
         if self._optimizers and records_graph():
             self.wait()
@@ -181,7 +183,7 @@ class Overlap:
             logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
         if os.getpid() != self._pid:
             return
-        self._lanes.trains()
+        self._streams.trains()
         if self._watched is not None:
             self._hold()
             self._is_proven = True
@@ -194,15 +196,44 @@ class Overlap:
         if pending is None or watched is None or not pending[0].can_be_held:
             self.wait()
             return
-        rest = pending[0]
-        with self._waits, self._stall("overlap.wait"), metrics.phase("overlap.wait", step=rest.save.step):
-            lost = rest.hold()
+        copying = pending[0]
+        with self._waits, self._stall("overlap.wait"), metrics.phase("overlap.wait", step=copying.save.step):
+            lost = copying.hold()
         self._watched = None
         if path := lost or watched[1].changed():
             self._give_up(watched[0], path, lost=bool(lost))
 
-    # As torch.compiler.disable would, without importing the compiler: a compiled optimizer calls it as it is.
-    _before_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+class ShareMemoryGuard:
+    """What ``share_memory_`` and a queue of torch.multiprocessing wait for before they move one of these storages.
+
+    Both free the memory where a storage was. torch lets a thread that is to share a storage wait for one that is at
+    it, by an entry in a map; this is such an entry.
+
+    Args:
+        storages: Not to be moved until `lift`.
+        wait: Returns when they may be.
+    """
+
+    def __init__(self, storages: Iterable[torch.UntypedStorage], wait: Callable[[], None]) -> None:
+        self._keys = [*map(storage_key, storages)]
+        self._wait = wait
+        with share_memory_lock:
+            for key in self._keys:
+                share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
+
+    def __enter__(self) -> None:
+        self._wait()
+
+    def __exit__(self, *_: object) -> None:
+        """As a lock; there is nothing to release."""
+
+    def lift(self) -> None:
+        """Let them be moved at once."""
+        with share_memory_lock:
+            for key in self._keys:
+                if share_memory_map.get(key) is self:  # type: ignore[comparison-overlap]
+                    del share_memory_map[key]
 
 
 def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:

@@ -14,20 +14,19 @@ from typing import Any
 import torch
 
 from fastckpt._core import metrics
+from fastckpt._core.client.collective import Departures
 from fastckpt._core.client.connection import SaverClient
-from fastckpt._core.client.departures import Departures
 from fastckpt._core.client.save_results import TO_MEMORY, SaveRequest
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.ipc.messages import Granted, Skipped
 from fastckpt._core.memory import loans, slots
+from fastckpt._core.snapshot.background_copy import SaveOutcome
 from fastckpt._core.snapshot.file_plans import FilePlans
-from fastckpt._core.snapshot.outcome import SaveOutcome
 from fastckpt._core.snapshot.overlap import Overlap
 from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import HostCopy
-from fastckpt._core.transfer.image import Image
-from fastckpt._core.transfer.image_cache import ImageCache
+from fastckpt._core.transfer.image import Image, ImageCache
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 
 logger = logging.getLogger("fastckpt")
@@ -41,14 +40,14 @@ PREFAULT_DEADLINE = 600.0
 class Snapshotter:
     """Takes snapshots of this writer's states; one state is one image.
 
-    All but `save`'s rest, which ``overlap`` runs, is for when that is over: see `Overlap.wait`.
+    All but the part of a save that ``overlap`` finishes is for when that is over: see `Overlap.wait`.
     """
 
     def __init__(
         self,
         link: SaverClient,
         threads: int,
-        lanes: DeviceStreams,
+        streams: DeviceStreams,
         overlap: Overlap,
         departures: Departures,
         *,
@@ -56,7 +55,7 @@ class Snapshotter:
     ) -> None:
         self._link = link
         self._departures = departures
-        self._lanes = lanes
+        self._streams = streams
         self._overlap = overlap
         self._plans = FilePlans(weights_only=weights_only)
         self._images = ImageCache()
@@ -68,7 +67,7 @@ class Snapshotter:
         self._closing = threading.Event()
 
     def prepare(self, states: Mapping[str, Any]) -> None:
-        """Have memory reserved and mapped for states like these, behind the caller's back; raises ArenaTooSmall."""
+        """Have memory reserved and mapped for states like these, in the background; raises ArenaTooSmall."""
         for name, plan in self._plan(states).items():
             self._plans.sizes[name] = self._plans.capacity(name, plan)
         self._link.reserve(self._plans.sizes)
@@ -82,7 +81,7 @@ class Snapshotter:
         save: SaveId,
         states: Mapping[str, Any],
         *,
-        wish: SaveRequest = TO_MEMORY,
+        request: SaveRequest = TO_MEMORY,
         details: dict[str, Any] | None = None,
         commit: bool = True,
     ) -> SaveOutcome:
@@ -98,6 +97,8 @@ class Snapshotter:
         Raises:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
         """
+        # 1. plan the files while the saver chooses a slot   2. skip the save, if it has none
+        # 3. copy, commit and notify: _fill
         step = save.step
         try:
             with _no_garbage_collection(), metrics.phase("snapshot.skeleton", step=step):
@@ -117,40 +118,44 @@ class Snapshotter:
         self._plans.sizes |= sizes
         self._plans.forget_but(states)
         outcome = self._fill(
-            Path(answer.slot), plans, slots.SlotDone(save, {}, details or {}), wish if commit else None
+            Path(answer.slot), plans, slots.SlotDone(save, {}, details or {}), request if commit else None
         )
         return replace(outcome, trouble=outcome.trouble or answer.trouble)
 
-    def _fill(self, slot: Path, plans: dict[str, Plan], done: slots.SlotDone, wish: SaveRequest | None) -> SaveOutcome:
-        """Copy; then commit, unless ``wish`` is None."""
+    def _fill(
+        self, slot: Path, plans: dict[str, Plan], done: slots.SlotDone, request: SaveRequest | None
+    ) -> SaveOutcome:
+        """Copy; then commit, unless ``request`` is None."""
+        # 1. map the images and write the skeletons   2. copy what must be copied at once   3. hand the rest to the
+        # background thread, which commits it   4. or commit and notify the saver
         try:
             self._link.stay()
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
                 images = {name: self._images.image(slot / name) for name in plans}
                 copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
-                still, now, later = self._overlap.part(plans.values(), copies)
-                self._filler.fill(self._lanes.copy(now) if self._images.device else now)
+                mutations, now, later = self._overlap.part(plans.values(), copies)
+                self._filler.fill(self._streams.copy(now) if self._images.device else now)
         except (OSError, ArenaInUse) as error:
             return SaveOutcome(f"{slot} cannot be written to: {error}", "")
         if self._begun is not None and self._begun[0] == done.id:
             images = self._begun[1] | images
-        if wish is None:
+        if request is None:
             self._begun = done.id, images
             return SaveOutcome("", "")
         done = replace(done, files={name: image.size for name, image in images.items()})
-        finish = partial(self._finish, slot, done, list(images.values()), wish)
-        if still is not None and later:
-            self._overlap.begin(done.id, still, later, partial(finish, "overlap"))
+        finish = partial(self._finish, slot, done, list(images.values()), request)
+        if mutations is not None and later:
+            self._overlap.begin(done.id, mutations, later, partial(finish, "overlap"))
             return SaveOutcome("", "", pending=True)
         outcome = finish("snapshot")
-        if still is not None and not outcome.skipped:
-            self._overlap.watch(done.id, still)
+        if mutations is not None and not outcome.skipped:
+            self._overlap.watch(done.id, mutations)
         return outcome
 
     def _finish(
-        self, slot: Path, done: slots.SlotDone, images: Sequence[Image], wish: SaveRequest, stage: str
+        self, slot: Path, done: slots.SlotDone, images: Sequence[Image], request: SaveRequest, stage: str
     ) -> SaveOutcome:
-        """Commit and tell, when all is copied; ``stage`` begins the names of the phases."""
+        """Commit and notify the saver, when all is copied; ``stage`` begins the names of the phases."""
         try:
             with metrics.phase(f"{stage}.commit", step=done.id.step):
                 if lost := [image.path for image in images if not image.is_current()]:
@@ -159,7 +164,7 @@ class Snapshotter:
         except OSError as error:
             return SaveOutcome(f"{slot} cannot be written to: {error}", "")
         metrics.event("saved", step=done.id.step, rank=self._link.place.rank)
-        return SaveOutcome("", self.notify(done.id, wish, stage=stage))
+        return SaveOutcome("", self.notify(done.id, request, stage=stage))
 
     def _commit(self, slot: Path, done: slots.SlotDone) -> None:
         slots.commit(slot, self._link.place.local_rank, done)
@@ -230,14 +235,14 @@ class Snapshotter:
             self._link.begin(save, sizes)
             return self._link.slot()
 
-    def notify(self, save: SaveId, wish: SaveRequest, *, path: str = "", stage: str = "snapshot") -> str:
+    def notify(self, save: SaveId, request: SaveRequest, *, path: str = "", stage: str = "snapshot") -> str:
         """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
 
         Returns why it could not be told; empty if it was.
         """
         try:
             with metrics.phase(f"{stage}.notify", step=save.step):
-                self._link.committed(save, wish, path)
+                self._link.committed(save, request, path)
         except TROUBLE as error:
             logger.warning("step %d is in memory, but the launcher was not told: %s", save.step, error)
             return str(error)

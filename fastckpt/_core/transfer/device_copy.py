@@ -1,10 +1,9 @@
-"""Copies from the memory of an accelerator in a stream of their own, behind which its other streams go on."""
+"""Copies from the memory of an accelerator in a stream of their own, concurrently with its other streams."""
 
 import contextlib
 import ctypes
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from fastckpt._core import metrics
+from fastckpt._core.torch_private.tensors import copy_each
 from fastckpt._core.transfer.device_memory import room
 from fastckpt._core.transfer.host_copy import Copy, copy_without_gil
 
@@ -100,11 +100,6 @@ class DeviceCopy:
         moving: What may change once this has returned: it is set aside within the device before. Raises
             torch.OutOfMemoryError if there is no room.
         samples: What else is sent, after all others; the current stream made it before.
-        aside: Whether to set ``still`` aside, too, behind training: `hold` then waits for that alone. If there is no
-            room, it is not.
-
-    Attributes:
-        short: Whether there was no room.
     """
 
     def __init__(
@@ -113,89 +108,51 @@ class DeviceCopy:
         still: Sequence[Copy],
         moving: Sequence[Copy] = (),
         samples: Sequence[CopyPiece] = (),
-        *,
-        aside: bool = False,
     ) -> None:
-        self.short = False
-        self._lane, self._aside = lane, aside
+        self._lane = lane
         self._still = _pieces(still)
         self._moving = [*_set_aside(_pieces(moving)), *samples]
         self._ready = torch.accelerator.current_stream(lane.device).record_event()
         self._read: torch.Event | None = None
-        self._sent: Sequence[CopyPiece] = self._still
-        self._times: tuple[torch.Event, torch.Event, torch.Event] | None = None
+        self._times: tuple[torch.Event, torch.Event] | None = None
         self._settled = threading.Event()
-        self._hold: tuple[float, torch.Event, torch.Event] | None = None
 
     def wait_until_aside(self) -> None:
         """Return when what moves is set aside: it may be changed by other streams than the current one then."""
         self._ready.synchronize()
 
-    def begin(self, step: int = -1) -> None:
-        """Have all sent; what goes by way of buffers has arrived then. ``step`` is for the phases."""
+    def begin(self) -> None:
+        """Have all sent; what goes by way of buffers has arrived then."""
         with self._lane.current() as stream:
-            begun = between = _timed(stream, after=self._ready)
-            if self._aside:
-                self._sent, between = self._set_aside_still(stream, step), _timed(stream)
-            self._lane.send(self._sent)
-            self._is_read(stream)
+            begun = _timed(stream, after=self._ready)
+            self._lane.send(self._still)
+            self._read = stream.record_event()
+            self._settled.set()
             self._lane.send(self._moving)
-            self._times = begun, between, _timed(stream)
+            self._times = begun, _timed(stream)
 
     def finish(self, step: int = -1) -> None:
         """Return when all that `begin` sent has arrived.
 
-        The device timed what it did: ``device.aside`` and ``device.copy`` of `metrics.seconds`.
+        The device timed what it did: ``device.copy`` of `metrics.seconds`.
         """
         assert self._times is not None
-        begun, between, ended = self._times
+        begun, ended = self._times
         ended.synchronize()
-        if self._sent is not self._still:
-            metrics.took("device.aside", _seconds(begun, between), step=step)
-        metrics.took("device.copy", _seconds(between, ended), step=step)
+        metrics.took("device.copy", _seconds(begun, ended), step=step)
 
     def close(self) -> None:
         """Let go of who waits in `hold`, and, once nothing is copied any more, also after a failure, of the rest."""
         self._settled.set()
         with contextlib.suppress(RuntimeError):  # of a device that failed
             self._lane.stream.synchronize()
-        self._still, self._sent, self._moving = [], [], []
+        self._still, self._moving = [], []
 
     def hold(self) -> None:
         """Have the current stream of this thread wait until what stands still was read; for each that writes to it."""
-        begun = time.monotonic()
         self._settled.wait()
-        if self._read is None:
-            return  # it failed, as `begin` says
-        stream = torch.accelerator.current_stream(self._lane.device)
-        if self._hold is None:
-            self._hold = time.monotonic() - begun, _timed(stream), _timed(stream, after=self._read)
-        else:
-            stream.wait_event(self._read)
-
-    @property
-    def held(self) -> float | None:
-        """Seconds that the thread that came first, and its stream, had to wait; None while that is not known."""
-        if self._hold is None or not self._hold[2].query():
-            return None
-        seconds, begun, ended = self._hold
-        return seconds + _seconds(begun, ended)
-
-    def _set_aside_still(self, stream: torch.Stream, step: int) -> Sequence[CopyPiece]:
-        try:
-            with metrics.phase("overlap.aside", step=step):
-                pieces = _set_aside(self._still)
-                self._is_read(stream)
-        except torch.OutOfMemoryError as error:
-            logger.info("a snapshot of step %d is not set aside on %s: %s", step, self._lane.device, error)
-            self.short = True
-            return self._still
-        return pieces
-
-    def _is_read(self, stream: torch.Stream) -> None:
-        if self._read is None:
-            self._read = stream.record_event()
-            self._settled.set()
+        if self._read is not None:  # else it failed, as `begin` says
+            torch.accelerator.current_stream(self._lane.device).wait_event(self._read)
 
 
 def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]:
@@ -259,7 +216,7 @@ def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
         ends.append(end := -(-end // ALIGNMENT) * ALIGNMENT + source.nbytes)
     memory = torch.empty(end, dtype=torch.uint8, device=pieces[0].source.device)
     places = [memory[end - each.source.nbytes : end] for each, end in zip(pieces, ends, strict=True)]
-    torch._foreach_copy_(places, [source for _, source in pieces])
+    copy_each(places, [source for _, source in pieces])
     return [CopyPiece(each.target, place) for each, place in zip(pieces, places, strict=True)]
 
 

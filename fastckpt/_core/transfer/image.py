@@ -1,8 +1,13 @@
-"""One mapped file of a slot, filled in place."""
+"""Mapped files of slots, filled in place, and pinned for a device that writes to them by itself."""
 
+import contextlib
+import logging
 import os
 import stat
+import threading
+from collections.abc import Mapping as Sizes
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +16,11 @@ from fastckpt._core.format.skeleton import Skeleton
 from fastckpt._core.format.structure import Number
 from fastckpt._core.huge_pages import Mapping, is_in_memory
 from fastckpt._core.transfer.host_copy import Copy
-from fastckpt._core.transfer.pinned_memory import pin, unpin
+
+logger = logging.getLogger("fastckpt")
+
+PORTABLE = 1
+"""cudaHostRegisterPortable: for all devices of this process."""
 
 
 class Image:
@@ -96,3 +105,83 @@ class Image:
         if self._asked is not None and self._pinned:
             unpin(self.address, self._asked)
         self._mapping.close()
+
+
+class ImageCache:
+    """Images by their paths.
+
+    Attributes:
+        device: An accelerator that is to write to them by itself, if it can; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
+        self._images: dict[Path, Image] = {}
+        self._lock = threading.Lock()
+
+    def image(self, path: Path) -> Image:
+        """The image that is at a path now; raises OSError if there is none."""
+        with self._lock:
+            if path in self._images and not self._images[path].is_current():
+                self._images.pop(path).close()
+        return self.map(path)
+
+    def map(self, path: Path) -> Image:
+        """The image at a path as it was mapped first: it may be in use by another thread."""
+        with self._lock:
+            if path not in self._images:
+                self._images[path] = Image(path)
+            if self.device is not None:
+                self._images[path].pin(self.device)
+            return self._images[path]
+
+    def have(self, slot: Path, sizes: Sizes[str, int]) -> bool:
+        """Whether a slot's images of these sizes in bytes are mapped, and there."""
+        images = {name: self._images.get(slot / name) for name in sizes}
+        return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
+
+    def unmap(self, slot: Path, sizes: Sizes[str, int]) -> None:
+        """Let go of all of a slot but those that are to have these sizes, and have them; and of all that were replaced.
+
+        Their memory is free only then.
+        """
+        with self._lock:
+            wanted = {slot / name: size for name, size in sizes.items()}
+            for path, image in list(self._images.items()):
+                is_other = path.is_relative_to(slot) and image.size != wanted.get(path)
+                if is_other or not image.is_current():
+                    self._images.pop(path).close()
+
+    def close(self) -> None:
+        """Let go of all, when nothing writes to them."""
+        with self._lock:
+            for image in self._images.values():
+                image.close()
+            self._images.clear()
+
+
+def pin(address: int, size: int, device: torch.device) -> bool:
+    """Have the driver lock mapped memory, for all devices like this one; whether it did.
+
+    Where it does not (a limit on locked memory, an accelerator other than CUDA), copies go by way of buffers.
+    """
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # a thread's own is the first one: that of another rank
+        code = int(_runtime().cudaHostRegister(address, size, PORTABLE))
+        if code == 0:
+            return True
+        logger.info("%d bytes of shared memory cannot be pinned (CUDA error %d): copies are staged", size, code)
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=device)  # the next launch reports that error again, and so clears it
+        return False
+
+
+def unpin(address: int, device: torch.device) -> None:
+    """Give memory back that was pinned for a device, before it is unmapped."""
+    with torch.cuda.device(device):
+        _runtime().cudaHostUnregister(address)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

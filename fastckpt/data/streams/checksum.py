@@ -1,4 +1,4 @@
-"""A checksum of a sample's content: whether two readings of a stream gave the same one."""
+"""A checksum of a sample's content, to compare two readings of a stream."""
 
 import dataclasses
 import itertools

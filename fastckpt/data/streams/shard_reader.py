@@ -1,4 +1,4 @@
-"""The part of a sharded stream that is in the loader workers: each iterates its shard, and says where it goes on."""
+"""The part of a sharded stream in the loader workers: each iterates its shard, and reports where it goes on."""
 
 import copy
 from collections.abc import Callable, Iterator

@@ -6,9 +6,9 @@ from itertools import count
 from typing import Any
 
 from fastckpt._core.data.known_libraries import leaves_out
-from fastckpt._core.data.position import VERSION, read, whole
+from fastckpt._core.data.position import VERSION, DataPosition, read, whole
 from fastckpt._core.data.split import Split
-from fastckpt.data.source import SourceAnswer
+from fastckpt.data.source import Source, SourceAnswer
 from fastckpt.data.streams.shard_reader import ShardReader, ShardRequest, ShardStart, ShardStep
 from fastckpt.data.streams.trial import Judge, Trial, Tried
 from fastckpt.errors import ConfigError
@@ -16,7 +16,7 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 
-class ShardedStream:
+class ShardedStream(Source):
     """The positions of this rank's shards, and whose turn it is.
 
     Args:
@@ -31,12 +31,9 @@ class ShardedStream:
     def __init__(
         self, reader: ShardReader, split: Split, shards: int, seed: int, judge: Judge, counts: bool | None
     ) -> None:
-        self.reader = reader
+        super().__init__(reader, DataPosition(seed))
         self._judge, self._chosen, self._counts = judge, counts, bool(counts)
-        self.jumps = 0
-        self.epoch = 0
         self._split = split
-        self.seed = whole("seed", seed, -(2**63))
         self._shards = shards
         self._begins: list[ShardStart] = []
         self._awaited: tuple[int, int] | None = None
@@ -80,20 +77,15 @@ class ShardedStream:
         self._turn = (shard + 1) % self._shards
         return None
 
-    def ends_here(self) -> bool:
-        """Nobody knows before all shards have ended."""
-        return False
-
     def end_epoch(self) -> None:
         """Go on to the beginning of the next one."""
-        self.epoch += 1
+        super().end_epoch()
         self._begins, self._turn = [ShardStart()] * self._shards, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch."""
-        self.epoch = whole("epoch", epoch)
+        super().set_epoch(epoch)
         self._begins, self._turn = [ShardStart()] * self._shards, 0
-        self.jumps += 1
 
     def batches(self) -> int:
         """Batches of this rank in a whole epoch; raises TypeError because nobody knows."""
@@ -128,7 +120,7 @@ class ShardedStream:
                 f"saved with {saved[0]} ranks of {saved[1]} shards each (one for each loader worker), now {here[0]} of "
                 f"{here[1]}: an iterable data set that is sharded or has a state of its own goes on with the same only"
             )
-        self.seed, self._awaited = numbers["seed"], saved
+        self._position.seed, self._awaited = numbers["seed"], saved
 
     def load_own(self, own: Mapping[str, Any]) -> None:
         """Take over where this rank's shards are; raises ConfigError if these are another rank's, or not all."""

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from fastckpt._core.data.generators import generators_kept, seed_generators
 from fastckpt._core.data.known_libraries import begin_epoch
-from fastckpt._core.data.position import DataPosition, Positioned, read
+from fastckpt._core.data.position import DataPosition, read
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, END, SAMPLE, STREAM
-from fastckpt.data.source import SourceAnswer
+from fastckpt.data.source import Source, SourceAnswer
 from fastckpt.data.splitmix import mix
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.data.streams.trial import Judge, Trial, Tried, look, look_again
@@ -187,7 +187,7 @@ def ended_before(used: int, length: int) -> ConfigError:
     )
 
 
-class Streamed(Positioned):
+class Streamed(Source):
     """The position in a stream.
 
     Args:
@@ -199,8 +199,7 @@ class Streamed(Positioned):
     """
 
     def __init__(self, reader: StreamReader, split: Split, position: DataPosition, judge: Judge, workers: int) -> None:
-        super().__init__(position)
-        self.reader = reader
+        super().__init__(reader, position)
         self._split, self._judge, self._workers = split, judge, workers
         self._last: tuple[int, int, int | None] = (0, 0, None)
 
@@ -224,10 +223,6 @@ class Streamed(Positioned):
         self._position.cursor = mark.after
         self._last = (self.epoch, mark.after, mark.last)
         return None
-
-    def ends_here(self) -> bool:
-        """Nobody knows before the stream has ended."""
-        return False
 
     def batches(self) -> int:
         """Batches of this rank in a whole epoch, if the data set has a length; raises TypeError otherwise."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fastckpt._core.config import RankInfo
 from fastckpt._core.data.known_libraries import lacks_seed, remedy
 from fastckpt._core.data.split import Split
+from fastckpt._core.torch_private.tensors import default_store
 from fastckpt.data.order import END
 from fastckpt.data.streams.checksum import checksum
 from fastckpt.errors import ConfigError
@@ -24,7 +25,7 @@ SAMPLES = 32
 MIDDLE = 7
 """Samples before a state that is tried; another follows a sample later: what is held ready may be used up at one."""
 PATIENCE = 10.0
-"""Seconds until the log says that a second opening is waited for."""
+"""Seconds until the log reports that a second opening is waited for."""
 
 _made: Counter[tuple[str, int]] = Counter()
 """Loaders of streams of a kind that this process has made: all ranks make the same in the same order."""
@@ -99,21 +100,21 @@ def look(opened: Callable[[], Callable[[int], Any]], first: int = 0) -> Seen:
 
 
 def look_again(opened: Callable[[], Callable[[int], Any]]) -> Seen:
-    """The same for a second opening, which some streams never give: the log says then what is waited for."""
-    told = threading.Timer(PATIENCE, logger.warning, (
+    """The same for a second opening, which some streams never give: the log then reports what is waited for."""
+    warning = threading.Timer(PATIENCE, logger.warning, (
         "the stream is being opened a second time, to see that it gives the same samples, and has given none for %g "
         "s: if it can be opened once only, pass repeatable=False", PATIENCE,
     ))  # fmt: skip
-    told.daemon = True
-    told.start()
+    warning.daemon = True
+    warning.start()
     try:
         return look(opened)
     finally:
-        told.cancel()
+        warning.cancel()
 
 
 class Judge:
-    """Asks for trials at the first start, and says what their outcome means.
+    """Asks for trials at the first start, and judges their outcome.
 
     Args:
         dataset: The user's.
@@ -130,7 +131,7 @@ class Judge:
         self._due = repeatable is None
         self._alike, self._everyone = alike, everyone
         self._seen: Seen | None = None
-        self._told = False
+        self._has_warned = False
         _made[self._name, split.world] += 1
         self._number = _made[self._name, split.world]
         if repeatable is False and not split.rank:
@@ -173,8 +174,8 @@ class Judge:
 
     def warn(self, place: str) -> None:
         """Say once that the sample used last is another one now."""
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 "rank %d: %s of %s is not the one that was used before the restart: the stream differs between "
                 "starts, so some of its samples are lost and others used twice. %s; to accept that, pass "
@@ -205,5 +206,5 @@ class Judge:
 
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
     """What the first rank that came here saw. Nobody waits: a rank may iterate late, or never."""
-    store = dist.distributed_c10d.PrefixStore("fastckpt/stream", dist.distributed_c10d._get_default_store())
+    store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]

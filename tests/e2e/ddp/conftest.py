@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from fastckpt import ddp as ddp_module
 from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.saver.server import Saver
 from fastckpt.ddp import DdpCheckpointer
@@ -58,7 +57,7 @@ class Ranks:
     def start_workers(self, world: int = 1, **options: Any) -> list[DdpCheckpointer]:
         rounds = Rounds(world)
         self._world = world
-        self._monkeypatch.setattr(ddp_module, "agreement", lambda world_size: rounds)
+        self._monkeypatch.setattr("fastckpt._core.session.agreement", lambda world_size: rounds)
         self.members = [self.join(rank, world, **options) for rank in range(world)]
         self._rounds = rounds
         return self.members

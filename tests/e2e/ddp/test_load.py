@@ -691,8 +691,8 @@ class TestVerify:
         """They would look for checkpoints in other ways, and wait for one another."""
         ranks.start(2)
         save(ranks, 1)
-        wishes = ranks.members[1]._writer.link.wishes
-        ranks.members[1]._writer.link.wishes = dataclasses.replace(wishes, remote="s3://bucket/run")
+        wishes = ranks.members[1]._writer.link.options
+        ranks.members[1]._writer.link.options = dataclasses.replace(wishes, remote="s3://bucket/run")
         assert all("remote must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
     def test_never_looks_at_sizes_alone(self, ranks: Ranks, monkeypatch):

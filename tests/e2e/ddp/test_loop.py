@@ -48,7 +48,7 @@ class Training:
 
     def until_known(self, step: int) -> int:
         """Train on after a step until its profile is complete, however long the disk takes; the last step."""
-        while self.checkpointer._tempo.known is None:
+        while self.checkpointer._frequency.schedule.known is None:
             time.sleep(0.005)
             step += 1
             self.steps(step, step)
@@ -103,18 +103,18 @@ def test_what_was_profiled_and_chosen_is_known_after_a_resume(directory: Path):
         saves = first.steps(1, 40)
         assert saves[0] is True, "the first step is saved before anything is known"
         assert None in saves, "iterations with a save are compared with iterations without"
-        assert checkpointer._tempo.known is None, "50 are profiled"
+        assert checkpointer._frequency.schedule.known is None, "50 are profiled"
         last = first.until_known(40)
-        known = checkpointer._tempo.known
+        known = checkpointer._frequency.schedule.known
     second = Training(directory)
     with second.checkpointer as checkpointer:
         assert checkpointer.resume() == last
-        assert checkpointer._tempo.known.profile == known.profile
+        assert checkpointer._frequency.schedule.known.profile == known.profile
         assert any(second.steps(last + 1, last + 1 + known.intervals.storage))
     other = Training(directory, overhead=0.5)
     with other.checkpointer as checkpointer:
         checkpointer.resume()
-        assert checkpointer._tempo.known.intervals is None, "those were for another overhead"
+        assert checkpointer._frequency.schedule.known.intervals is None, "those were for another overhead"
 
 
 def test_a_time_is_an_interval_too(directory: Path):
@@ -122,8 +122,8 @@ def test_a_time_is_an_interval_too(directory: Path):
     with training.checkpointer as checkpointer:
         checkpointer.resume()
         training.until_known(0)
-        assert checkpointer._tempo.known.intervals.memory == 1
-        assert checkpointer._tempo.known.intervals.storage > 1000
+        assert checkpointer._frequency.schedule.known.intervals.memory == 1
+        assert checkpointer._frequency.schedule.known.intervals.storage > 1000
 
 
 class Stream(IterableDataset[int]):
@@ -281,7 +281,7 @@ def test_another_optimizer_is_refused_and_nothing_changed(directory: Path):
 def test_a_checkpoint_that_names_no_optimizers_loads_as_before(directory: Path, monkeypatch: pytest.MonkeyPatch):
     """Earlier versions did not say of which class they were."""
     first = Training(directory, every=1)
-    first.checkpointer._own_part = lambda tempo, step: {"fastckpt": {"step": 2, "tempo": tempo, "life": []}}  # type: ignore
+    first.checkpointer._own_part = lambda step: {"fastckpt": {"step": 2, "tempo": "", "life": []}}  # type: ignore
     with first.checkpointer as checkpointer:
         checkpointer.resume()
         first.steps(1, 2)

@@ -33,11 +33,11 @@ def test_turns_count_whatever_steps_are_called(directory: Path, steps: Any):
         checkpointer.resume()
         steps = list(steps)
         assert saves(training, steps)[0] == steps[0]
-        while checkpointer._tempo.known is None:
+        while checkpointer._frequency.schedule.known is None:
             time.sleep(0.005)
             training.steps(steps[-1] + 1, steps[-1] + 1)
             steps.append(steps[-1] + 1)
-        assert checkpointer._tempo.decision.step in steps
+        assert checkpointer._frequency.schedule.decision.step in steps
 
 
 def test_a_multiple_that_is_left_out_is_saved_at_the_next_step(directory: Path):
@@ -66,7 +66,9 @@ def test_long_iterations_are_profiled_for_a_while_only(directory: Path, monkeypa
     with training.checkpointer as checkpointer:
         checkpointer.resume()
         training.until_known(0)
-        assert profiling.EARLY <= checkpointer._tempo.progress.iterations < profiling.MOST, "6, and 3 snapshots"
+        assert profiling.EARLY <= checkpointer._frequency.schedule.progress.iterations < profiling.MOST, (
+            "6, and 3 snapshots"
+        )
 
 
 def test_steps_of_which_few_fit_into_five_seconds_are_all_saved(directory: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,7 +99,7 @@ def test_without_storage_there_are_snapshots_in_memory(directory: Path):
         checkpointer.resume()
         put_a_file_in_place_of(directory)
         assert len(saves(training, range(1, 401))) > 4, "three are measured"
-        assert checkpointer._tempo.known is None
+        assert checkpointer._frequency.schedule.known is None
         directory.unlink()
         directory.mkdir()
 
@@ -213,7 +215,7 @@ def test_a_profile_is_of_one_kind_of_optimizer(directory: Path):
     for each in (training, sgd):
         with each.checkpointer as checkpointer:
             checkpointer.resume()
-            circumstances.append(checkpointer._circumstances)
+            circumstances.append(checkpointer._frequency.profile_key)
     assert circumstances[0] != circumstances[1]
 
 

@@ -15,7 +15,7 @@ from fastckpt._core.config import AGENT_VARIABLE, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
-from fastckpt._core.resume.wait_for_durable import join_on_storage
+from fastckpt._core.resume.survey import join_on_storage
 from fastckpt._core.saver.persistence import node_parts
 from fastckpt._core.saver.server import Saver
 from fastckpt._core.storage.local import layout, part_files
@@ -39,7 +39,7 @@ class Nodes(Ranks):
 
     def start_workers_of_nodes(self, *strategy: Any) -> None:
         self._rounds = Rounds(2)
-        self._monkeypatch.setattr("fastckpt.ddp.agreement", lambda world_size: self._rounds)
+        self._monkeypatch.setattr("fastckpt._core.session.agreement", lambda world_size: self._rounds)
         for rank, saver in enumerate(self.savers):
             values = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
             values |= {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": 2, AGENT_VARIABLE: saver.address}

@@ -388,7 +388,7 @@ def other_optimizers(directory: Path) -> None:
         with training(*groups) as checkpointer:
             with pytest.raises(ConfigError, match=says):
                 checkpointer.resume()
-            assert "groups, and" not in says or not checkpointer._optimizers[0].state, "nothing is changed"
+            assert "groups, and" not in says or not checkpointer._frequency._optimizers[0].state, "nothing is changed"
 
 
 def test_optimizers_of_other_parameters_are_refused(run: Run):
@@ -468,10 +468,10 @@ def by_hand(directory: Path) -> None:
     assert torch.equal(average.weight.full_tensor(), training.average.weight.full_tensor())
     assert same(_whole(other.optimizers[1].state_dict()), _whole(training.optimizers[1].state_dict()))
     with Training(directory, others={"lacks": Value()}).checkpointer as checkpointer:
-        before = _whole(checkpointer._model.state_dict())
+        before = _whole(checkpointer._frequency._model.state_dict())
         with pytest.raises(ConfigError, match="the checkpoint has no lacks; it has "):
             checkpointer.resume()
-        assert same(_whole(checkpointer._model.state_dict()), before), "nothing is loaded"
+        assert same(_whole(checkpointer._frequency._model.state_dict()), before), "nothing is loaded"
 
 
 def test_a_checkpointer_by_hand_loads_the_same_checkpoints(run: Run):

@@ -13,12 +13,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from fastckpt._core.client.collective import PIECE
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
 from fastckpt.dcp import shard_plans
+from fastckpt.dcp.plan_messages import PlanMailbox
 from fastckpt.dcp.shard_plans import ShardPlans, Unplanned
-from fastckpt.dcp.store_mailbox import PIECE, StoreMailbox
 from fastckpt.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -63,7 +64,7 @@ class Ranks:
 
     def _rank(self, place: RankInfo, steps: int, pause: float) -> None:
         try:
-            mine = ShardPlans(place, StoreMailbox(self.store), lambda *_: contextlib.nullcontext())
+            mine = ShardPlans(place, PlanMailbox(self.store), lambda *_: contextlib.nullcontext())
             for step in range(steps):
                 self._save(mine, place.rank, step)
                 if pause:
@@ -171,7 +172,7 @@ def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeyp
     monkeypatch.setattr(shard_plans, "DEADLINE", 0.1)
     store = dist.HashStore()
     first, second = (
-        ShardPlans(RankInfo(rank, rank, 2, 2), StoreMailbox(store), lambda *_: contextlib.nullcontext())
+        ShardPlans(RankInfo(rank, rank, 2, 2), PlanMailbox(store), lambda *_: contextlib.nullcontext())
         for rank in (0, 1)
     )
     for step in (1, 2):
@@ -188,7 +189,7 @@ def test_who_does_not_come_is_not_waited_for_without_end(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("changes", [False, True])
 def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) -> None:
     """One more part would count as a checkpoint, without what the other had; a late rank ends the last one."""
-    board = StoreMailbox(dist.HashStore())
+    board = PlanMailbox(dist.HashStore())
     first, second = (
         ShardPlans(RankInfo(rank, rank, 2, 2), board, lambda *_: contextlib.nullcontext()) for rank in (0, 1)
     )
@@ -214,7 +215,7 @@ def test_nobody_saves_more_than_who_has_closed(tmp_path: Path, changes: bool) ->
 def test_states_that_do_not_go_together(tmp_path: Path) -> None:
     store = dist.HashStore()
     places = [RankInfo(rank, rank, 2, 2) for rank in (0, 1)]
-    first, second = (ShardPlans(place, StoreMailbox(store), lambda *_: contextlib.nullcontext()) for place in places)
+    first, second = (ShardPlans(place, PlanMailbox(store), lambda *_: contextlib.nullcontext()) for place in places)
     errors: list[BaseException] = []
 
     def save(mine: ShardPlans, value: Any) -> None:
@@ -231,7 +232,7 @@ def test_states_that_do_not_go_together(tmp_path: Path) -> None:
 
 
 def test_a_message_may_be_larger_than_the_store_takes() -> None:
-    board = StoreMailbox(dist.HashStore())
+    board = PlanMailbox(dist.HashStore())
     message = {"bytes": bytes(range(256)) * (PIECE // 64), "text": ("a", [1])}
     board.put("key", message)
     assert board.get("key", time.monotonic()) == message
@@ -242,7 +243,7 @@ def test_a_message_may_be_larger_than_the_store_takes() -> None:
 
 @pytest.mark.parametrize("code", [exec, torch.nn.Linear, torch.load])
 def test_a_message_runs_no_code(code: object) -> None:
-    board = StoreMailbox(dist.HashStore())
+    board = PlanMailbox(dist.HashStore())
     board.put("key", [1, code])
     with pytest.raises(pickle.UnpicklingError, match="a message of another rank has"):
         board.get("key", time.monotonic())
@@ -262,7 +263,7 @@ class Counting:
 
 def test_a_repeated_save_asks_the_store_once() -> None:
     store = Counting()
-    mine = ShardPlans(RankInfo(), StoreMailbox(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
+    mine = ShardPlans(RankInfo(), PlanMailbox(store), lambda *_: contextlib.nullcontext())  # type: ignore[arg-type]
     mine.files(SaveId(1, 0), state(0, 4, 9))
     store.asked.clear()
     for step in range(1, 6):
@@ -286,7 +287,7 @@ class Between(dist.HashStore):
 def test_what_a_rank_said_before_it_closed_is_heard() -> None:
     """Else the others skip the save that this one was refused, and wait for it in their next load."""
     store = Between()
-    here = StoreMailbox(store)
+    here = PlanMailbox(store)
 
     def refuse_and_close() -> None:
         here.put("1/items/1", "the states of the ranks do not go together")

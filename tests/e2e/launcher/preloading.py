@@ -11,7 +11,7 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 
 from fastckpt_run.preload.preloader import Preloader
-from fastckpt_run.workers import BoundSubprocessHandler
+from fastckpt_run.torchrun_patches import BoundSubprocessHandler
 
 DEADLINE = 120
 

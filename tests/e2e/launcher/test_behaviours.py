@@ -182,7 +182,7 @@ def test_the_rendezvous_is_shut_down_once(here: Path) -> None:
     agent, handler = Mock(), Mock()
     agent.run.return_value = RunResult(WorkerState.SUCCEEDED)
     with (
-        patch("fastckpt_run.torchrun_patches.FastckptAgent", return_value=agent) as constructed,
+        patch("fastckpt_run.main.FastckptAgent", return_value=agent) as constructed,
         patch("torch.distributed.elastic.rendezvous.registry.get_rendezvous_handler", return_value=handler),
     ):
         run(["--nproc-per-node=2", TOUCH])

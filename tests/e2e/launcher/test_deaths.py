@@ -16,7 +16,7 @@ from fastckpt._core.config import Settings
 from fastckpt_run.agent import FastckptAgent
 from fastckpt_run.failures.deaths import DeathWatch, describe, peek
 from fastckpt_run.parent_death import die_with
-from fastckpt_run.workers import _drop_if_torn
+from fastckpt_run.workers import drop_if_torn
 from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
 
 FAMILY = program("family.py")
@@ -266,10 +266,10 @@ def test_a_death_is_seen_but_not_reaped() -> None:
 LATE = """
 import os, sys, threading, time
 from pathlib import Path
-from fastckpt_run import workers
+from fastckpt_run import torchrun_patches
 from fastckpt_run.main import main
 
-bind, folder = workers.die_with, Path(os.environ["JOB_FOLDER"])
+bind, folder = torchrun_patches.die_with, Path(os.environ["JOB_FOLDER"])
 
 def late(parent):
     thread = threading.current_thread() is threading.main_thread()
@@ -277,7 +277,7 @@ def late(parent):
     time.sleep(1)
     bind(parent)
 
-workers.die_with = late
+torchrun_patches.die_with = late
 main(sys.argv[1:])
 """
 
@@ -321,5 +321,5 @@ def test_a_torn_error_file_is_dropped(tmp_path: Path) -> None:
     whole.write_text('{"message": "x"}')
     torn.write_text('{"message": {"mess')
     for path in (whole, torn, tmp_path / "none", Path(os.devnull)):
-        _drop_if_torn(path)
+        drop_if_torn(path)
     assert (whole.exists(), torn.exists()) == (True, False)

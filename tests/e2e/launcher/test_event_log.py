@@ -47,7 +47,7 @@ def directory(tmp_path: Path) -> Path:
 def test_lines_from_before_and_since_are_written_in_order(directory: Path) -> None:
     log = EventLog(directory, [line(0), line(1)])
     for number in range(2, 500):
-        log.tell(line(number))
+        log.append(line(number))
     assert log.close(30)
     [path] = find(str(directory))
     assert steps(path) == list(range(500))
@@ -58,7 +58,7 @@ def test_what_was_told_is_there_at_once(directory: Path) -> None:
     """Whoever kills the agent has what it told a moment before."""
     log = EventLog(directory, [])
     for number in range(3):
-        log.tell(line(number))
+        log.append(line(number))
         until(lambda number=number: number in [s for p in directory.glob(f"{FOLDER}/*") for s in steps(p)], "the line")
     assert log.close(30)
 
@@ -108,11 +108,11 @@ def test_a_disk_that_is_full_loses_the_oldest_and_says_how_many(small: Path) -> 
     log = EventLog(small, [])
     lost = metrics.counts["events_lost"]
     for number in range(200):
-        log.tell(line(number, "p" * 900))
+        log.append(line(number, "p" * 900))
     until(lambda: metrics.counts["events_lost"] > lost, "the loss")
     (small / "ballast").unlink()
     subprocess.run(["mount", "-o", "remount,size=1m", str(small)], check=True)
-    log.tell(line(200))
+    log.append(line(200))
     assert log.close(30)
     [path] = find(str(small))
     told = read(path)
@@ -128,7 +128,7 @@ def test_a_disk_that_is_read_only_for_a_while(small: Path) -> None:
     until(lambda: any(small.glob(f"{FOLDER}/*")), "the file")
     time.sleep(0.05)
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
-    log.tell(line(1))
+    log.append(line(1))
     time.sleep(0.05)
     subprocess.run(["mount", "-o", "remount,rw", str(small)], check=True)
     assert log.close(30)
@@ -143,7 +143,7 @@ def test_a_disk_that_hangs_keeps_nobody(directory: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(EventLog, "_new", lambda log: pipe)
     log = EventLog(directory, [line(0)])
     for number in range(1, 1000):
-        log.tell(line(number))
+        log.append(line(number))
     assert not log.close(0.1)
     told = b""
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # once: what is written between two readers would be lost
@@ -175,7 +175,7 @@ def test_a_file_system_that_stands_still(device: Path) -> None:
     until(lambda: any(steps(path) for path in device.glob(f"{FOLDER}/*")), "the first line")
     subprocess.run(["fsfreeze", "-f", str(device)], check=True)
     for number in range(1, 1000):
-        log.tell(line(number))
+        log.append(line(number))
     assert not log.close(0.1)
     subprocess.run(["fsfreeze", "-u", str(device)], check=True)
     assert log.close(30)
@@ -190,7 +190,7 @@ def test_it_writes_through_no_link(directory: Path, tmp_path: Path) -> None:
     (directory / FOLDER).mkdir()
     log._path = directory / FOLDER / "000001-host-1.jsonl"
     log._path.symlink_to(target)
-    log.tell(line(0))
+    log.append(line(0))
     assert not log.close(30)
     assert target.read_text() == "as it was"
 
@@ -228,5 +228,5 @@ def test_what_time_is_accounted_for_by_is_recorded_however_often(monkeypatch: py
     told = EventRecorder(cast("Saver", None), keep=False)
     for name in ("worker_joined", "skipped"):
         for _ in range(5):
-            told._hear(metrics.stamp(name))
+            told._record(metrics.stamp(name))
     assert [json.loads(line)["event"] for line in told.lines] == ["worker_joined"] * 5 + ["skipped"] * 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt_run.failures.deaths import peek
-from fastckpt_run.grace import ask_to_end
+from fastckpt_run.workers import terminate_gracefully
 from tests.e2e.launcher.conftest import Jobs, program, until
 
 
@@ -56,6 +56,6 @@ def test_who_leads_no_group_is_asked_itself() -> None:
     """Such as a function before it has come to its own session; nobody is reaped."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     begin = time.monotonic()
-    ask_to_end([child.pid], 600)
+    terminate_gracefully([child.pid], 600)
     assert time.monotonic() - begin < 60
     assert (peek(child.pid), child.wait()) == (-signal.SIGTERM, -signal.SIGTERM)

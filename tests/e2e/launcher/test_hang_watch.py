@@ -256,10 +256,10 @@ def test_time_in_phases_is_no_steps_and_starts_are_remembered():
 def test_a_rank_has_waited_only_since_it_spoke():
     waits = Waits()
     assert waits.of(0, beat=5) == 0
-    waits.pass_by(3.0)
+    waits.advance(3.0)
     assert (waits.of(0, beat=5), waits.of(1, beat=5)) == (3, 0)
     assert waits.of(0, beat=6) == 0
-    waits.pass_by(1.0)
+    waits.advance(1.0)
     assert (waits.of(0, beat=6), waits.of(1, beat=5)) == (1, 1)
     waits.begin()
     assert waits.of(0, beat=6) == 0

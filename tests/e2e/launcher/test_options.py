@@ -14,9 +14,8 @@ from fastckpt._core.config import Settings, variable
 from fastckpt._core.version import VERSION
 from fastckpt.errors import ConfigError
 from fastckpt_run.cli import main as inspect_checkpoints
-from fastckpt_run.help import launcher_parser
 from fastckpt_run.main import main
-from fastckpt_run.options import command, parse, split
+from fastckpt_run.options import LauncherParser, parse
 from tests.e2e.launcher.conftest import program
 
 TOUCH = program("touch.py")
@@ -30,12 +29,11 @@ def own_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(*argv: str) -> Settings:
-    return parse(launcher_parser(), [*argv, "train.py"])[0]
+    return parse([*argv, "train.py"])[0]
 
 
 def test_each_setting_has_an_option() -> None:
-    flags = [flag for option in command().params for flag in (*option.opts, *option.secondary_opts)]
-    assert flags == [
+    assert list(LauncherParser().ours) == [
         "--fast-shm-dir",
         "--fast-memory",
         "--fast-no-memory",
@@ -62,8 +60,8 @@ def test_each_setting_has_an_option() -> None:
         "--fast-event-log",
         "--fast-no-event-log",
         "--fast-events",
+        "--fast-no-preload",
     ]
-    assert [option.name for option in command().params] == [field.name for field in fields(Settings)]
 
 
 def test_an_option_goes_before_its_variable_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,19 +94,23 @@ def test_the_last_of_several_counts() -> None:
 @pytest.mark.parametrize(
     ("argv", "ours", "theirs"),
     [
-        (["t.py", "--fast-slots", "2"], [], ["t.py", "--fast-slots", "2"]),
-        (["--", "--fast-slots", "2"], [], ["--", "--fast-slots", "2"]),
-        (["-m", "--fast-slots", "2", "t", "-m"], ["--fast-slots", "2"], ["-m", "t", "-m"]),
-        (["--log-dir", "--fast-slots", "t.py"], [], ["--log-dir", "--fast-slots", "t.py"]),
-        (["-mr", "--fast-slots", "t.py"], [], ["-mr", "--fast-slots", "t.py"]),
-        (["-r3", "--fast-slots=2", "t.py"], ["--fast-slots=2"], ["-r3", "t.py"]),
-        (["--fast-shm-dir", "t.py", "x"], ["--fast-shm-dir", "t.py"], ["x"]),
-        (["--log", "d", "--fast-flush", "t"], ["--fast-flush"], ["--log", "d", "t"]),
-        (["--fast-flush-timeout", "-1", "t"], ["--fast-flush-timeout", "-1"], ["t"]),
+        (["t.py", "--fast-slots", "2"], {}, ["t.py", "--fast-slots", "2"]),
+        (["--", "t.py", "--fast-slots", "2"], {}, ["--", "t.py", "--fast-slots", "2"]),
+        (["-m", "--fast-slots", "2", "t", "-m"], {"slots": 2}, ["-m", "t", "-m"]),
+        (["-r3", "--fast-slots=2", "t.py"], {"slots": 2}, ["-r3", "t.py"]),
+        (["--fast-shm-dir", "t.py", "x"], {"shm_dir": "t.py"}, ["x"]),
+        (["--log-d", "d", "--fast-no-flush", "t"], {"flush": False}, ["--log-d", "d", "t"]),
+        (["--fast-slots", "2", "t"], {"slots": 2}, ["t"]),
     ],
 )
-def test_split(argv: list[str], ours: list[str], theirs: list[str]) -> None:
-    assert split(get_args_parser(), argv) == (ours, theirs)
+def test_ours_stand_anywhere_before_the_script(argv: list[str], ours: dict[str, object], theirs: list[str]) -> None:
+    assert parse(argv) == (Settings(**ours), get_args_parser().parse_args(theirs))
+
+
+@pytest.mark.parametrize("argv", [["--log-dir", "--fast-slots", "2", "t.py"], ["-mr", "--fast-slots", "2", "t.py"]])
+def test_ours_are_no_value_of_a_torchrun_option(argv: list[str]) -> None:
+    with pytest.raises(click.UsageError, match="expected one argument"):
+        parse(argv)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_split(argv: list[str], ours: list[str], theirs: list[str]) -> None:
         (["--fast-bogus"], "no such option: --fast-bogus;.*--fast-shm-dir"),
         (["--fast"], "no such option: --fast;.*--fast-shm-dir"),
         (["--fast-slots", "many"], "--fast-slots is 'many'"),
-        (["--fast-slots", "--standalone"], "--fast-slots needs a value"),
+        (["--fast-slots", "--standalone"], "argument --fast-slots: expected one argument"),
         (["--fast-flush=1"], "--fast-flush"),
     ],
 )
@@ -159,7 +161,7 @@ def test_an_impossible_value_is_refused_with_the_limit() -> None:
     ("argv", "code", "message"),
     [
         (["--fast-sl", "2", "t.py"], 2, "no such option: --fast-sl"),
-        (["--fast-slots"], 2, "--fast-slots needs a value"),
+        (["--fast-slots"], 2, "argument --fast-slots: expected one argument"),
         (["--fast-slots=7", "t.py"], 2, "slots is 7"),
         (["--fast-max-stalls=-1", "t.py"], 2, "max_stalls is -1; give a number of failures, or 0 for no limit"),
         (["--fast-restart-budget=3", TOUCH], 2, "restart_budget is '3'; give RESTARTS/TIME, both above 0"),
@@ -196,7 +198,7 @@ def test_help_shows_ours_and_torchruns(capfd) -> None:
     main(["--help"])
     text = re.sub(r"\s+", " ", capfd.readouterr().out)
     for field in fields(Settings):
-        assert re.search(rf"--fast-{field.name.replace('_', '-')} [A-Z/ -][^[]*[a-z]{{3}}[^[]* \[env", text)
+        assert re.search(rf"--fast-{field.name.replace('_', '-')},? [A-Z/ -][^[]*[a-z]{{3}}[^[]* \[env", text)
         assert f"--fast-{field.name.replace('_', '-')}" in text
         assert f"env: {variable(field.name)}; default: " in text
     for action in get_args_parser()._actions:
@@ -216,4 +218,4 @@ def test_version_of_both_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         inspect_checkpoints(["--version"], prog_name="fastckpt")
     assert (end.value.code, capsys.readouterr().out) == (0, f"fastckpt{rest}")
-    assert parse(launcher_parser(), ["train.py", "--version"])[1].training_script_args == ["--version"]
+    assert parse(["train.py", "--version"])[1].training_script_args == ["--version"]

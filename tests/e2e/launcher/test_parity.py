@@ -12,7 +12,6 @@ from torch.distributed.run import get_args_parser
 
 from fastckpt._core.config import Settings
 from fastckpt.errors import ConfigError
-from fastckpt_run.help import launcher_parser
 from fastckpt_run.options import parse
 
 CASES_PER_SEED = 40
@@ -151,7 +150,7 @@ def theirs(argv: list[str]) -> Namespace | str:
 
 def ours(argv: list[str], settings: list[Settings]) -> Namespace | str:
     def read() -> Namespace:
-        found, namespace = parse(launcher_parser(), argv)
+        found, namespace = parse(argv)
         settings.append(found)
         return namespace
 

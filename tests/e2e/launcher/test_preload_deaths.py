@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fastckpt_run.preload import template_process
-from fastckpt_run.preload.orphans import Child, adopting, reap
+from fastckpt_run.preload.orphans import Child, reap, subreaper
 from fastckpt_run.preload.preloader import ForkedWorker
 from tests.e2e.launcher.conftest import Jobs, alive, pids_in, program, until
 from tests.e2e.launcher.preloading import Run, Starter, template
@@ -92,7 +92,7 @@ def test_a_template_that_always_dies_is_given_up(starter: Starter, monkeypatch: 
 def test_orphans_are_reaped_but_nobody_elses_children(before: set[int]) -> None:
     """Of what became this process's own: the dead that were born in a worker's session, and only those."""
     mine = subprocess.Popen(["true"])
-    with adopting():
+    with subreaper():
         worker = subprocess.Popen(
             ["sh", "-c", "true & setsid sh -c 'exit 3' & sleep 600 & exit"], start_new_session=True
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastckpt_run.preload.preloader import ForkedWorker, Preloader
-from fastckpt_run.preload.script_analysis import read
+from fastckpt_run.script_analysis import read
 from tests.e2e.launcher.conftest import Jobs, program
 from tests.e2e.launcher.preloading import Starter, template
 

@@ -58,9 +58,9 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Told]:
     caplog.set_level(logging.WARNING, "fastckpt.launcher")
     logging.getLogger("fastckpt").propagate = True
     told = Told(caplog)
-    metrics.listen(told.notice.hear)
+    metrics.listen(told.notice.observe)
     yield told
-    metrics.unlisten(told.notice.hear)
+    metrics.unlisten(told.notice.observe)
 
 
 def test_the_line_comes_once_and_when_all_have_loaded(told: Told) -> None:
@@ -97,7 +97,7 @@ def test_a_death_before_the_first_load(told: Told) -> None:
         metrics.event("started_fresh", directory="dir", local_rank=rank)
     told.notice.look(2)
     [line] = told.lines
-    assert "began afresh, as there was nothing to resume, after T, no step repeated, 2 of 3" in line
+    assert "started fresh, as there was nothing to resume, after T, no step repeated, 2 of 3" in line
 
 
 def test_workers_that_load_nothing(told: Told) -> None:

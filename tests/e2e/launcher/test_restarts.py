@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from fastckpt_run.rendezvous import forget_last_round
+from fastckpt_run.torchrun_patches import forget_last_round
 from tests.e2e.launcher.conftest import Jobs, program
 from tests.ports import free_port
 

@@ -232,7 +232,7 @@ def test_a_restart_that_follows_no_failure_does_not_count(
     node.run(steps=5)
     with caplog.at_level("ERROR", "fastckpt.launcher"):
         assert node.fail() == -5
-    assert "start 9 began afresh and came 5 steps further: worker 1 SIGKILL\n" in caplog.text
+    assert "start 9 started fresh and came 5 steps further: worker 1 SIGKILL\n" in caplog.text
 
 
 def test_what_the_workers_before_have_said_is_not_taken_for_theirs(block: TelemetryBlock) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, names_us, why_not_started
+from fastckpt_run.failures.cannot_start import broken_syntax, is_among_first_imports, mentions_fastckpt, why_not_started
 
 NO_MODULE = "ModuleNotFoundError: No module named 'nosuch'"
 PARSER = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\n"
@@ -129,7 +129,7 @@ def test_whatever_a_worker_wrote_can_be_read(lines: list[str], exitcode: int) ->
 
 def test_a_script_that_names_us(folder: Path) -> None:
     (folder / "ours.py").write_text("import fastckpt\n")
-    assert [names_us(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
+    assert [mentions_fastckpt(folder / name) for name in ("ours.py", "mine.py", "none.py")] == [True, False, False]
 
 
 def test_lines_that_are_nowhere() -> None:

@@ -10,7 +10,7 @@ from fastckpt_run.main import main
 from tests.e2e.mistakes.table import WARNING, WORKS, Scene, answered, save
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = str(ROOT / "tests" / "launcher" / "programs" / "touch.py")
+SCRIPT = str(ROOT / "tests/e2e/launcher/programs" / "touch.py")
 FIRST_RANK_ONLY = str(Path(__file__).with_name("first_rank_only.py"))
 
 

@@ -281,5 +281,5 @@ def test_a_history_that_is_begun_anew_by_the_same_training_is_no_other_line(dire
         for step in (1, 2, 3):
             assert one.save_checkpoint(step, files(step), DISK)
             one.wait_latest_checkpoint()
-            one.begin_anew()
+            one.session.begin_history()
     assert [stored.id.step for stored in CheckpointDirectory(directory).checkpoints()] == [3]

@@ -49,7 +49,7 @@ FSDP: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a scheduler as optimizer": (lambda c: c.save_checkpoint(1, MODEL, StepLR(ADAM, 1)), "optimizer is a StepLR"),
     "a scheduler beside": (lambda c: c.save_checkpoint(1, MODEL, [ADAM, StepLR(ADAM, 1)]), "optimizer is a StepLR"),
     "a state as model": (lambda c: c.save_checkpoint(1, model=MODEL.state_dict()), "model is an OrderedDict; it is"),
-    "an unknown argument": (lambda c: c.save_checkpoint(1, MODEL, foo=1), "no argument 'foo'; there are rank_state"),
+    "an unknown argument": (lambda c: c.save_checkpoint(1, MODEL, foo=1), "no argument 'foo'; there are step"),
     "a wrapper around itself": (lambda c: c.save_checkpoint(1, MODEL, AroundItself()), "0 optimizers as attributes"),
     "load into a state": (lambda c: c.load_checkpoint(MODEL.state_dict()), "model is an OrderedDict; it is"),
     "load into a text": (lambda c: c.load_checkpoint(MODEL, "adam"), "optimizer is 'adam'; it is to be a torch"),

@@ -10,7 +10,7 @@ import pytest
 
 from fastckpt._core.torch_version import NEEDED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 COMMANDS = {
     "fastckpt-run": ("-m", "fastckpt_run", "--help"),
     "fastckpt": ("-c", "from fastckpt_run.commands import tools; tools()", "--help"),

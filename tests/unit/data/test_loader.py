@@ -1,5 +1,6 @@
 """What a loader counts, when, and what it refuses."""
 
+import inspect
 import io
 from itertools import islice
 from typing import Any
@@ -317,3 +318,14 @@ def test_shards_go_on_with_the_same_numbers_only() -> None:
 def test_numbers_that_are_not_whole_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value!r}; give a whole number"):
         ResumableDataLoader(list(range(8)), **{name: value})
+
+
+def test_each_argument_is_named_in_the_signature_and_its_documentation():
+    parameters = inspect.signature(ResumableDataLoader).parameters.values()
+    assert {each.kind for each in parameters} == {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
+    assert not [each.name for each in parameters if each.name not in str(ResumableDataLoader.__doc__)]
+    plain = inspect.signature(DataLoader.__init__).parameters.keys() - {"self"}
+    assert plain <= {each.name for each in parameters}

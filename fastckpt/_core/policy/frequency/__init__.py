@@ -1,1 +1,1 @@
-"""Runs in: pure. How often to save to memory and to storage, from what saves and failures cost."""
+"""Runs in: pure. Intervals of saves to memory and to storage, from what saves and failures cost."""

@@ -1,4 +1,4 @@
-"""Means that know how far they may be from the truth."""
+"""Means of measurements, with their standard errors."""
 
 from collections.abc import Iterable, Sequence
 from math import inf, sqrt
@@ -6,7 +6,7 @@ from statistics import fmean, pvariance
 from typing import NamedTuple, Self
 
 BATCHES = 8
-"""Parts of a window whose means tell how far it can be believed."""
+"""Parts of a window whose means are compared for its variance."""
 
 
 class Estimate(NamedTuple):

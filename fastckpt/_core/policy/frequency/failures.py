@@ -1,4 +1,4 @@
-"""How far apart checkpoints are best when failures are known: the optimum of Daly."""
+"""The optimal distance of checkpoints for known failures, after Daly."""
 
 from math import isfinite, sqrt
 from statistics import NormalDist

@@ -1,8 +1,8 @@
-"""How often to snapshot and to persist: pure functions of what an iteration and a checkpoint cost."""
+"""Intervals of snapshots and persists: pure functions of what an iteration and a checkpoint cost."""
 
-from dataclasses import dataclass, fields
-from math import ceil, floor, inf, isfinite, isqrt, sqrt
-from typing import Literal, Self
+from dataclasses import dataclass
+from math import ceil, floor, inf, isqrt, sqrt
+from typing import Self
 
 from fastckpt.errors import ConfigError
 
@@ -17,69 +17,6 @@ _ROUNDING = 1e-9
 """So much above a whole number is a rounding error."""
 
 
-@dataclass(frozen=True)
-class Profile:
-    """What was measured of a job before its intervals were chosen.
-
-    Attributes:
-        iteration: Seconds of an iteration without any checkpoint (T_i).
-        update: Those of them in which weights are updated (T_w): no snapshot may run behind them.
-        host_copy: Seconds to copy the state into host memory (T_c).
-        storage: Seconds to make it durable from there (T_s).
-        size: Bytes of the state (m).
-        device_copy: Seconds to copy it within device memory (T_g); None without a device.
-        peak: Bytes of device memory that training takes at most (M).
-        capacity: Bytes of device memory (M_max).
-        blocked: Seconds of a copy behind which training cannot go on; the paper has none.
-        slowdown: Seconds by which an iteration takes longer while the state is made durable; the paper has none.
-        copy_slowdown: Seconds by which it takes longer while a snapshot is copied in the background, beyond the stall.
-    """
-
-    iteration: float
-    update: float
-    host_copy: float
-    storage: float
-    size: int
-    device_copy: float | None = None
-    peak: int = 0
-    capacity: int = 0
-    blocked: float = 0.0
-    slowdown: float = 0.0
-    copy_slowdown: float = 0.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not (isfinite(value) and value >= 0):
-                raise ConfigError(f"{field.name} of a profile is {value}; measure a finite number, 0 or more")
-        if self.iteration < SHORTEST:
-            raise ConfigError(
-                f"an iteration takes {self.iteration} s; at least {SHORTEST:g} s can be. Profile iterations that train"
-            )
-        if self.update > self.iteration:
-            raise ConfigError(
-                f"the update takes {self.update} s of an iteration of {self.iteration} s; it is a part of it. Measure "
-                "both on the same iterations"
-            )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What Algorithm 1 makes of a profile.
-
-    Attributes:
-        mode: Where a snapshot is copied to while training goes on: memory of the device, or of the host.
-        stall: Seconds that training waits for a snapshot (S).
-        duration: Seconds from the beginning of a snapshot until it is durable (D).
-        interval: Iterations from one checkpoint to the next (k).
-    """
-
-    mode: Literal["device", "host"]
-    stall: float
-    duration: float
-    interval: int
-
-
 def checked_overhead(overhead: float) -> float:
     """The overhead; raises ConfigError unless it is a part of training time that a job can keep to."""
     if not 1e-6 <= overhead < 1:
@@ -88,33 +25,6 @@ def checked_overhead(overhead: float) -> float:
             "such as 0.035 for 3.5%"
         )
     return overhead
-
-
-def choose(profile: Profile, overhead: float) -> Choice:
-    """Mode and interval by Algorithm 1 of CheckFreq (Mohan et al., FAST'21, section 4.3.2).
-
-    A snapshot runs behind all of the next iteration but the update, and stalls training for the rest. The interval
-    spreads that stall over so many iterations that it stays within the overhead, and lets a checkpoint end before the
-    next begins. A copy on the device is chosen if it fits beside what training needs and stalls training less; of two
-    that stall alike, the host's is durable earlier.
-
-    Args:
-        profile: What was measured.
-        overhead: Part of training time that stalls may cost (p); raises ConfigError unless it is within 1e-6 and 1.
-    """
-    checked_overhead(overhead)
-    mode: Literal["device", "host"] = "host"
-    stall, duration = _stall(profile, profile.host_copy), profile.host_copy + profile.storage
-    if profile.device_copy is not None and profile.size <= profile.capacity - profile.peak:
-        on_device = _stall(profile, profile.device_copy)
-        if on_device < stall:
-            mode, stall, duration = "device", on_device, duration + profile.device_copy
-    amortised, apart = stall / (overhead * profile.iteration), duration / profile.iteration
-    return Choice(mode, stall, duration, max(whole_steps(amortised), whole_steps(apart)))
-
-
-def _stall(profile: Profile, snapshot: float) -> float:
-    return profile.blocked + max(0.0, snapshot - profile.blocked - (profile.iteration - profile.update))
 
 
 def whole_steps(steps: float) -> int:

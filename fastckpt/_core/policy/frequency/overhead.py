@@ -1,4 +1,4 @@
-"""What checkpoints cost training, as measured: iterations with them compared with those without."""
+"""Measured costs of checkpoints: iterations with them compared with those without."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from fastckpt.errors import ConfigError
 PAUSE = 4.0
 """An iteration counts for so many median ones at most: beyond that the script does something else, such as evaluate."""
 RECENT = 4
-"""Windows that tell how things are now."""
+"""Windows that count as recent."""
 ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown")
 FEW = 3
 """Fewer iterations without checkpoints are none to compare with."""
@@ -92,13 +92,13 @@ class Measurement:
 
 
 def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), overruns: int = 0) -> Measurement:
-    """What these iterations of one rank say; raises ConfigError if there are none.
+    """The measurement of these iterations of one rank; raises ConfigError if there are none.
 
     Iterations are compared with others of the same window, so a job that becomes slower by itself does not seem to be
     slowed down by checkpoints.
     """
     if not iterations:
-        raise ConfigError("a window without iterations says nothing; measure at least one")
+        raise ConfigError("a window without iterations has no measurement; measure at least one")
     work = _work(iterations)
     kinds: dict[tuple[bool, bool], list[float]] = {}
     for each, seconds in zip(iterations, work, strict=True):
@@ -141,7 +141,7 @@ def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
 def _snapshot(
     iterations: Sequence[Iteration], work: Sequence[float], alone: Estimate, slowdown: Estimate
 ) -> Estimate | None:
-    """What a snapshot adds to its iteration; None if there are too few without to tell."""
+    """What a snapshot adds to its iteration; None if there are too few without one."""
     extra = [
         each.stall + seconds - alone.mean - (slowdown.mean if each.persisting else 0.0)
         for each, seconds in zip(iterations, work, strict=True)
@@ -153,9 +153,9 @@ def _snapshot(
 
 
 def joined(ranks: Sequence[Measurement]) -> Measurement:
-    """What all ranks say together, in whatever order they come; raises ConfigError if none says anything.
+    """The measurement of all ranks together, in whatever order they come; raises ConfigError if there is none.
 
-    Ranks wait for each other, so the iterations of each tell what checkpoints cost the job: the upper median is taken.
+    Ranks wait for each other, so the iterations of each show what checkpoints cost the job: the upper median is taken.
     Of stalls and durations, which are seen where they happen alone, the longest are.
     """
     if not ranks:
@@ -191,7 +191,7 @@ def _greatest(estimates: Iterable[Estimate]) -> Estimate:
 
 
 def pooled(windows: Sequence[Measurement]) -> Measurement:
-    """What several windows say together, at least one; of how long persists take, the last `RECENT` of them."""
+    """The measurement of several windows together, at least one; of durations those of the last `RECENT`."""
     return Measurement(
         iterations=sum(each.iterations for each in windows),
         iteration=fmean(each.iteration for each in windows),
@@ -207,7 +207,7 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
 def completed(seen: Measurement, before: Measurement) -> Measurement:
     """What was seen, and of what was not, what was known before.
 
-    Where every iteration has a snapshot, what that costs is told by iterations of before.
+    Where every iteration has a snapshot, what that costs is seen against earlier iterations.
     """
     snapshot, iteration = seen.snapshot if seen.snapshot.samples else before.snapshot, seen.iteration
     if seen.plain.samples < FEW <= min(seen.busy.samples, seen.stall.samples) and before.plain.samples:

@@ -1,15 +1,18 @@
-"""How long to profile a job, and what its first iterations say of it."""
+"""The profile of a job: what its first iterations and saves take, and how long to measure them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
 from statistics import median, median_high
+from typing import Any
 
 from fastckpt._core.policy.frequency.estimate import difference
-from fastckpt._core.policy.frequency.intervals import Profile
+from fastckpt._core.policy.frequency.intervals import SHORTEST
 from fastckpt._core.policy.frequency.overhead import FEW, Iteration, measured
 from fastckpt.errors import ConfigError
 
+COUNTS = ("iterations", "snapshots", "persists", "plain")
+"""Fields of a profile with the number of measurements that it rests on."""
 MOST, FEWEST = 50, 8
 """Iterations that are profiled, at most and at least."""
 PART = 0.01
@@ -48,7 +51,7 @@ def deviation(values: Sequence[float]) -> float:
 def settled(seconds: Sequence[float]) -> Sequence[float]:
     """The times without the warm-up before them: `WARM_UP` iterations, and those after them that are still far slower.
 
-    What is far slower is told by the later half. Of a few all that is left of them is taken.
+    The later half defines what is far slower. Of a few, all that is left of them is taken.
     """
     later = seconds[len(seconds) // 2 :]
     slow = median(later) + FAR * max(deviation(later), 0.01 * median(later))
@@ -59,115 +62,39 @@ def settled(seconds: Sequence[float]) -> Sequence[float]:
 
 
 @dataclass(frozen=True)
-class ProfileSamples:
-    """What a rank measured while it profiled: seconds, one per iteration or per copy, in order.
+class Profile:
+    """What was measured of a job before its intervals are chosen, and on how much that rests.
 
     Attributes:
-        iterations: Whole iterations.
-        updates: Of each, the update of the weights.
-        host_copies: Copies of the state into host memory.
-        persists: Ways of the state from there to storage.
-        device_copies: Copies within device memory; empty without a device.
-        blocks: Of each host copy, that part behind which training cannot go on; empty if there is none.
-        slowed: Whole iterations while a persist was under way; empty if it ended too soon to tell.
-        copied: Iterations in which a snapshot was copied, without the time that training waited for it.
-    """
-
-    iterations: Sequence[float]
-    updates: Sequence[float]
-    host_copies: Sequence[float]
-    persists: Sequence[float]
-    device_copies: Sequence[float] = ()
-    blocks: Sequence[float] = ()
-    slowed: Sequence[float] = ()
-    copied: Sequence[float] = ()
-
-
-def profiled(samples: ProfileSamples, size: int, peak: int = 0, capacity: int = 0) -> Profile:
-    """The profile by medians, which a pause of one iteration, or the first copy into fresh memory, does not move.
-
-    Args:
-        samples: What was measured; raises ConfigError if something was not.
-        size: Bytes of the state.
-        peak: Bytes of device memory that training takes at most.
-        capacity: Bytes of device memory.
-    """
-    for name in ("iterations", "updates", "host_copies", "persists"):
-        if not getattr(samples, name):
-            raise ConfigError(f"{name} of a profile are empty; measure each at least once")
-    iteration = median(settled(samples.iterations))
-    update = median(settled(samples.updates))
-    return Profile(
-        iteration=iteration,
-        update=min(update, iteration),
-        host_copy=median(samples.host_copies),
-        storage=median(samples.persists),
-        size=size,
-        device_copy=median(samples.device_copies) if samples.device_copies else None,
-        peak=peak,
-        capacity=capacity,
-        blocked=median(samples.blocks) if samples.blocks else 0.0,
-        slowdown=_slowdown(samples),
-        copy_slowdown=_copy_slowdown(samples),
-    )
-
-
-def _slowdown(samples: ProfileSamples) -> float:
-    """By means, for a persist may slow down few iterations, and those much."""
-    plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
-    slowed = [Iteration(seconds, persisting=True) for seconds in samples.slowed]
-    return max(0.0, measured(plain + slowed).slowdown.mean)
-
-
-def _copy_slowdown(samples: ProfileSamples) -> float:
-    """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
-    plain = [Iteration(seconds) for seconds in settled(samples.iterations)]
-    seen = measured(plain + [Iteration(seconds, snapshot=True) for seconds in samples.copied])
-    if min(seen.plain.samples, seen.busy.samples) < FEW:
-        return 0.0
-    longer = difference(seen.busy, seen.plain)
-    return max(0.0, longer.mean - longer.error)
-
-
-def joined(ranks: Sequence[Profile]) -> Profile:
-    """One profile for all ranks, in whatever order they come: of copies the slowest, of device memory the scarcest."""
-    if not ranks:
-        raise ConfigError("no rank has made a profile; give that of each")
-    iteration = median(each.iteration for each in ranks)
-    device = [each.device_copy for each in ranks if each.device_copy is not None]
-    scarcest = min(ranks, key=lambda each: (each.capacity - each.peak, each.capacity))
-    return Profile(
-        iteration=iteration,
-        update=min(iteration, max(each.update for each in ranks)),
-        host_copy=max(each.host_copy for each in ranks),
-        storage=max(each.storage for each in ranks),
-        size=max(each.size for each in ranks),
-        device_copy=max(device) if len(device) == len(ranks) else None,
-        peak=scarcest.peak,
-        capacity=scarcest.capacity,
-        blocked=max(each.blocked for each in ranks),
-        slowdown=median_high(each.slowdown for each in ranks),
-        copy_slowdown=median_high(each.copy_slowdown for each in ranks),
-    )
-
-
-@dataclass(frozen=True)
-class ProfilingProgress:
-    """What is known of a job that is being profiled, and on how much that rests.
-
-    Attributes:
-        profile: What was measured so far; what was not is 0.
+        iteration: Seconds of an iteration without any checkpoint.
+        stall: Seconds that training waits for a snapshot.
+        duration: Seconds from the beginning of a persisted snapshot until it is durable; 0 as long as none was.
+        slowdown: Seconds by which an iteration takes longer while a checkpoint is persisted.
+        copy_slowdown: Seconds by which it takes longer while a snapshot is copied in the background, beyond the stall.
         iterations: Those without a persist that were measured.
         snapshots: How many.
         persists: How many have ended.
         plain: Iterations without a save or a persist that were measured.
     """
 
-    profile: Profile
+    iteration: float
+    stall: float
+    duration: float
+    slowdown: float = 0.0
+    copy_slowdown: float = 0.0
     iterations: int = 0
     snapshots: int = 0
     persists: int = 0
     plain: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not (isfinite(value) and value >= 0):
+                raise ConfigError(f"{name} of a profile is {value}; measure a finite number, 0 or more")
+        if self.iteration < SHORTEST:
+            raise ConfigError(
+                f"an iteration takes {self.iteration} s; at least {SHORTEST:g} s can be. Profile iterations that train"
+            )
 
     @property
     def compared(self) -> bool:
@@ -176,51 +103,96 @@ class ProfilingProgress:
 
     def needed(self, most: int) -> int:
         """Iterations to profile of a job that need not profile more than ``most``."""
-        return min(most, max(EARLY, int(min(most, PATIENCE / self.profile.iteration))))
+        return min(most, max(EARLY, int(min(most, PATIENCE / self.iteration))))
 
     def complete(self, most: int) -> bool:
         """Whether intervals can be chosen."""
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
-def agreed(ranks: Sequence[ProfilingProgress | None]) -> ProfilingProgress | None:
-    """The progress of all ranks; None as long as some have measured nothing."""
+def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Profile | None:
+    """The profile of one rank, by medians, which a pause of one iteration, or the first copy, does not move.
+
+    Where fewer than `FEW` iterations are without a save and a persist, others stand for them.
+
+    Args:
+        iterations: Those that were measured, in order.
+        durations: Seconds of each persist that has ended.
+
+    Returns:
+        None as long as no snapshot was measured.
+    """
+    kinds: dict[tuple[bool, bool], list[float]] = {(s, p): [] for s in (False, True) for p in (False, True)}
+    for each in iterations:
+        kinds[each.snapshot, each.persisting].append(each.work)
+    stalls = [each.stall for each in iterations if each.snapshot]
+    plain, copied, slowed = kinds[False, False], kinds[True, False], kinds[False, True]
+    alone = plain if len(plain) >= FEW else copied or plain or slowed or kinds[True, True]
+    if not stalls:
+        return None
+    normal = [Iteration(max(SHORTEST, seconds)) for seconds in settled(alone)]
+    return Profile(
+        iteration=median(each.seconds for each in normal),
+        stall=median(stalls),
+        duration=median(durations) if durations else 0.0,
+        slowdown=_slowdown(normal, slowed),
+        copy_slowdown=_copy_slowdown(normal, copied),
+        iterations=sum(not each.persisting for each in iterations),
+        snapshots=len(stalls),
+        persists=len(durations),
+        plain=len(plain),
+    )
+
+
+def _slowdown(normal: list[Iteration], slowed: Sequence[float]) -> float:
+    """By means, for a persist may slow down few iterations, and those much."""
+    during = [Iteration(seconds, persisting=True) for seconds in slowed]
+    return max(0.0, measured(normal + during).slowdown.mean)
+
+
+def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
+    """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
+    seen = measured(normal + [Iteration(seconds, snapshot=True) for seconds in copied])
+    if min(seen.plain.samples, seen.busy.samples) < FEW:
+        return 0.0
+    longer = difference(seen.busy, seen.plain)
+    return max(0.0, longer.mean - longer.error)
+
+
+def joined(ranks: Sequence[Profile | None]) -> Profile | None:
+    """One profile for all ranks, in whatever order they come: of saves the slowest; None until all have measured."""
     known = [each for each in ranks if each is not None]
     if len(known) < len(ranks):
         return None
-    counts = (
-        min(counts) for counts in zip(*((p.iterations, p.snapshots, p.persists, p.plain) for p in known), strict=True)
+
+    def of(name: str, choose: Callable[[list[Any]], Any]) -> Any:
+        return choose([getattr(each, name) for each in known])
+
+    return Profile(
+        iteration=of("iteration", median),
+        stall=of("stall", max),
+        duration=of("duration", max),
+        slowdown=of("slowdown", median_high),
+        copy_slowdown=of("copy_slowdown", median_high),
+        **{name: of(name, min) for name in COUNTS},
     )
-    return ProfilingProgress(joined([each.profile for each in known]), *counts)
 
 
-def continued(before: ProfilingProgress | None, since: ProfilingProgress | None) -> ProfilingProgress | None:
+def continued(before: Profile | None, since: Profile | None) -> Profile | None:
     """What a run has measured, together with what the runs before it had: each counts for what it rests on."""
     if before is None or since is None:
         return before or since
 
     def mean(name: str, count: str) -> float:
         weights: tuple[int, int] = getattr(before, count), getattr(since, count)
-        values: tuple[float, float] = getattr(before.profile, name), getattr(since.profile, name)
+        values: tuple[float, float] = getattr(before, name), getattr(since, name)
         return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights) if any(weights) else values[1]
 
-    on_device = None not in (before.profile.device_copy, since.profile.device_copy)
-    iteration = mean("iteration", "iterations")
-    profile = replace(
-        since.profile,
-        iteration=iteration,
-        update=min(iteration, mean("update", "iterations")),
+    return Profile(
+        iteration=mean("iteration", "iterations"),
+        stall=mean("stall", "snapshots"),
+        duration=mean("duration", "persists"),
         slowdown=mean("slowdown", "iterations"),
         copy_slowdown=mean("copy_slowdown", "iterations"),
-        host_copy=mean("host_copy", "snapshots"),
-        blocked=mean("blocked", "snapshots"),
-        device_copy=mean("device_copy", "snapshots") if on_device else since.profile.device_copy,
-        storage=mean("storage", "persists"),
-    )
-    return ProfilingProgress(
-        profile,
-        before.iterations + since.iterations,
-        before.snapshots + since.snapshots,
-        before.persists + since.persists,
-        before.plain + since.plain,
+        **{name: getattr(before, name) + getattr(since, name) for name in COUNTS},
     )

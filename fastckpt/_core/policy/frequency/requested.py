@@ -1,4 +1,4 @@
-"""How often users want checkpoints: every so many steps, every so often, or as often as the overhead allows."""
+"""Intervals that users ask for: a number of steps, a time, or as often as the overhead allows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
-"""Intervals that follow what checkpoints are measured to cost, in both directions, alike on all ranks."""
+"""Intervals that follow the measured costs of checkpoints, in both directions, alike on all ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
@@ -10,9 +9,7 @@ from fastckpt._core.policy.frequency.intervals import (
     Costs,
     Fixed,
     Intervals,
-    Profile,
     checked_overhead,
-    choose,
     fit,
     multiple,
     whole_steps,
@@ -27,23 +24,22 @@ from fastckpt._core.policy.frequency.overhead import (
     paid,
     pooled,
 )
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, more_often
 
 TARGET = 0.85
 """Part of the overhead that is aimed at: below the bound, so that noise does not break it."""
 AGREE = 3
-"""Windows in a row that must say the same."""
+"""Windows in a row that must agree."""
 LATELY = 16
 """Windows that are taken together to see through noise."""
 DOUBT = {1: 4.0, RECENT: 1.2}
 """Standard errors by which so many windows must be above the bound. One accident is one standard error above it."""
 CROWDED = 0.9
-"""Part of the iterations of a window beside which a persist may be under way: with fewer left nothing is measured."""
+"""Part of the iterations of a window during which a persist may be under way: else too few are left to compare."""
 ACCIDENT = 1
 """Persists that were due before the one before had ended, in recent windows: more are no accident."""
-PROOF = 16
-"""Times the patience are the windows after which saving more often has proved right."""
 MOST_PATIENCE = 48
 """Windows that must agree to save more often, at most, where that had to be taken back again and again."""
 ASKED = "a time, or failures, ask for it"
@@ -57,7 +53,7 @@ class Terms:
         overhead: Part of training time that snapshots and persists may cost together.
         every: What the user wants.
         mtbf: Mean seconds between failures as observed; None for no opinion.
-        notice: Steps from the end of a window until a decision takes effect, in which ranks tell each other what they
+        notice: Steps from the end of a window until a decision takes effect, in which ranks send each other what they
             measured.
     """
 
@@ -83,7 +79,7 @@ class TuningState:
         agreed: Windows in a row that want a change to the same side.
         side: -1 if they want checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
-        tried: Windows since checkpoints were made more often; None if they were not, or it has proved right.
+        tried: Whether checkpoints were made more often, and not less often since.
     """
 
     terms: Terms
@@ -94,7 +90,7 @@ class TuningState:
     agreed: int = 0
     side: int = 0
     patience: int = AGREE
-    tried: int | None = None
+    tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,7 @@ class Decision:
 
 
 def window(intervals: Intervals) -> int:
-    """Iterations to measure before the next decision: two persists, unless snapshots tell enough much earlier."""
+    """Iterations to measure before the next decision: two persists, unless snapshots suffice much earlier."""
     return max(50, min(2 * intervals.storage, max(500, 20 * intervals.memory)))
 
 
@@ -130,21 +126,18 @@ def started(
         profile: What was measured of the job.
         terms: What to keep to.
         step: The step after which they count; the next checkpoints are counted from it.
-        known: Those to which an earlier run was tuned: they go before what the profile says, if they are as wanted.
+        known: Those to which an earlier run was tuned: they take precedence over the profile, if they are as requested.
     """
-    choice = choose(profile, terms.overhead)
-    persist = profile.slowdown * whole_steps(choice.duration / profile.iteration)
-    first = Costs(profile.iteration, choice.stall + profile.copy_slowdown, persist, choice.duration)
+    persist = profile.slowdown * whole_steps(profile.duration / profile.iteration)
+    first = Costs(profile.iteration, profile.stall + profile.copy_slowdown, persist, profile.duration)
     fixed = _fixed(terms, first, profile.iteration)
     wanted = fit(first, terms.overhead * TARGET, fixed)
-    why = (
-        f"a snapshot in {choice.mode} memory stalls {choice.stall:.3g} s, and is durable after {choice.duration:.3g} s"
-    )
+    why = f"a snapshot in host memory stalls {profile.stall:.3g} s, and is durable after {profile.duration:.3g} s"
     if known and fixed.memory in (None, known.memory) and fixed.storage in (None, known.storage):
         wanted, why = known, "an earlier run was tuned to them"
     intervals = replace(wanted, anchor=step)
     before = Measurement(
-        0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(choice.duration,)
+        0, profile.iteration, profile.iteration, plain=Estimate(2, profile.iteration), durations=(profile.duration,)
     )
     state = TuningState(terms, intervals, step + window(intervals), before)
     return state, Decision(step, intervals, first.overhead(intervals), True, why)
@@ -162,7 +155,7 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
         measurements: One of each rank, in any order; raises ConfigError if there is none.
     """
     state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
-    state = _counted(_trusting(state))
+    state = _counted(state)
     for span, sigmas in DOUBT.items():
         seen = _seen(state, span)
         above = paid(seen, state.intervals) - sigmas * error(seen, state.intervals) > state.terms.overhead
@@ -180,7 +173,7 @@ def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[Tuni
 
 
 def _seen(state: TuningState, span: int) -> Measurement:
-    """What the last windows say together."""
+    """The measurement of the last windows together."""
     return completed(pooled(state.windows[-span:]), state.before)
 
 
@@ -196,13 +189,6 @@ def _wanted(state: TuningState, seen: Measurement, errors: float) -> Intervals:
     return fit(above, TARGET * state.terms.overhead, _fixed(state.terms, above, seen.pace))
 
 
-def _trusting(state: TuningState) -> TuningState:
-    """Forget after a while that it was tried to save more often."""
-    if state.tried is None or state.tried < PROOF * state.patience:
-        return replace(state, tried=None if state.tried is None else state.tried + 1)
-    return replace(state, tried=None, patience=max(AGREE, state.patience // 2))
-
-
 def _counted(state: TuningState) -> TuningState:
     """Count windows in a row that want a change to the same side."""
     sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
@@ -214,8 +200,6 @@ def _counted(state: TuningState) -> TuningState:
 def _side(state: TuningState, seen: Measurement) -> int:
     """-1 if checkpoints should be more often even if they cost a standard error more, 1 if less often, else 0."""
     above, now = costs(seen, 1.0), state.intervals
-    if not (isfinite(above.snapshot) and isfinite(above.persist)):
-        return 0
     if grows(now, _fixed(state.terms, above, seen.pace)):
         return 1
     wanted = _wanted(state, seen, 1.0)
@@ -249,21 +233,21 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     """The state after a window, and what it led to."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
-        said = f"as before: {_numbers(state, seen)}"
-        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, said)
+        reason = f"as before: {_numbers(state, seen)}"
+        return replace(state, ends=step + window(was)), Decision(step, was, cost, False, reason)
     changed = was.changed(intervals.memory, intervals.storage, step)
     patience, tried = state.patience, state.tried
     if intervals.memory < was.memory or intervals.storage < was.storage:
-        tried = 0
-    elif tried is not None:
-        patience, tried = min(2 * patience, MOST_PATIENCE), None
+        tried = True
+    elif tried:
+        patience, tried = min(2 * patience, MOST_PATIENCE), False
     before = _seen(state, RECENT)
     windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
     following = TuningState(
         state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried
     )
-    said = f"{why}; {_numbers(state, seen)}"
-    return following, Decision(step, changed, cost, True, said)
+    reason = f"{why}; {_numbers(state, seen)}"
+    return following, Decision(step, changed, cost, True, reason)
 
 
 def _numbers(state: TuningState, seen: Measurement) -> str:

@@ -7,7 +7,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from fastckpt_run.rendezvous import forget_last_round, hastened
+from fastckpt_run.torchrun_patches import forget_last_round, without_waits
 
 
 def handler(name: str, most: int) -> DynamicRendezvousHandler:
@@ -26,7 +26,7 @@ def caller() -> str:
 
 alone, chance, ports = handler("alone", 1), random.getstate(), set()
 for _ in range(3):
-    with hastened(alone):
+    with without_waits(alone):
         forget_last_round(alone)
         found = alone.next_rendezvous()
     assert (found.rank, found.world_size) == (0, 1)
@@ -35,12 +35,12 @@ assert random.getstate() == chance, "torch has drawn how long to wait"
 assert len(ports) == 3, "each round has a store of its own"
 
 before = caller()
-with hastened(alone):
+with without_waits(alone):
     assert caller() == before == "caller"
 assert dynamic_rendezvous._delay.__module__ == "torch.distributed.elastic.rendezvous.utils"
 assert dynamic_rendezvous.get_method_name.__module__ == dynamic_rendezvous.__name__
 
-with hastened(handler("several", 2)):
+with without_waits(handler("several", 2)):
     dynamic_rendezvous._delay((0.0, 0.001))
 assert random.getstate() != chance, "among several nodes the waits are torch's"
 alone.shutdown()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fastckpt._core.client.collective import PeerDeparted, StoreAgreement
+from fastckpt._core.client.collective import Agreement, PeerDeparted
 
 WORLD = 2
 Job = Callable[[int], Any]
@@ -37,7 +37,7 @@ def _rank(job: Job, rank: int, store: Path, found: Any) -> None:
 
 def test_agreements_of_several_names_do_not_wait_for_each_other(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
-        one, other = StoreAgreement("one"), StoreAgreement("other")
+        one, other = Agreement("one"), Agreement("other")
         heard: list[Any] = []
         for step in range(5):
             first, second = one.say([step, rank]), other.say([-step, rank])
@@ -59,8 +59,8 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
     def job(rank: int) -> int:
         keys = []
         for _ in range(20):
-            StoreAgreement("resume").gather(rank)
-            StoreAgreement("pace").say(rank)()
+            Agreement("resume").gather(rank)
+            Agreement("pace").say(rank)()
             dist.barrier()
             keys.append(dist.distributed_c10d._get_default_store().num_keys())
             dist.barrier()
@@ -71,7 +71,7 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_rank_that_has_left_is_told_and_all_hear_what_it_had_said(tmp_path: Path) -> None:
     def job(rank: int) -> list[Any]:
-        ranks = StoreAgreement("pace")
+        ranks = Agreement("pace")
         persists = ranks.beside("persists")
         answers = persists.say(rank)
         if rank == 1:

@@ -181,12 +181,12 @@ def test_who_ends_without_a_word_says_so(block):
     """What Python does then may take long: threads end, what is registered runs, memory is freed."""
     program = f"""
 import atexit
-from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import TelemetryBlock
 block = TelemetryBlock({block.name!r})
 atexit.register(lambda: print(block.read(0).phase))
 for _ in range(2):
-    beats = Beats(block.line(0), 0, 0)
+    beats = Heartbeat(block.line(0), 0, 0)
 assert block.read(0).phase == ""
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True, text=True)
@@ -197,10 +197,10 @@ def test_a_forked_child_is_not_the_worker():
     program = """
 import os, torch
 from fastckpt import phase
-from fastckpt._core.client.heartbeat import Beats
+from fastckpt._core.client.heartbeat import Heartbeat
 from fastckpt._core.memory.telemetry import LINE, Line
 memory = bytearray(LINE)
-beats = Beats(Line(memoryview(memory)), 0, 0)
+beats = Heartbeat(Line(memoryview(memory)), 0, 0)
 parameter = torch.nn.Parameter(torch.ones(1))
 parameter.grad = torch.ones(1)
 optimizer = torch.optim.SGD([parameter], lr=0.1)

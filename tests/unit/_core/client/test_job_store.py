@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from fastckpt._core.client import job_store
-from fastckpt._core.client.collective import StoreAgreement
+from fastckpt._core.client.collective import Agreement
 from fastckpt._core.client.job_store import job_store_if_met
 
 WORLD = 3
@@ -75,7 +75,7 @@ def test_no_rank_hears_what_the_dead_had_said(rounds: Rounds, late: int) -> None
     """They were killed as all had spoken, as one had spoken a round ahead, and before all had met."""
 
     def killed(rank: int) -> None:
-        ranks = StoreAgreement("resume")
+        ranks = Agreement("resume")
         for number in range(rounds.number):
             ranks.gather(["dead", rank, number])
         if rank == 1:
@@ -90,11 +90,11 @@ def test_no_rank_hears_what_the_dead_had_said(rounds: Rounds, late: int) -> None
             store.wait(["fastckpt/meet/ask/1", "fastckpt/meet/ask/2"], timedelta(seconds=60))
             for each in reversed(psutil.Process(os.getppid()).children()):  # itself last
                 each.kill()
-        StoreAgreement("resume")
+        Agreement("resume")
 
     def heard(rank: int) -> list[Any]:
         time.sleep(0.3 * (rank == late))
-        ranks = StoreAgreement("resume")
+        ranks = Agreement("resume")
         return [ranks.gather(["alive", rank, number]) for number in range(3)]
 
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
         job_store.PATIENCE = 0.2
         job_store.logger.addFilter(lambda record: bool(told.append(record.getMessage())))
         time.sleep(1.0 * (rank == 2))
-        StoreAgreement("resume")
+        Agreement("resume")
         return told
 
     first, *others = rounds.start(job)
@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
 def test_gloo_leaves_no_addresses_once_all_have_spoken(rounds: Rounds) -> None:
     def job(rank: int) -> None:
         dist.new_group([0, 1])
-        StoreAgreement("resume").gather(rank)
+        Agreement("resume").gather(rank)
         dist.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -134,7 +134,7 @@ def test_a_group_after_another_in_one_process_begins_anew(rounds: Rounds) -> Non
     def job(rank: int) -> list[Any]:
         heard = []
         for group in range(3):
-            ranks = StoreAgreement("resume")
+            ranks = Agreement("resume")
             heard.append(ranks.gather([group, rank]))
             if rank == 1:
                 ranks.say("ahead")  # and so has another count than the others

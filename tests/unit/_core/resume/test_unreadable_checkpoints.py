@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.resume import unreadable_checkpoints as unread_module
+from fastckpt._core.resume import survey
 from fastckpt.ddp import DdpCheckpointer, StorageType
 from fastckpt.errors import NoLoadableCheckpoint
 from tests.e2e.ddp.conftest import Ranks, directory, ranks, said, small_disk, state  # noqa: F401 (fixtures)
@@ -22,8 +22,8 @@ ALWAYS = 10**6
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread_module, "PAUSE", 0.05)
-    monkeypatch.setattr(unread_module, "LIMIT", 1.0)
+    monkeypatch.setattr(survey, "PAUSE", 0.05)
+    monkeypatch.setattr(survey, "LIMIT", 1.0)
 
 
 @pytest.fixture

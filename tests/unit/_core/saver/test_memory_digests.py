@@ -8,7 +8,7 @@ import pytest
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
-from fastckpt._core.resume import candidates
+from fastckpt._core.resume import tiers
 from fastckpt._core.saver import memory_digests
 from fastckpt._core.storage.io.direct import digest_file
 from fastckpt.ddp import StorageType
@@ -184,7 +184,7 @@ class TestWhenWorkersHaveDied:
         ranks.workers_die()
         until(lambda: self.verified(ranks), "verification")
         ranks.start_workers(2)
-        monkeypatch.setattr(candidates, "digest", None)
+        monkeypatch.setattr(tiers, "digest", None)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
         assert {member.loaded_from for member in ranks.members} == {"memory"}
 
@@ -194,7 +194,7 @@ class TestWhenWorkersHaveDied:
         ranks.workers_die()
         until(lambda: self.verified(ranks), "flush")
         ranks.start_workers(2)
-        monkeypatch.setattr(candidates, "digest", None)
+        monkeypatch.setattr(tiers, "digest", None)
         assert [loaded["step"] for loaded in ranks.load()] == [1, 1]
 
     def test_but_what_was_only_persisted_before_they_do(self, ranks: Ranks, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.client.save_results import TO_DISK, TO_MEMORY, SaveRequest
-from fastckpt._core.client.saver_options import wishes
+from fastckpt._core.client.saver_options import saver_options
 from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.ipc.messages import Granted
@@ -28,7 +28,7 @@ class Node:
         self.saver = Saver(Settings.from_environment())
         self.saver.start()
         opened.callback(self.saver.close)
-        asked, address = wishes(str(directory), None, "never"), self.saver.address
+        asked, address = saver_options(str(directory), None, "never"), self.saver.address
         self.links = []
         for rank in range(world):
             place = RankInfo(rank=rank, local_rank=rank, world_size=world, local_world_size=world, agent=address)

@@ -697,7 +697,7 @@ def test_without_a_telemetry_block_there_is_no_telemetry_and_all_else(ranks: Ran
     assert one.save_checkpoint(2, state(2), storage_type=MEMORY)
     ranks.workers_die()
     (one,) = ranks.start_workers()
-    assert "cannot be told" in said.text
+    assert "cannot report its progress" in said.text
     assert one.load_checkpoint()["step"] == 2
     assert one.save_checkpoint(3, state(3), storage_type=MEMORY)
 

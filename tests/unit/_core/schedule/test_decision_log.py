@@ -36,12 +36,12 @@ def decision(step: int, overhead: float = 0.01, *, changed: bool = True) -> Deci
 
 
 def test_each_is_told_once_by_the_first_rank(ranks: Ranks, directory, events):
-    tellers = [DecisionLog(member._writer.link, 0.035) for member in ranks.start(2)]
+    logs = [DecisionLog(member._writer.link, 0.035) for member in ranks.start(2)]
     first, second, odd = decision(7), decision(9), decision(-1, inf)
-    for teller in tellers:
-        teller.profiling(0, "why 0")
+    for log in logs:
+        log.profiling(0, "why 0")
         for said in (None, first, first, first, second, second, odd):
-            teller.tell(said)
+            log.report(said)
     until(lambda: len(events) >= 4, "all events")
     ranks.end()
     assert not [fault for event in events for fault in faults(event)]
@@ -60,9 +60,9 @@ def test_of_those_that_change_nothing_some_are_left_out(ranks: Ranks, monkeypatc
     monkeypatch.setattr(decision_log, "PAUSE", 0.0)
     for rarely in (0.5, 0.0):
         monkeypatch.setattr(decision_log, "RARELY", rarely)
-        teller = DecisionLog(one._writer.link, None)
+        log = DecisionLog(one._writer.link, None)
         for step in range(1000):
-            teller.tell(decision(step, changed=step in (0, 500)))
+            log.report(decision(step, changed=step in (0, 500)))
     ranks.end()
     steps = [event["step"] for event in events]
     assert steps[-1000:] == list(range(1000)), "all of them, if none is to be left out"
@@ -86,9 +86,9 @@ def test_others_may_send_meanwhile(ranks: Ranks, events):
 
 def test_nobody_needs_to_hear_it(ranks: Ranks, said):
     (one,) = ranks.start()
-    teller = DecisionLog(one._writer.link, 0.035)
+    log = DecisionLog(one._writer.link, 0.035)
     assert ranks.saver is not None
     ranks.saver.close()
     for step in range(3):
-        teller.tell(decision(step, nan))
-    assert "the saver could not be told how often training saves" in said.text
+        log.report(decision(step, nan))
+    assert "could not report to the saver how often training saves" in said.text

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from fastckpt._core.policy.frequency.intervals import Profile
 from fastckpt._core.policy.frequency.overhead import Iteration
-from fastckpt._core.policy.frequency.profiling import MOST
+from fastckpt._core.policy.frequency.profiling import MOST, Profile
 from fastckpt._core.policy.frequency.tuning import Terms
 from fastckpt._core.schedule.profiler import Due, Profiler
 
@@ -54,9 +53,6 @@ class Watch:
     stall: float
     persist_turns: int
     fails: int = 0
-    copies: list[float] = field(default_factory=list)
-    blocks: list[float] = field(default_factory=list)
-    asides: list[float] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
     left: int = 0
 
@@ -64,11 +60,8 @@ class Watch:
     def idle(self) -> bool:
         return self.left == 0
 
-    def turn(self, seconds: float, due: Due) -> tuple[Iteration, float]:
+    def turn(self, seconds: float, due: Due) -> Iteration:
         """The iteration that follows a turn which ended so."""
-        if due.snapshot:
-            self.copies.append(self.stall)
-            self.blocks.append(self.stall)
         if due.persist:
             assert self.idle, "two persists at once"
             self.left = self.persist_turns
@@ -80,7 +73,7 @@ class Watch:
             elif not self.left:
                 self.fails -= 1
         stall = self.stall if due.snapshot else 0.0
-        return Iteration(seconds + stall, stall, due.snapshot, persisting), 0.01 * seconds
+        return Iteration(seconds + stall, stall, due.snapshot, persisting)
 
 
 Found = tuple[list[Due], Profile | None]
@@ -88,8 +81,7 @@ Found = tuple[list[Due], Profile | None]
 
 def alone(ranks: Any, watch: Watch, clock: Callable[[int], float], turns: int) -> Found:
     """What one rank did at each turn until it had a profile."""
-    sizes = 100, 0, 0
-    profiler = Profiler(ranks, watch, Terms(0.035), lambda: sizes, turns=range(1, MOST + 1), overlaps=True)
+    profiler = Profiler(ranks, watch, Terms(0.035), turns=range(1, MOST + 1))
     dues: list[Due] = []
     for turn in range(1, turns):
         profile = profiler.turn(turn, watch.turn(clock(turn), dues[-1]) if dues else None)
@@ -121,7 +113,7 @@ def test_ranks_of_unlike_clocks_save_the_same_steps_and_end_at_the_same():
     dues, profile = run([Watch(0.02, 3), Watch(0.05, 5)], [lambda turn: 0.5, lambda turn: 0.7])
     assert dues[0] == Due(snapshot=True, persist=True)
     assert MOST <= len(dues) <= MOST + 5 * len(persists(dues)) + 10, "iterations beside a persist do not count"
-    assert profile.host_copy == profile.blocked == 0.05
+    assert profile.stall == 0.05
     assert profile.iteration == pytest.approx(0.6)
     assert profile.slowdown == pytest.approx(0.0) and profile.copy_slowdown == 0.0
 
@@ -140,7 +132,7 @@ def test_saves_are_never_farther_apart_than_five_seconds_of_the_slowest():
 def test_a_persist_that_failed_on_one_rank_is_repeated_by_all():
     dues, profile = run([Watch(0.01, 2), Watch(0.01, 4, fails=2)], [lambda turn: 0.5] * 2)
     assert len(persists(dues)) >= 3
-    assert profile is not None and profile.storage == 2.0
+    assert profile is not None and profile.duration == 2.0
 
 
 def test_without_storage_saves_to_memory_go_on():

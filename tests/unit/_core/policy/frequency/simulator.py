@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from fastckpt._core.policy.frequency.intervals import SHORTEST, Intervals, Profile
+from fastckpt._core.policy.frequency.intervals import SHORTEST, Intervals
 from fastckpt._core.policy.frequency.overhead import Iteration, Measurement, measured
-from fastckpt._core.policy.frequency.profiling import ProfileSamples, profiled
+from fastckpt._core.policy.frequency.profiling import Profile, profiled
 from fastckpt._core.policy.frequency.tuning import Decision, Terms, started, tuned
 
 PROFILED = 50
@@ -64,8 +64,12 @@ class Job:
         during = range(PROFILED, PROFILED + ceil(self.storage / self.iteration))
         slowed = [self.alone(step, rng) * (1 + self.now(1)[1]) for step in during]
         stall = self.stall or SHORTEST
-        found = profiled(ProfileSamples(plain, plain, [stall], [self.storage], slowed=slowed), 1)
-        return replace(found, iteration=self.iteration, update=self.iteration, host_copy=self.stall)
+        iterations = [Iteration(seconds) for seconds in plain] + [
+            Iteration(seconds, 0.0, False, True) for seconds in slowed
+        ]
+        found = profiled([*iterations, Iteration(stall + self.iteration, stall, True)], [self.storage])
+        assert found is not None
+        return replace(found, iteration=self.iteration, stall=self.stall, duration=self.stall + self.storage)
 
     def alone(self, step: int, rng: random.Random) -> float:
         """Seconds of an iteration without any checkpoint."""

@@ -10,115 +10,27 @@ from hypothesis import strategies as st
 
 from fastckpt._core.policy.frequency.intervals import (
     LONGEST,
-    Choice,
     Costs,
     Fixed,
     Intervals,
-    Profile,
     apart,
-    choose,
+    checked_overhead,
     divisor,
     fit,
     multiple,
 )
 from fastckpt.errors import ConfigError
 
-GB = 10**9
-SMALL = Profile(iteration=1.0, update=0.1, host_copy=0.5, storage=3.0, size=GB)
-LARGE = replace(SMALL, host_copy=1.5)
-
-
-@pytest.mark.parametrize(
-    ("profile", "interval"),
-    [
-        (Profile(iteration=1, update=1, host_copy=1, storage=0, size=1), 20),
-        (Profile(iteration=1, update=0, host_copy=2, storage=0, size=1), 20),
-        (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1, blocked=1), 20),
-        (Profile(iteration=1, update=0.5, host_copy=1.2, storage=0, size=1, blocked=0.3), 14),
-        (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.5, size=1), 20),
-        (Profile(iteration=1, update=0.5, host_copy=1.5, storage=18.6, size=1), 21),
-        (Profile(iteration=1, update=0, host_copy=1, storage=0, size=1), 1),
-    ],
-    ids=[
-        "nothing to hide behind",
-        "half hidden",
-        "never hidden",
-        "partly hidden",
-        "as long as the persist",
-        "a longer persist",
-        "all hidden",
-    ],
-)
-def test_the_example_of_the_paper(profile, interval):
-    """Cost 1, iteration 1, 5%: 20 iterations. The cost is the stall S: what is left of a copy behind T_i - T_w."""
-    assert choose(profile, 0.05).interval == interval
-
-
-@pytest.mark.parametrize(
-    ("profile", "expected"),
-    [
-        (SMALL, Choice("host", 0.0, 3.5, 4)),
-        (LARGE, Choice("host", 0.6, 4.5, 18)),
-        (replace(LARGE, device_copy=0.05, capacity=3 * GB, peak=2 * GB), Choice("device", 0.0, 4.55, 5)),
-        (replace(LARGE, device_copy=0.05, capacity=3 * GB - 1, peak=2 * GB), Choice("host", 0.6, 4.5, 18)),
-        (replace(LARGE, device_copy=1.6, capacity=9 * GB), Choice("host", 0.6, 4.5, 18)),
-        (replace(SMALL, device_copy=0.05, capacity=9 * GB), Choice("host", 0.0, 3.5, 4)),
-        (replace(SMALL, device_copy=0.05, capacity=1 * GB, peak=2 * GB), Choice("host", 0.0, 3.5, 4)),
-        (replace(SMALL, storage=1e12), Choice("host", 0.0, 1e12 + 0.5, LONGEST)),
-        (replace(SMALL, update=0.0, host_copy=0.0, storage=0.0), Choice("host", 0.0, 0.0, 1)),
-        (replace(SMALL, iteration=1e-9, update=0.0, host_copy=1e300), Choice("host", 1e300, 1e300, LONGEST)),
-    ],
-)  # fmt: skip
-def test_choose(profile, expected):
-    choice = choose(profile, 0.035)
-    assert (choice.mode, choice.interval) == (expected.mode, expected.interval)
-    assert choice.stall == pytest.approx(expected.stall) and choice.duration == pytest.approx(expected.duration)
-
-
-@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
-@pytest.mark.parametrize(
-    "name", ["iteration", "update", "host_copy", "storage", "size", "device_copy", "peak", "capacity"]
-)
-def test_a_profile_of_impossible_numbers_is_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} of a profile is {value}; measure"):
-        replace(SMALL, **{name: value})
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"iteration": 0.0, "update": 0.0}, r"an iteration takes 0.0 s; at least 1e-09 s can be"),
-        ({"iteration": 1e-320, "update": 0.0}, "at least 1e-09 s"),
-        ({"update": 1.5}, "the update takes 1.5 s of an iteration of 1.0 s"),
-    ],
-)
-def test_a_profile_of_degenerate_iterations_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **changes)
-
 
 @pytest.mark.parametrize("overhead", [0, -0.1, 1, 3.5, nan, inf, 1e-9])
 def test_an_overhead_that_nobody_can_mean_is_refused(overhead):
     with pytest.raises(ConfigError, match=f"overhead is {overhead}; give the part"):
-        choose(SMALL, overhead)
+        checked_overhead(overhead)
 
 
 seconds = st.floats(0, 1e4)
 positive = st.floats(1e-4, 1e3)
 overheads = st.floats(0.001, 0.5)
-
-
-@given(positive, st.floats(0, 1), seconds, seconds, overheads)
-@settings(max_examples=300, deadline=None)
-def test_the_interval_is_the_smallest_that_keeps_both_promises(iteration, part, copy, storage, overhead):
-    choice = choose(Profile(iteration, part * iteration, copy, storage, 1), overhead)
-
-    def keeps(k):
-        exact = 1 + 1e-6
-        return choice.stall <= k * overhead * iteration * exact and choice.duration <= k * iteration * exact
-
-    assert choice.interval in (1, LONGEST) or keeps(choice.interval)
-    assert choice.interval == 1 or not keeps((choice.interval - 1) * (1 - 1e-5))
 
 
 @given(positive, seconds, seconds, seconds, overheads)

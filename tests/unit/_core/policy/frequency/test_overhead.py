@@ -171,7 +171,7 @@ def test_the_longest_of_many_may_be_an_accident():
         (lambda: Iteration(nan), "an iteration took nan s"),
         (lambda: Iteration(1.0, 2.0), "an iteration took 1.0 s, 2.0 s of them stalled"),
         (lambda: Iteration(1.0, -1.0), "-1.0 s of them stalled"),
-        (lambda: measured([]), "a window without iterations says nothing"),
+        (lambda: measured([]), "a window without iterations has no measurement"),
         (lambda: joined([]), "no rank has measured anything"),
     ],
 )

@@ -3,14 +3,13 @@
 import random
 from dataclasses import replace
 from itertools import permutations
+from math import inf, nan
 
 import pytest
 
-from fastckpt._core.policy.frequency.intervals import Profile
+from fastckpt._core.policy.frequency.overhead import Iteration
 from fastckpt._core.policy.frequency.profiling import (
-    ProfileSamples,
-    ProfilingProgress,
-    agreed,
+    Profile,
     continued,
     deviation,
     joined,
@@ -52,17 +51,25 @@ def test_the_warm_up_is_left_out(seconds, left):
     assert list(settled(seconds)) == seconds[-left:]
 
 
+def some(plain=(), copied=(), slowed=(), stalls=(0.1,), durations=(20.0,)):
+    """The profile of iterations of these kinds, and of the stalls of snapshots beside a persist."""
+    iterations = [Iteration(seconds) for seconds in plain]
+    iterations += [Iteration(seconds + stalls[0], stalls[0], snapshot=True) for seconds in copied]
+    iterations += [Iteration(seconds, persisting=True) for seconds in slowed]
+    iterations += [Iteration(1.0 + stall, stall, snapshot=True, persisting=True) for stall in stalls]
+    return profiled(iterations, durations)
+
+
 def test_a_pause_does_not_move_the_profile():
     rng = random.Random(5)
     for _ in range(500):
         iterations = [rng.gauss(1.0, 0.02) for _ in range(50)]
         iterations[0], iterations[1], iterations[2] = 30.0, 3.0, 2.0
         iterations[rng.randrange(3, 50)] = 100.0
-        samples = ProfileSamples(iterations, [0.1 * each for each in iterations], [0.5, 0.3, 0.31], [9.0, 2.0, 2.1])
-        profile = profiled(samples, 1000)
+        profile = some(iterations, stalls=[0.5, 0.3, 0.31], durations=[9.0, 2.0, 2.1])
         assert profile.iteration == pytest.approx(1.0, abs=0.02)
-        assert profile.update == pytest.approx(0.1, abs=0.002)
-        assert (profile.host_copy, profile.storage, profile.device_copy) == (0.31, 2.1, None)
+        assert (profile.stall, profile.duration) == (0.31, 2.1)
+        assert (profile.iterations, profile.snapshots, profile.persists, profile.plain) == (50, 3, 3, 50)
 
 
 def test_what_a_persist_adds_to_iterations_is_seen():
@@ -71,21 +78,19 @@ def test_what_a_persist_adds_to_iterations_is_seen():
     for _ in range(500):
         plain = [9.0, 5.0, *(rng.gauss(1.0, 0.02) for _ in range(40))]
         slowed = [rng.gauss(1.0, 0.02) + 0.5 * (i % 4 == 0) for i in range(20)]
-        found = profiled(ProfileSamples(plain, plain, [0.1], [20.0], slowed=[*slowed, 50.0]), 1)
+        found = some(plain, slowed=[*slowed, 50.0])
         assert found.slowdown == pytest.approx((20 * 0.125 + 3.0) / 21, abs=0.03)
-    faster = ProfileSamples([1.0] * 9, [0.1] * 9, [0.1], [5.0], slowed=[0.9] * 5)
-    assert profiled(faster, 1).slowdown == profiled(replace(faster, slowed=()), 1).slowdown == 0.0
+    assert some([1.0] * 9, slowed=[0.9] * 5).slowdown == some([1.0] * 9).slowdown == 0.0
 
 
-def test_an_update_is_no_longer_than_its_iteration():
-    assert profiled(ProfileSamples([1.0] * 9, [1.1] * 9, [1.0], [1.0]), 1).update == 1.0
+def test_without_a_snapshot_there_is_no_profile_and_without_a_persist_it_takes_no_time():
+    assert some([1.0] * 9, stalls=()) is None
+    assert some([1.0] * 9, durations=()).duration == 0.0
 
 
-@pytest.mark.parametrize("name", ["iterations", "updates", "host_copies", "persists"])
-def test_what_was_not_measured_is_named(name):
-    samples = replace(ProfileSamples([1.0], [0.1], [0.5], [2.0]), **{name: []})
-    with pytest.raises(ConfigError, match=f"{name} of a profile are empty; measure each"):
-        profiled(samples, 1)
+def test_where_each_iteration_has_a_save_those_stand_for_others():
+    found = some([], copied=[2.0] * 9)
+    assert (found.iteration, found.plain, found.iterations) == (2.0, 0, 9)
 
 
 def test_deviation_is_that_of_what_is_normally_distributed():
@@ -96,29 +101,38 @@ def test_deviation_is_that_of_what_is_normally_distributed():
 
 def test_ranks_agree_on_the_slowest():
     ranks = [
-        Profile(1.0, 0.2, 0.5, 2.0, 100, 0.05, 60, 80),
-        Profile(1.1, 0.1, 0.9, 1.0, 100, 0.04, 70, 80),
-        Profile(0.9, 0.1, 0.4, 3.0, 90, 0.08, 30, 40, slowdown=0.3),
+        Profile(1.0, 0.5, 2.0, iterations=9),
+        Profile(1.1, 0.9, 1.0, iterations=8),
+        Profile(0.9, 0.4, 3.0, slowdown=0.3, iterations=7),
     ]
-    expected = Profile(1.0, 0.2, 0.9, 3.0, 100, 0.08, 30, 40)
+    expected = Profile(1.0, 0.9, 3.0, iterations=7)
     assert {joined(order) for order in permutations(ranks)} == {expected}
-    assert joined([*ranks, replace(ranks[0], device_copy=None)]).device_copy is None
-    with pytest.raises(ConfigError, match="no rank has made a profile"):
-        joined([])
+    assert joined([*ranks, None]) is None
 
 
 def test_what_a_copy_in_the_background_adds_counts_as_far_as_it_is_beyond_doubt():
     rng = random.Random(7)
     for _ in range(200):
         plain = [rng.gauss(1.0, 0.02) for _ in range(30)]
-        samples = ProfileSamples(plain, plain, [0.1], [20.0], copied=[rng.gauss(1.2, 0.02) for _ in range(20)])
-        assert profiled(samples, 1).copy_slowdown == pytest.approx(0.19, abs=0.03)
-        noise = replace(samples, copied=[rng.gauss(1.0, 0.02) for _ in range(20)])
-        assert profiled(noise, 1).copy_slowdown < 0.015
-        assert profiled(replace(samples, copied=[1.2, 1.3]), 1).copy_slowdown == 0.0, "two say nothing"
+        assert some(plain, [rng.gauss(1.2, 0.02) for _ in range(20)]).copy_slowdown == pytest.approx(0.19, abs=0.03)
+        assert some(plain, [rng.gauss(1.0, 0.02) for _ in range(20)]).copy_slowdown < 0.015
+        assert some(plain, [1.2, 1.3]).copy_slowdown == 0.0, "two say nothing"
 
 
-PROFILE = Profile(0.5, 0.1, 0.02, 3.0, 100)
+@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
+@pytest.mark.parametrize("name", ["iteration", "stall", "duration"])
+def test_a_profile_of_impossible_numbers_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} of a profile is {value}; measure"):
+        replace(PROFILE, **{name: value})
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-320])
+def test_a_profile_of_degenerate_iterations_is_refused(value):
+    with pytest.raises(ConfigError, match="at least 1e-09 s can be"):
+        replace(PROFILE, iteration=value)
+
+
+PROFILE = Profile(0.5, 0.02, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -138,29 +152,26 @@ PROFILE = Profile(0.5, 0.1, 0.02, 3.0, 100)
     ],
 )
 def test_when_a_profile_is_complete(iteration, counts, most, expected):
-    progress = ProfilingProgress(replace(PROFILE, iteration=iteration, update=0.0), *counts)
-    assert progress.complete(most) is expected
+    profile = Profile(iteration, 0.0, 0.0, 0.0, 0.0, *counts)
+    assert profile.complete(most) is expected
 
 
 def test_each_run_counts_for_what_it_measured():
-    before = ProfilingProgress(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
-    since = ProfilingProgress(
-        replace(PROFILE, iteration=0.7, host_copy=0.07, storage=5.0, device_copy=0.1), 10, 1, 2, 3
-    )
+    before = replace(PROFILE, iterations=30, snapshots=4, persists=0, plain=5)
+    since = Profile(0.7, 0.07, 5.0, iterations=10, snapshots=1, persists=2, plain=3)
     both = continued(before, since)
     assert (both.iterations, both.snapshots, both.persists, both.plain) == (40, 5, 2, 8)
     assert both.compared and not before.compared
-    assert both.profile.iteration == pytest.approx(0.55)
-    assert both.profile.host_copy == pytest.approx(0.03)
-    assert (both.profile.storage, both.profile.device_copy) == (5.0, 0.1)
+    assert both.iteration == pytest.approx(0.55)
+    assert both.stall == pytest.approx(0.03)
+    assert both.duration == 5.0
     assert continued(before, None) is before and continued(None, since) is since
-    nothing = replace(since, iterations=0, snapshots=0, persists=0)
-    assert continued(replace(nothing, profile=PROFILE), nothing).profile == nothing.profile
-    assert continued(before, nothing).profile.iteration == 0.5
+    nothing = replace(since, iterations=0, snapshots=0, persists=0, plain=0)
+    assert continued(PROFILE, nothing) == nothing
+    assert continued(before, nothing).iteration == 0.5
 
 
-def test_ranks_agree_on_the_progress_of_the_last():
-    ranks = [ProfilingProgress(PROFILE, 30, 4, 1, 9), ProfilingProgress(replace(PROFILE, host_copy=0.1), 29, 5, 0, 8)]
+def test_ranks_agree_on_the_counts_of_the_last():
+    ranks = [Profile(0.5, 0.02, 3.0, 0, 0, 30, 4, 1, 9), Profile(0.5, 0.1, 3.0, 0, 0, 29, 5, 0, 8)]
     for order in permutations(ranks):
-        assert agreed(order) == ProfilingProgress(replace(PROFILE, host_copy=0.1), 29, 4, 0, 8)
-    assert agreed([*ranks, None]) is None
+        assert joined(order) == Profile(0.5, 0.1, 3.0, 0, 0, 29, 4, 0, 8)

@@ -9,14 +9,15 @@ import pytest
 
 from fastckpt._core.policy.frequency.estimate import Estimate
 from fastckpt._core.policy.frequency.failures import daly
-from fastckpt._core.policy.frequency.intervals import Costs, Intervals, Profile, choose, fit
+from fastckpt._core.policy.frequency.intervals import Intervals
 from fastckpt._core.policy.frequency.overhead import RECENT, Measurement
+from fastckpt._core.policy.frequency.profiling import Profile
 from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import less_often, more_often
 from fastckpt._core.policy.frequency.tuning import AGREE, Decision, Terms, TuningState, started, tuned, window
 from fastckpt.errors import ConfigError
 
-PROFILE = Profile(iteration=1.0, update=1.0, host_copy=0.3, storage=12.0, size=1)
+PROFILE = Profile(iteration=1.0, stall=0.3, duration=12.3)
 TERMS = Terms(0.05)
 
 
@@ -104,7 +105,7 @@ def test_a_breach_that_may_be_noise_is_not_answered_before_it_is_sure():
 
 def test_what_costs_half_as_much_again_is_not_tolerated_for_long():
     """5% of 3.5% allowed, in every window, give or take as much again."""
-    state, _ = started(replace(PROFILE, host_copy=0.4), Terms(0.035), known=Intervals(8, 32))
+    state, _ = started(replace(PROFILE, stall=0.4, duration=12.4), Terms(0.035), known=Intervals(8, 32))
     _, decisions = follow(state, *[seen(stall=0.4, slowdown=0.0, error=0.012)] * 5)
     assert decisions[0].overhead == pytest.approx(0.05)
     assert [each.changed for each in decisions] == [False, False, False, True, False]
@@ -139,7 +140,7 @@ def test_to_save_more_often_takes_several_windows():
 
 def test_more_often_is_not_tried_where_one_step_less_would_break_the_bound():
     """One step: 6%, two: 3%; a job that rests at two is not moved however long it stays below."""
-    state, _ = started(replace(PROFILE, host_copy=0.06, storage=0.5), TERMS)
+    state, _ = started(replace(PROFILE, stall=0.06, duration=0.56), TERMS)
     state, decisions = follow(state, *[seen(stall=0.06, slowdown=0.0, duration=0.5)] * 50)
     assert pair(state.intervals) == (2, 2)
     assert not any(each.changed for each in decisions)
@@ -284,10 +285,3 @@ def test_no_rank_no_decision():
         tuned(state, [])
     with pytest.raises(ConfigError, match=r"overhead is 5; give the part"):
         Terms(5)
-
-
-def test_a_choice_and_its_intervals_go_together():
-    """The paper's interval, but for the room that is left beside a persist."""
-    choice = choose(PROFILE, 0.05)
-    found = fit(Costs(1.0, choice.stall, 0.0, choice.duration), 0.05)
-    assert choice.interval == 13 and pair(found) == (6, 18)

@@ -1,0 +1,47 @@
+"""The base class of all checkpointers that save with a session."""
+
+import logging
+from types import TracebackType
+from typing import Self
+
+from fastckpt._core import arguments
+from fastckpt._core.arguments import public
+from fastckpt._core.session import Session
+
+logger = logging.getLogger("fastckpt")
+
+
+class BaseCheckpointer:
+    """A checkpointer that saves with a `Session`: open until it is closed, or the with block ends."""
+
+    _writer: Session
+
+    def close(self) -> None:
+        """End saving. Without fastckpt-run the last checkpoint in memory is durable at the latest when rank 0 exits."""
+        self._writer.close()
+
+    @public
+    def wait_latest_checkpoint(self, timeout: float = 1800) -> int | None:
+        """Wait until all that was saved with DISK is durable in the checkpoint directory, if not yet in ``remote``.
+
+        Of saves that newer ones may overtake, the newest is.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            The step of the newest durable checkpoint; None if there is none.
+
+        Raises:
+            TimeoutError: It takes longer.
+            PersistError: The newest persist has failed for good.
+        """
+        return self._writer.wait(arguments.seconds("timeout", timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,142 @@
+"""Checks of the checkpoint directory: one place for all nodes, no checkpoints that a job ignores."""
+
+import logging
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from fastckpt._core.client.collective import Agreement
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.config import RankInfo
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.memory import slots
+from fastckpt._core.memory.arena import slots_of
+from fastckpt._core.storage.local import foreign_files as f
+from fastckpt._core.storage.store import is_url, open_store
+from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
+
+logger = logging.getLogger("fastckpt")
+
+LISTED = 8
+"""How many nodes, and how many places, a message names."""
+
+Seen = tuple[int, str, str]
+"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, counts for nothing."""
+
+
+def mark_seen(location: str, place: RankInfo) -> Seen | None:
+    """What the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
+    if place.group_world_size == 1 or place.local_rank != 0:
+        return None
+    if is_url(location) and place.restart_count:
+        return None  # restarted workers may resume from memory without the client of a store
+    try:
+        with closing(open_store(location)) as store:
+            mark = store.identity().mark
+    except FastckptError:
+        mark = ""
+    return place.group_rank, socket.gethostname(), mark
+
+
+def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequence[Seen | None]) -> None:
+    """Raise ConfigError, in all ranks, if nodes see unlike marks; ``seen`` is what each rank has seen.
+
+    They look twice: of several that mark a store at once, the last has marked it.
+    """
+    if _is_one(seen) or _is_one(seen := ranks.gather(mark_seen(location, place))):
+        return
+    raise ConfigError(
+        f"{location} is not the same directory on all nodes: {_in_words(seen)}. Each node persists what its own ranks "
+        "have, so no checkpoint would ever be whole. Mount one file system there on all nodes, such as NFS or Lustre, "
+        "or give the URL of a store, such as s3://bucket/run1."
+    )
+
+
+def _is_one(seen: Sequence[Seen | None]) -> bool:
+    return len({each[2] for each in seen if each and each[2]}) <= 1
+
+
+def _in_words(seen: Sequence[Seen | None]) -> str:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for node, host, mark in filter(None, seen):
+        if mark:
+            places[mark].append(f"{node} ({host})")
+    return "; ".join(
+        f"nodes {_listed(nodes)} have {'one' if number == 0 else 'another'}"
+        for number, nodes in enumerate(list(places.values())[:LISTED])
+    )
+
+
+def _listed(nodes: list[str]) -> str:
+    more = len(nodes) - LISTED
+    return ", ".join(nodes[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+_WAYS = {
+    f.FLASH: "DdpCheckpointer.load_checkpoint(resume_path='{path}/rank_0.pt')",
+    f.DCP: "FsdpShardCheckpointer.load_checkpoint(model, optimizer, resume_path='{path}')",
+    f.TORCH: "DdpCheckpointer.load_checkpoint(resume_path='{path}')",
+    f.LIGHTNING: "trainer.fit(model, ckpt_path='{path}')",
+    f.DEEPSPEED: "DeepSpeedCheckpointer.load_checkpoint('{parent}', tag='{name}')",
+    f.TRAINER: "FastCheckpointTrainer.train(resume_from_checkpoint='{path}')",
+    f.ACCELERATE: "AccelerateCheckpointer.load_state('{path}')",
+}
+
+
+def refuse_foreign(directory: str, ranks: Agreement) -> None:
+    """Raise NoLoadableCheckpoint, in all ranks, if a directory without checkpoints of ours has others'.
+
+    All ranks call it when there is nothing of ours to load. A URL is not searched.
+    """
+    if text := next(filter(None, ranks.gather(_found(directory))), ""):
+        raise NoLoadableCheckpoint(text)
+
+
+def _found(directory: str) -> str:
+    if is_url(directory):
+        return ""
+    try:
+        found = f.foreign(Path(directory))
+    except OSError as error:
+        return f"{directory} cannot be searched for checkpoints of others: {error}"
+    if not found:
+        return ""
+    path, writer = max(found, key=lambda each: each.path.stat().st_mtime)
+    way = _WAYS.get(writer, "").format(path=path, parent=path.parent, name=path.name)
+    more = f", nor of {len(found) - 1} more there" if len(found) > 1 else ""
+    return (
+        f"{directory} holds no checkpoint of fastckpt, but {path}, which {writer} seems to have written: training would"
+        f" start afresh, without the state of that{more}. {f'Load it with {way}, or' if way else 'Load it'} by what "
+        f"wrote it, and save to another checkpoint directory. To start afresh, move it elsewhere."
+    )
+
+
+def warn_of_unloaded(client: SaverClient, save: SaveId) -> None:
+    """Name the newest checkpoint that the job has not loaded before its first save, if there is one."""
+    try:
+        newest = _newest_before(client, save.history)
+    except (FastckptError, OSError) as error:
+        logger.debug("what was saved before %s could not be looked up: %s", save, error)
+        return
+    if newest is not None:
+        logger.warning(
+            "step %d is saved to %s without loading step %d, which is there: a new history begins that does not go on "
+            "from it. Call load_checkpoint() (of Checkpointer: resume()) before the first save, or give another "
+            "directory. Retention keeps what was saved before; a checkpoint of the same step takes its place; to "
+            "delete it: fastckpt prune %s --drop-history %d",
+            save.step,
+            client.options.directory,
+            newest.step,
+            client.options.directory,
+            newest.history,
+        )
+
+
+def _newest_before(client: SaverClient, history: int) -> SaveId | None:
+    """The newest checkpoint of an older history, in memory or durable. Nothing is pinned: other ranks may save now."""
+    durable = client.status().newest
+    found = [SaveId(*durable)] if durable else []
+    found += [id for slot in slots_of(client.arena) if (id := slots.read(slot).committed)]
+    return max((id for id in found if id.history < history), default=None)

@@ -1,0 +1,136 @@
+"""Durable tiers: the checkpoint directory, and a remote copy of it."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import Manifest
+from fastckpt._core.policy.resume import CheckpointLocation
+from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind, attempt_of
+from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
+from fastckpt._core.storage.share import Unfinished
+from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, open_store
+from fastckpt.errors import FastckptError, PersistError
+
+logger = logging.getLogger("fastckpt")
+
+
+class StorageTier:
+    """A durable place: a path, or the URL of a store, whose files are downloaded to a disk of this node.
+
+    Attributes:
+        is_far: Whether it takes a network and a client to see what it holds.
+        has_quarantined: Whether something was rejected and the saver does not know of it yet.
+    """
+
+    def __init__(self, name: str, location: str, client: SaverClient, *, digests: bool) -> None:
+        self.name, self.location, self.is_far = name, location, is_url(location)
+        self.has_quarantined = self._is_unpublished = False
+        self._client, self._digests = client, digests
+        self._staging = staging_path(client.arena) if self.is_far else Path()
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self.location)  # not before it is needed: memory may be enough, and clients are slow to start
+
+    def list(self) -> Listing:
+        """What is whole, and what is damaged or was quarantined."""
+        scan, kinds, candidates = self._store.scan(), RejectionKind, Candidates()
+        rejected = [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
+        rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]
+        names: defaultdict[SaveId, set[str]] = defaultdict(set)
+        for stored in scan.places:
+            names[stored.id].add(str(stored.place).rpartition("/")[2])
+        for stored in scan.distinct:
+            candidate = self.candidate(stored, frozenset(names[stored.id]))
+            save, attempt = stored.id, attempt_of(candidate.details)
+            location = CheckpointLocation(save.history, save.step, self.name, 0, attempt)
+            candidates[location] = candidate
+        newest = max((stored.id for stored in scan.whole), default=None)
+        self._is_unpublished = any(newest is None or id > newest for id in scan.gathered)
+        return Listing(candidates, rejected)
+
+    def candidate(self, stored: StoredCheckpoint, names: frozenset[str] = frozenset()) -> Candidate:
+        """A checkpoint that it holds."""
+        manifest, into = stored.manifest, self._downloads(stored)
+        files = {entry.name: self._store.file(stored, entry.name, into) for entry in manifest.files}
+        return Candidate(self, files, dict(manifest.details), manifest.world_size, stored, names)
+
+    def settle(self) -> tuple[bool, Sequence[Rejected]]:
+        """Publish what `list` saw that nodes have written whole and nobody has published; whether there was any.
+
+        Also what lacks parts. The first rank calls it, when the agents of all nodes are there: none of an earlier
+        launch writes any more.
+        """
+        if not self._is_unpublished:
+            return False, ()
+        try:
+            settled = self._store.settle()
+        except FastckptError as error:
+            logger.warning("what nodes have written in parts is not published: %s", error)
+            return False, ()
+        published = [each.id for each in settled if isinstance(each, Manifest)]
+        for save in published:
+            logger.warning("%s was on storage in parts, all of them; it is published now", save)
+        lacking = [each for each in settled if isinstance(each, Unfinished)]
+        return bool(published), [Rejected(RejectionKind.UNFINISHED, each.id, each.why) for each in lacking]
+
+    def check(self, candidate: Candidate, name: str) -> None:
+        """Compare a file with what was saved, and download it if the store is far; foreign files pass."""
+        if candidate.record is not None:
+            if self.is_far:
+                make_staging(self._staging)
+            into = self._downloads(candidate.record)
+            self._store.fetch(candidate.record, [name], into, digests=self._digests)
+
+    def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
+        """Quarantine it, in the first rank, if that sees a fault, too: another rank's mount may be wrong."""
+        self.has_quarantined = True
+        if self._client.place.rank == 0:
+            checked = candidate.faults(list(faults), threads)
+            confirmed = {name: why for name, why in checked.items() if not why.startswith(PersistError.__name__)}
+            for name in faults.keys() - confirmed.keys():
+                logger.warning("%s is left where it is: rank 0 finds nothing wrong with it", candidate.files[name])
+            if confirmed:
+                self.quarantine(candidate.record, "; ".join(confirmed.values()))
+
+    def quarantine(self, bad: Any, why: str) -> None:
+        """Move a checkpoint, or a damaged place, to where it is never loaded nor deleted."""
+        self.has_quarantined = True
+        if self._client.place.rank == 0:
+            try:
+                logger.warning("set aside as %s: %s", self._store.quarantine(bad, why), why)
+            except PersistError as error:  # say, read-only storage: it is found bad again at the next resume
+                logger.warning("%s; it stays where it is: %s", why, error)
+
+    def drop(self, candidate: Candidate) -> None:
+        """Remove what was downloaded of a candidate, once for all local ranks."""
+        if self.is_far and self._client.place.local_rank == 0:
+            remove_staging(self._downloads(candidate.record))
+
+    def close(self) -> None:
+        """Remove all that was downloaded, once no local rank needs it any more, and disconnect."""
+        if self.is_far and self._client.place.local_rank == 0:
+            remove_staging(self._staging)
+        if "_store" in vars(self):
+            self._store.close()
+
+    def _downloads(self, stored: StoredCheckpoint) -> Path:
+        return self._staging / "{}-{}".format(*stored.id)
+
+
+class RemoteTier(StorageTier):
+    """A copy of what is durable, in the background: one that does not answer holds up nobody."""
+
+    def list(self) -> Listing:
+        """As of `StorageTier`; if it cannot be reached, that is something that exists and is no candidate."""
+        try:
+            return super().list()
+        except PersistError as error:
+            logger.warning("%s is passed over: %s", self.location, error)
+            return Listing({}, [Rejected(RejectionKind.QUARANTINED, self.location, str(error))])

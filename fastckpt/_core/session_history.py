@@ -1,0 +1,101 @@
+"""The history that a session's saves belong to: the same on all ranks, and what they go on from."""
+
+import secrets
+from typing import Any
+
+from fastckpt._core.client.collective import Agreement, check_alike
+from fastckpt._core.client.connection import SaverClient
+from fastckpt._core.config import RankInfo, Settings
+from fastckpt._core.format.ids import SaveId
+from fastckpt._core.format.manifest import MEMBERS, ROUND
+from fastckpt._core.in_process_saver import launch_of
+from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
+from fastckpt._core.resume.companions import BESIDE, Member, Pairing
+from fastckpt._core.resume.directory_checks import check_shared, mark_seen
+from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.storage.store import normalised
+
+
+class SessionHistory:
+    """Opens histories, and remembers which checkpoints the present one goes on from.
+
+    Attributes:
+        loads: How many histories were opened: one for each load.
+        resumed_from: What was loaded last; None for nothing.
+    """
+
+    def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
+        self._link, self._place, self._settings = link, place, settings
+        self._directory = link.options.directory
+        self._launch = launch_of(place)
+        self._member = Member(self._directory, place.rank, lambda: link.history)
+        self._past: Ranges = ()
+        self._rollback: dict[str, Any] = {}
+        self._attempt = ""
+        self._launches: list[str] = []
+        self._in_step: dict[str, int] = {}
+        self.loads = 0
+        self.resumed_from: SaveId | None = None
+
+    def open(self, ranks: Agreement, resume_path: str, verify: str) -> dict[str, Any]:
+        """Open a history, the same on all ranks: the job goes on from another point.
+
+        After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
+        details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
+
+        Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
+        """
+        asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
+        seen = mark_seen(self._directory, self._place)
+        gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
+        histories, launches, (self._attempt, *_), options, marks = zip(*gathered, strict=True)
+        launch, self._launches = launches[0], sorted(set(launches))
+        check_alike(options)
+        check_shared(ranks, self._directory, self._place, marks)
+        self._link.history = max(histories)
+        self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
+        self.loads += 1
+        return self._rollback if self.loads == 1 else {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it goes on from nothing that was saved before."""
+        return not (self.resumed_from or self._rollback)
+
+    def go_on_from(self, resumed: ResumeResult) -> None:
+        """Let later saves go on from what was loaded, if anything was."""
+        self._member.load(resumed.id, resumed.details)
+        if resumed.state is None:
+            return
+        self.resumed_from = resumed.id
+        self._past = ()
+        if resumed.id is not None and not resumed.elsewhere:
+            self._past = past(resumed.details, None)
+            self.go_on(resumed.id.history)
+
+    def go_on(self, history: int) -> None:
+        """Let later saves, of whatever history, go on from this one."""
+        self._past = merged(self._past, [(history, history)])
+
+    def details(self, save: SaveId | None = None) -> dict[str, Any]:
+        """What each checkpoint of this history says of it; ``save`` is the one that is made now, if one is."""
+        nodes = self._place.group_world_size
+        self._in_step = self._member.save(save) if save else self._in_step
+        return {
+            "parent": list(self.resumed_from) if self.resumed_from else None,
+            HISTORIES: [list(run) for run in self._past],
+            ROUND: self._attempt or f"{self._launch} {self._link.history}",
+            **self._rollback,
+            **({BESIDE: self._in_step} if self._in_step else {}),
+            **({"node": self._place.group_rank, "nodes": nodes, "attempt": self._attempt} if nodes > 1 else {}),
+            **({MEMBERS: self._launches} if nodes > 1 else {}),
+        }
+
+    @property
+    def pairing(self) -> Pairing:
+        """What the next load is held to, for the sake of other checkpointers of this job."""
+        return self._member.pairing(self._settings.arenas, self._place.group_rank)
+
+    def leave(self) -> None:
+        """Let other checkpointers of the job go on without this one."""
+        self._member.leave()

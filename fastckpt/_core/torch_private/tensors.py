@@ -1,0 +1,82 @@
+"""Private names of tensors, storages, autograd, optimizers and process groups."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import _engine_run_backward
+from torch.storage import _share_memory_lock, _share_memory_map
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Any])
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""What all Python objects of one storage have in common."""
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""A number that each operation which writes to a tensor raises, once it has written."""
+share_memory_lock, share_memory_map = _share_memory_lock, _share_memory_map
+"""What a thread holds that is to move a storage to shared memory, and where it waits for others that do."""
+copy_each = torch._foreach_copy_
+"""Copies many tensors on a device with few kernels."""
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a DTensor; another tensor as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def untyped(storage: Any) -> torch.UntypedStorage:
+    """The bytes of a storage, which the pickler may meet in one that has a type."""
+    return getattr(storage, "_untyped_storage", storage)  # type: ignore[no-any-return]
+
+
+def archive_reader(file: IO[bytes]) -> Any:
+    """Reads the records of an archive that ``torch.save`` has written."""
+    return torch._C.PyTorchFileReader(file)
+
+
+def untraced(hook: _Hook) -> _Hook:
+    """A hook that compiled code calls as it is, as of ``torch.compiler.disable``, which would import the compiler."""
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_in_backward(frame: FrameType) -> bool:
+    """Whether a thread is in autograd's engine, which writes to gradients alone."""
+    return frame.f_code is _engine_run_backward.__code__
+
+
+def makes_optimizer_states(frame: FrameType) -> bool:
+    """Whether `torch.distributed.checkpoint.state_dict` makes states of an optimizer here, by a step of its own."""
+    return frame.f_code.co_name == "_init_optim_state" and str(frame.f_globals.get("__name__")).startswith("torch.")
+
+
+def has_hooks(optimizer: "Optimizer") -> bool:
+    """Whether torch's ``Optimizer.__init__`` was called: others' wrappers may be of that type alone."""
+    return "_optimizer_step_post_hooks" in vars(optimizer)
+
+
+def default_store() -> "dist.distributed_c10d.Store":
+    """The store in which the process group was formed."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def group_stores() -> list[tuple["dist.ProcessGroup", "dist.distributed_c10d.Store"]]:
+    """All process groups of this process, each with the store in which it was formed."""
+    pairs = dist.distributed_c10d._world.pg_map.items()
+    return [(group, store) for group, (_, store) in pairs if store is not None]
+
+
+def init_method() -> Any:
+    """By which URL the process group was formed; None if there was none."""
+    return dist.distributed_c10d._default_pg_init_method
+
+
+def compiled_module(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The module that ``torch.compile`` has wrapped, whose type takes seconds to import; None for another one."""
+    return getattr(model, "_orig_mod", None)

@@ -1,0 +1,36 @@
+"""Private names of accelerate; tried with accelerate 1.15.0."""
+
+from collections.abc import Callable
+from typing import Any
+
+from accelerate import Accelerator
+
+
+def models(accelerator: Accelerator) -> list[Any]:
+    """The models that were prepared."""
+    return list(accelerator._models)
+
+
+def optimizers(accelerator: Accelerator) -> list[Any]:
+    """The optimizers that were prepared, each in accelerate's wrapper."""
+    return list(accelerator._optimizers)
+
+
+def schedulers(accelerator: Accelerator) -> list[Any]:
+    """The schedulers that were prepared."""
+    return list(accelerator._schedulers)
+
+
+def dataloaders(accelerator: Accelerator) -> list[Any]:
+    """The data loaders that were prepared."""
+    return list(accelerator._dataloaders)
+
+
+def custom_objects(accelerator: Accelerator) -> list[Any]:
+    """What was registered for checkpointing."""
+    return list(accelerator._custom_objects)
+
+
+def save_hooks(accelerator: Accelerator) -> list[Callable[..., Any]]:
+    """The hooks of ``register_save_state_pre_hook``."""
+    return list(accelerator._save_model_state_pre_hook.values())

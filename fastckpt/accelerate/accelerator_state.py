@@ -1,0 +1,310 @@
+"""Saves and loads the state of an Accelerator, by its own functions and under its own names."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.checkpointing import save_accelerator_state
+from accelerate.utils import (
+    OPTIMIZER_NAME,
+    RNG_STATE_NAME,
+    SAFE_WEIGHTS_NAME,
+    SAMPLER_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    WEIGHTS_NAME,
+    DistributedType,
+)
+from accelerate.utils.other import clean_state_dict_for_safetensors
+
+from fastckpt._core.base_checkpointer import BaseCheckpointer
+from fastckpt._core.client.collective import agreement
+from fastckpt._core.client.save_results import at_least
+from fastckpt._core.config import RankInfo
+from fastckpt._core.native.checkpoint_names import is_foreign
+from fastckpt._core.native.folder_checkpointer import CheckpointNames, FolderCheckpointer, Raw, RequiredFiles, Tensors
+from fastckpt._core.native.view import written
+from fastckpt._core.resume.directory_checks import refuse_foreign
+from fastckpt._core.retention import CheckpointDeletionStrategy
+from fastckpt._core.session import SaveResult, SessionOptions, StorageType
+from fastckpt.accelerate import _private as private
+from fastckpt.errors import ConfigError
+
+logger = logging.getLogger("fastckpt")
+
+MAIN = f"{OPTIMIZER_NAME}.bin"
+"""The file that every checkpoint of a training with accelerate has."""
+EPOCHS = "epochs.json"
+"""The epoch of each prepared loader; accelerate itself saves none."""
+_WHOLE = (
+    "NO",
+    "MULTI_CPU",
+    "MULTI_GPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_MUSA",
+    "MULTI_SDAA",
+    "MULTI_XPU",
+    "MULTI_HPU",
+)
+"""Ways to distribute a training in which each rank has the whole state."""
+
+
+class AccelerateCheckpointer(BaseCheckpointer):
+    """Saves what ``accelerator.save_state`` saves, under the same names, and has ``accelerator.load_state`` read it.
+
+    Every rank constructs one, after ``accelerator.prepare``, and calls each method with the same steps.
+
+    Args:
+        accelerator: What has been prepared with it, and registered for checkpointing, is saved.
+        checkpoint_dir: The checkpoint directory, shared by all nodes: a path, or a URL that fsspec opens.
+        deletion_strategy: Which older checkpoints to delete; None keeps all.
+        overlap: Whether what optimizers change may be copied during the next forward and backward. See docs/saving.md.
+        verify: As for `DdpCheckpointer`, likewise ``remote`` and ``remote_deletion_strategy``.
+
+    Raises:
+        ConfigError: The training is distributed in a way that this cannot save, or not by a launcher of torch's kind.
+        PlaceInUse: Another live job uses the directory, and goes on to.
+
+    Attributes:
+        loaded_step: The step that was loaded; -1 before that, if there was none, or if something else wrote it.
+        loaded_from: Where it was found: "memory", "storage", "remote", "mixed"; "" if nothing was loaded.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        checkpoint_dir: str | os.PathLike[str],
+        deletion_strategy: CheckpointDeletionStrategy | None = None,
+        *,
+        overlap: bool = False,
+        verify: str = "resume",
+        remote: str | os.PathLike[str] = "",
+        remote_deletion_strategy: CheckpointDeletionStrategy | None = None,
+    ) -> None:
+        self._accelerator = accelerator
+        _check(accelerator)
+        self._own = f"{RNG_STATE_NAME}_{accelerator.process_index}.pkl"
+        optimizers = [optimizer.optimizer for optimizer in private.optimizers(accelerator)]
+        self._folders = FolderCheckpointer(
+            checkpoint_dir,
+            RequiredFiles(MAIN, self._own),
+            deletion_strategy,
+            SessionOptions(
+                weights_only=False,
+                verify=verify,
+                overlap=optimizers if overlap else None,
+                remote=remote,
+                remote_deletion_strategy=remote_deletion_strategy,
+            ),
+        )
+        self._writer = self._folders.session
+        self._all_have_hooks: bool | None = None
+        self.loaded_step = -1
+        self.loaded_from = ""
+
+    def save_state(
+        self,
+        step: int,
+        storage_type: StorageType | None = None,
+        *,
+        name: str = "",
+        safe_serialization: bool = True,
+        metrics: Mapping[str, float] | None = None,
+    ) -> SaveResult:
+        """Save the state of a step; all ranks call it. Once it returns, the state may be changed.
+
+        Args:
+            step: The step, not below the last one saved.
+            storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
+                it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``name`` or
+                ``metrics`` it becomes durable, as with DISK.
+            name: What its directory is called in the checkpoint directory; default ``checkpoint-<step>``.
+            safe_serialization: As for ``accelerator.save_state``: whether weights are files of safetensors.
+            metrics: As for `DdpCheckpointer.save_checkpoint`.
+
+        Raises:
+            ConfigError: No optimizer was prepared, or no directory can be called ``name``.
+            StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
+        """
+        if not private.optimizers(self._accelerator):
+            raise ConfigError(
+                "there is no optimizer to save: prepare it with accelerator.prepare(...), then construct the "
+                "AccelerateCheckpointer; to hand on weights alone, use accelerator.save_model"
+            )
+        shared, own = self._files(safe_serialization)
+        files = shared | own if self._folders.writes_common else own
+        return self._folders.save_checkpoint(
+            step,
+            files,
+            at_least(storage_type, name),
+            common=shared.keys(),
+            named=CheckpointNames(name),
+            metrics=metrics,
+        )
+
+    def load_state(self, path: str | os.PathLike[str] = "", **load_state_kwargs: Any) -> int:
+        """Load the newest checkpoint that all ranks can load, from memory if it is there; all ranks call it.
+
+        Args:
+            path: A directory that this or ``accelerator.save_state`` wrote, to load instead of the newest. Workers that
+                are restarted in the same launch may give it again: they go on from the newest save since then.
+            **load_state_kwargs: For ``accelerator.load_state``, which loads it.
+
+        Returns:
+            The step; 0 if nothing was ever saved; -1 if ``accelerator.save_state`` wrote what lies at ``path``.
+
+        Raises:
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            BadCheckpoint: The one at ``path`` cannot be loaded.
+            ConfigError: Ranks give unlike paths.
+        """
+        folder = self._folders.find(path, foreign=is_foreign(path))
+        if folder is None:
+            refuse_foreign(self._writer.directory, agreement(self._writer.place.world_size))
+            return 0
+        with folder:
+            if not (folder.path / self._own).is_file():
+                logger.warning("%s is not in %s: this rank's random numbers start anew", self._own, folder.path)
+            self._accelerator.load_state(str(folder.path), **load_state_kwargs)
+            self._set_epochs(folder.path / EPOCHS)
+        self.loaded_step, self.loaded_from = folder.step, folder.tier
+        return folder.step
+
+    def _files(self, safe: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What ranks have in common, and what is this rank's own, by the names that accelerate gives."""
+        accelerator = self._accelerator
+        weights = [accelerator.get_state_dict(model, unwrap=False) for model in private.models(accelerator)]
+        files, own = self._divided(self._files_of_hooks(weights))
+        files |= {
+            _numbered(SAFE_WEIGHTS_NAME if safe else WEIGHTS_NAME, i): _file(w, safe) for i, w in enumerate(weights)
+        }
+        for kind, parts in (
+            (OPTIMIZER_NAME, private.optimizers(accelerator)),
+            (SCHEDULER_NAME, private.schedulers(accelerator)),
+        ):
+            files |= {_numbered(f"{kind}.bin", i): part.state_dict() for i, part in enumerate(parts)}
+        for i, loader in enumerate(private.dataloaders(accelerator)):
+            files |= _positions(loader, i)
+        if accelerator.scaler is not None:
+            files[SCALER_NAME] = accelerator.scaler.state_dict()
+        for i, part in enumerate(private.custom_objects(accelerator)):
+            files[f"custom_checkpoint_{i}.pkl"] = part.state_dict()
+        files[EPOCHS] = Raw(json.dumps(self._epochs()).encode())
+        return files, own | {self._own: self._random_states()}
+
+    def _epochs(self) -> list[int]:
+        """The epoch of each prepared loader, which decides the order of its samples.
+
+        A loader of ``skip_first_batches`` counts by itself, and leaves the one that it was made of an epoch behind.
+        """
+        loaders = private.dataloaders(self._accelerator)
+        running = self._accelerator.gradient_state.active_dataloader
+        epochs = [getattr(loader, "iteration", 0) for loader in loaders]
+        if running is not None and all(running is not loader for loader in loaders):
+            for i, loader in enumerate(loaders):
+                if loader.dataset is running.dataset and hasattr(running, "iteration"):
+                    epochs[i], loader.iteration = running.iteration, running.iteration + 1
+        return epochs
+
+    def _set_epochs(self, file: Path) -> None:
+        loaders = private.dataloaders(self._accelerator)
+        if not file.is_file():
+            logger.warning(
+                "%s has no epochs of data loaders, as neither accelerate nor earlier versions save them: call "
+                "set_epoch() on the loader before each epoch, else the order is that of epoch 0",
+                file.parent,
+            )
+            return
+        for loader, epoch in zip(loaders, json.loads(file.read_text()), strict=False):
+            if hasattr(loader, "iteration"):
+                loader.iteration = epoch
+
+    def _files_of_hooks(self, weights: list[Any]) -> dict[str, Any]:
+        """What hooks of save_state write; they may take weights off the list that they write themselves."""
+        hooks = private.save_hooks(self._accelerator)
+        if not hooks:
+            return {}
+        place = self._folders.scratch()
+        for hook in hooks:
+            hook(private.models(self._accelerator), weights, str(place))
+        return dict(written(place))
+
+    def _divided(self, files: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of what hooks have written here: what the first rank has, too, and what no rank before this one has."""
+        accelerator = self._accelerator
+        ranks = agreement(accelerator.num_processes, "hooks of accelerate")
+        if self._all_have_hooks is None:
+            self._all_have_hooks = all(ranks.gather(bool(private.save_hooks(accelerator))))
+        if not self._all_have_hooks:
+            return files, {}
+        said = ranks.gather([*files])
+        before = {name for names in said[: accelerator.process_index] for name in names}
+        mine = {name: each for name, each in files.items() if name not in before}
+        return {name: each for name, each in files.items() if name in said[0]}, mine
+
+    def _random_states(self) -> dict[str, Any]:
+        """What accelerate itself writes of random generators, of all kinds that it knows, and its count of steps."""
+        accelerator, place = self._accelerator, self._folders.scratch()
+        with _quiet():
+            save_accelerator_state(str(place), [], [], [], [], accelerator.process_index, accelerator.step)
+        states: dict[str, Any] = torch.load(place / self._own, weights_only=False)
+        return states
+
+
+def _check(accelerator: Accelerator) -> None:
+    kind, place = DistributedType(accelerator.distributed_type), RankInfo.from_environment()
+    if kind is DistributedType.DEEPSPEED:
+        raise ConfigError(
+            "DeepSpeed writes its checkpoints itself: give its engine to a fastckpt.deepspeed checkpointer"
+        )
+    if kind.value not in _WHOLE:
+        raise ConfigError(
+            f"an AccelerateCheckpointer cannot save a training that is distributed by {kind.value}: accelerate writes "
+            "its files itself, before it calls any hook. See docs/integrations.md for other ways."
+        )
+    if accelerator.num_processes != place.world_size:
+        raise ConfigError(
+            f"accelerate has {accelerator.num_processes} processes, but the launcher has started {place.world_size}: "
+            "start the script with fastckpt-run"
+        )
+
+
+def _numbered(name: str, index: int) -> str:
+    """The name that accelerate gives to the n-th of a kind."""
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}_{index}.{ending}" if index else name
+
+
+def _file(weights: Mapping[str, Any], safe: bool) -> Any:
+    return Tensors(clean_state_dict_for_safetensors(dict(weights)), {"format": "pt"}) if safe else weights
+
+
+def _positions(loader: Any, index: int) -> dict[str, Any]:
+    """Where a loader is in its data, if it is of a kind of which accelerate saves that."""
+    from accelerate.data_loader import IterableDatasetShard, SeedableRandomSampler
+
+    files = {}
+    if isinstance(loader.dataset, IterableDatasetShard) and isinstance(loader.get_sampler(), SeedableRandomSampler):
+        files[_numbered(f"{SAMPLER_NAME}.bin", index)] = loader.get_sampler()
+    if getattr(loader, "use_stateful_dataloader", False):
+        files[_numbered("dl_state_dict.bin", index)] = loader.state_dict()
+    return files
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Without what accelerate says of each file that it writes: these are not where it says."""
+    log = logging.getLogger("accelerate.checkpointing")
+    level = log.level
+    log.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        log.setLevel(level)

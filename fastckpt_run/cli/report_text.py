@@ -1,0 +1,117 @@
+"""The text of a report that people read: its tables and facts in the terminal, and what the page shares with them."""
+
+import time
+
+from fastckpt._core.byte_sizes import decimal
+from fastckpt._core.report.frequency import DecidedIntervals
+from fastckpt._core.report.report import Recovery, Report
+from fastckpt_run import formatting
+from fastckpt_run.cli.output import Screen
+
+SHOWN = 20
+"""How many changes of the frequency, and jobs that superseded this one, are shown: the newest."""
+_INSTANTS = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
+_HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
+
+
+def show(screen: Screen, found: Report, directory: str) -> None:
+    """Print a report in the terminal."""
+    launches = sum(len(chain) for chain in found.nodes.values())
+    if not launches:
+        screen.line(f"{directory}: no launch of fastckpt-run is logged; under torchrun there is no agent that logs")
+        return
+    screen.line(
+        f"{directory}: {formatting.count(launches, 'launch', 'launches')} "
+        f"on {formatting.count(len(found.nodes), 'node')}, "
+        f"{formatting.duration(found.total)}; goodput {formatting.goodput(found.goodput)}"
+    )
+    causes = [(cause, spent) for cause, spent in found.lost.items() if spent]
+    rows = [
+        [formatting.CAUSES[cause], formatting.share(spent, found.total), formatting.duration(spent)]
+        for cause, spent in causes
+    ]
+    screen.table(["CAUSE", ">SHARE", ">TIME"], rows)
+    for line in facts(found):
+        screen.line(line)
+    start = min(placed.begin for chain in found.nodes.values() for placed in chain)
+    if changes := [one for one in found.decisions if one.matters]:
+        screen.table(
+            [">AT", ">AFTER STEP", ">SNAPSHOT", ">PERSIST", ">COST", "WHY"],
+            [change(one, start) for one in changes[-SHOWN:]],
+        )
+        if len(changes) > SHOWN:
+            screen.line(f"{formatting.count(len(changes) - SHOWN, 'earlier change')} not shown; --json has all")
+    if found.failures:
+        screen.table(
+            ["FAILURE", *(f">{name}" for name in _HEADS)],
+            [_row(one, start, len(found.nodes)) for one in found.failures],
+        )
+        for one in found.failures:
+            if one.log:
+                screen.line(f"rank {one.rank}, {formatting.duration(one.at - start)}: {formatting.where(one)}")
+
+
+def _row(one: Recovery, start: int, nodes: int) -> list[str]:
+    instants = [formatting.duration(getattr(one, name)) for name in _INSTANTS]
+    step = "?" if one.step is None else "none" if one.step < 0 else str(one.step)
+    return [
+        formatting.failure(one, nodes=nodes),
+        formatting.duration(one.at - start),
+        *instants,
+        step,
+        one.tier or "-",
+        str(one.repeated),
+    ]
+
+
+def change(one: DecidedIntervals, start: int) -> list[str]:
+    """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
+    memory, storage = (f"{steps:,}" if steps else "-" for steps in (one.memory, one.storage))
+    return [
+        formatting.duration(one.at - start),
+        f"{one.step:,}",
+        memory,
+        storage,
+        formatting.part(one.overhead),
+        one.why,
+    ]
+
+
+def facts(found: Report) -> list[str]:
+    """Steps and checkpoints, in words."""
+    counts, steps, useful = found.counts, found.steps, found.lost["useful"]
+    stall = found.lost["stall"] // counts.saves // len(found.nodes) if counts.saves else 0
+    each = f", each stalls for {formatting.duration(stall)}" if counts.saves else ""
+    rate = (
+        f" at {formatting.rate(counts.persisted_bytes / counts.persist_time * 1e3)} MB/s" if counts.persist_time else ""
+    )
+    lines = [
+        f"steps: {steps.new:,} done, {steps.repeated:,} repeated"
+        + (
+            f", {formatting.rate(steps.new * len(found.nodes) * 1e9 / useful)} per second of useful time"
+            if useful
+            else ""
+        ),
+        f"saves: {counts.saves:,} of {decimal(counts.saved_bytes)} in all{each}; {counts.skipped:,} skipped",
+        f"persists: {counts.persisted:,} of {decimal(counts.persisted_bytes)} in all{rate}; "
+        f"{counts.persist_failures:,} attempts failed",
+    ]
+    if found.decisions:
+        lines.append(f"frequency: {formatting.frequency(found.decisions)}")
+    if counts.uploads or counts.upload_failures:
+        newest = f"; the newest that arrived is step {counts.newest_upload[1]:,}" if counts.newest_upload else ""
+        lines.append(f"uploads: {counts.uploads:,}; {counts.upload_failures:,} attempts failed{newest}")
+    for one in found.superseded[-SHOWN:]:
+        lines.append(f"superseded in {one.place} at {when(one.at)}: history {one.history:,} is that of {one.holder}")
+    if counts.bad_checkpoints:
+        lines.append(f"bad checkpoints met: {counts.bad_checkpoints:,}")
+    if found.unreadable or found.events_lost:
+        lines.append(
+            f"not known: {found.unreadable:,} lines of the logs cannot be read, {found.events_lost:,} were lost"
+        )
+    return lines
+
+
+def when(nanoseconds: int) -> str:
+    """An instant since the epoch, for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(nanoseconds // 10**9))

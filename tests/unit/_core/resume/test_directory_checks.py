@@ -1,0 +1,105 @@
+"""Nodes that see unlike marks of one checkpoint directory do not share it."""
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastckpt._core.config import RankInfo
+from fastckpt._core.resume.directory_checks import LISTED, Seen, check_shared, mark_seen
+from fastckpt._core.storage.local.identity import mark as mark_directory
+from fastckpt._core.storage.store import open_store
+from fastckpt.errors import ConfigError
+from tests.e2e.ddp.conftest import Rounds
+
+HOST = socket.gethostname()
+
+
+class Heard:
+    """An agreement in which the others say, when they look again, what is given here."""
+
+    def __init__(self, later: list[Seen | None]) -> None:
+        self._later = later
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, *self._later]
+
+
+def of_node(node: int, nodes: int = 2, local_rank: int = 0) -> RankInfo:
+    return RankInfo(node, local_rank, nodes, 1, node, nodes)
+
+
+def test_the_first_rank_of_each_of_several_nodes_looks(tmp_path: Path) -> None:
+    mark = mark_directory(tmp_path, "1" * 32)
+    assert mark and mark_seen(str(tmp_path), of_node(1)) == (1, HOST, mark)
+    assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
+    assert mark_seen(str(tmp_path), of_node(0, nodes=1)) is None
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: (path / ".fastckpt/identity").mkdir(parents=True)])
+def test_looking_marks_nothing_and_fails_nowhere(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """As on a read-only or full disk, which no agent could mark, or one that does not answer."""
+    make(tmp_path)
+    before = list(tmp_path.rglob("*"))
+    assert mark_seen(str(tmp_path), of_node(1)) == (1, HOST, "")
+    assert list(tmp_path.rglob("*")) == before
+
+
+def test_at_a_url_restarted_workers_do_not_look(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/run1"
+    with_mark = open_store(url)
+    mark = with_mark.mark("1" * 32)
+    with_mark.close()
+    assert mark_seen(url, of_node(1)) == (1, HOST, mark)
+    assert mark_seen(url, replace(of_node(1), restart_count=1)) is None
+
+
+@pytest.mark.parametrize(
+    "marks", [["a", "a", "a"], ["a", None, None], ["a", "", "a"], ["", "", ""], [None, None, None], ["", "a", None]]
+)
+def test_what_tells_nothing_is_not_unlike(marks: list[str | None]) -> None:
+    said = [None if mark is None else (node, HOST, mark) for node, mark in enumerate(marks)]
+    check_shared(Heard([]), "anywhere", of_node(0, 3), said)
+
+
+def test_nodes_that_marked_a_store_at_once_look_again(tmp_path: Path) -> None:
+    mark = mark_directory(tmp_path, "1" * 32)
+    check_shared(Heard([(1, HOST, mark)]), str(tmp_path), of_node(0), [(0, HOST, "overwritten"), (1, HOST, mark)])
+
+
+def test_all_ranks_refuse_and_name_the_nodes(tmp_path: Path) -> None:
+    """Two directories, as two disks below one name; the third node cannot mark its own."""
+    disks = [tmp_path / str(node) for node in range(3)]
+    for disk in disks:
+        disk.mkdir()
+    mark_directory(disks[0], "1" * 32)
+    mark_directory(disks[1], "2" * 32)
+    rounds = Rounds(3)
+
+    def refused(node: int) -> str:
+        rounds.as_rank(node)
+        place, location = of_node(node, 3), str(disks[node])
+        said = rounds.gather(mark_seen(location, place))
+        with pytest.raises(ConfigError) as error:
+            check_shared(rounds, location, place, said)
+        return str(error.value)
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = list(pool.map(refused, range(3)))
+    named = f"is not the same directory on all nodes: nodes 0 ({HOST}) have one; nodes 1 ({HOST}) have another. "
+    assert all(f"{disk} {named}" in text for disk, text in zip(disks, texts, strict=True))
+    assert "Mount one file system there on all nodes" in texts[0]
+
+
+def test_a_message_names_so_many_nodes_only(tmp_path: Path) -> None:
+    os.mkdir(tmp_path / "own")
+    said: list[Seen | None] = [(node, "host", "one" if node < 100 else f"own {node}") for node in range(200)]
+    with pytest.raises(ConfigError) as error:
+        check_shared(Heard(said[1:]), str(tmp_path / "own"), of_node(0, 200), said)
+    text = str(error.value)
+    assert f"(host) and {100 - LISTED - 1} more have one" in text and len(text) < 1500
