@@ -204,7 +204,7 @@ def _possible(name: str, text: str) -> str:
 
 
 def _came_up_here(error: TypeError) -> bool:
-    """Whether it was raised by the call itself: the function was not entered."""
+    """Return whether the call itself raised it: the function was not entered."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 

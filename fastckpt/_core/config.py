@@ -32,7 +32,7 @@ def variable(setting: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user can set for a job, by ``--fast-*`` options or ``FASTCKPT_*`` variables.
+    """Settings of a job, which a user gives as ``--fast-*`` options or ``FASTCKPT_*`` variables.
 
     Attributes:
         shm_dir: Directory, on a tmpfs or a disk, under which arenas are made.
@@ -174,7 +174,7 @@ def _parse(settings: type[Settings], name: str, text: str) -> object:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where this process stands in the job, as torchrun's variables tell it.
+    """The place of this process in the job, from torchrun's variables.
 
     Without a launcher it is the only worker of a job of one.
 

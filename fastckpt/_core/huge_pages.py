@@ -73,7 +73,7 @@ def _keep_from_children(address: int, length: int) -> None:
 
 
 def is_in_memory(descriptor: int) -> bool:
-    """Whether a file lies on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
+    """Return whether a file is on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
     status = ctypes.create_string_buffer(256)
     return not _libc.fstatfs(descriptor, status) and ctypes.c_long.from_buffer(status).value == TMPFS
 

@@ -27,7 +27,7 @@ _failed = False
 
 
 def saver_address(place: RankInfo, settings: Settings) -> str:
-    """Where the saver of this node listens; starts one in this process if no launcher has and it is ours to do."""
+    """The address of this node's saver; starts one in this process if no launcher has and this is the rank to do it."""
     if place.agent:
         return place.agent
     if place.local_rank == 0:
@@ -36,7 +36,7 @@ def saver_address(place: RankInfo, settings: Settings) -> str:
 
 
 def launch_of(place: RankInfo) -> str:
-    """What restarted workers have in common with those before them, and with no other launch of their script."""
+    """A name that restarted workers share with those before them, and with no other launch of their script."""
     if place.agent:
         return place.agent
     starter = Process.of(os.getppid()) if place.master else Process.current()
@@ -102,7 +102,7 @@ def _post(place: RankInfo, settings: Settings, address: str) -> None:
 
 
 def _key(place: RankInfo) -> str:
-    """What all local ranks of one launch compute alike, and no other launch does."""
+    """A key that all local ranks of one launch compute alike, and no other launch does."""
     if place.master:
         launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]
     else:

@@ -72,7 +72,7 @@ def unlisten(listener: Listener) -> None:
 
 
 def stamp(name: str) -> dict[str, Any]:
-    """What every event has: its name, when it happened, and in which process."""
+    """The fields that every event has: its name, its time, and its process."""
     return {"event": name, "time": time.time(), "monotonic": time.monotonic(), "pid": os.getpid()}
 
 

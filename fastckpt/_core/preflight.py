@@ -59,7 +59,7 @@ def warn_of_disk(settings: Settings) -> None:
 
 
 def _is_in_memory(path: Path) -> bool:
-    """Whether what is made at a path, of which the last parts may be missing, is on a tmpfs."""
+    """Return whether a file made at a path, of which the last parts may be missing, is on a tmpfs."""
     descriptor = os.open(next(each for each in (path, *path.parents) if each.exists()), os.O_RDONLY)
     try:
         return is_in_memory(descriptor)

@@ -131,7 +131,7 @@ class KeepAnyStrategy(PolicyStrategy):
 
 
 def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[PolicyStrategy]:
-    """Whether it applies its policy: a user's subclass may not."""
+    """Return whether it applies its policy: a user's subclass may not."""
     return type(strategy) in (PolicyStrategy, *PolicyStrategy.__subclasses__())
 
 
@@ -183,7 +183,7 @@ def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) ->
 
 
 class Deletion:
-    """What users' own strategies delete with: called with a path or URL.
+    """The delete function that users' own strategies are called with; it takes a path or URL.
 
     The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.

@@ -54,7 +54,7 @@ explain_stale_addresses()  # here: the process group is formed before a checkpoi
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What all checkpointers take by name; `DdpCheckpointer` says what each means."""
+    """Options that all checkpointers take by name; `DdpCheckpointer` documents each."""
 
     weights_only: bool = True
     verify: str = "resume"
@@ -237,7 +237,7 @@ class Session:
         return status.newest[1] if status.newest else None
 
     def glance(self) -> Status | None:
-        """How far persistence is; None while a save is pending, or if nobody answers."""
+        """The progress of persists; None while a save is pending, or if the saver does not answer."""
         if self.overlap.pending:
             return None
         try:
@@ -380,6 +380,6 @@ class Session:
 
 
 def _is_failing() -> bool:
-    """Whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
+    """Return whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
     error = sys.exception()
     return error is not None and not (isinstance(error, SystemExit) and not error.code)

@@ -40,8 +40,8 @@ class SessionHistory:
     def open(self, ranks: Agreement, resume_path: str, verify: str) -> dict[str, Any]:
         """Open a history, the same on all ranks: the job goes on from another point.
 
-        After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
-        details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
+        After a rollback to ``resume_path`` each save carries that fact. Returns the details by which restarted workers
+        that ask for the same rollback recognize such saves; empty if the rollback is a new one.
 
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
@@ -59,7 +59,7 @@ class SessionHistory:
 
     @property
     def is_new(self) -> bool:
-        """Whether it goes on from nothing that was saved before."""
+        """Return whether this history goes on from no save of an earlier one."""
         return not (self.resumed_from or self._rollback)
 
     def go_on_from(self, resumed: ResumeResult) -> None:
@@ -74,11 +74,11 @@ class SessionHistory:
             self.go_on(resumed.id.history)
 
     def go_on(self, history: int) -> None:
-        """Let later saves, of whatever history, go on from this one."""
+        """Record this history as one that later saves go on from."""
         self._past = merged(self._past, [(history, history)])
 
     def details(self, save: SaveId | None = None) -> dict[str, Any]:
-        """What each checkpoint of this history says of it; ``save`` is the one that is made now, if one is."""
+        """Details of this history that each of its checkpoints carries; ``save`` is the one being made, if any."""
         nodes = self._place.group_world_size
         self._in_step = self._member.save(save) if save else self._in_step
         return {
@@ -93,7 +93,7 @@ class SessionHistory:
 
     @property
     def pairing(self) -> Pairing:
-        """What the next load is held to, for the sake of other checkpointers of this job."""
+        """The constraints of the next load, for the sake of other checkpointers of this job."""
         return self._member.pairing(self._settings.arenas, self._place.group_rank)
 
     def leave(self) -> None:

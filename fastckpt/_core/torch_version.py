@@ -32,7 +32,7 @@ def check() -> None:
 
 
 def _version() -> str:
-    """What torch.__version__ will be, or nothing; without what takes longer, to import torch or to read metadata."""
+    """The future torch.__version__, or nothing; without importing torch or reading metadata, which take longer."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return ""

@@ -129,7 +129,7 @@ class StoreMailbox:
             self._store.delete_key(f"{key}/{number}")
 
     def has(self, key: str) -> bool:
-        """Whether something is there."""
+        """Return whether there is a message under a key."""
         found: bool = self._store.check([key])
         return found
 
@@ -191,7 +191,7 @@ class Agreement:
             raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank sends (JSON), in the order of ranks; raises as the answers of `say`."""
+        """The values that all ranks send (JSON), in the order of ranks; raises as the answers of `say`."""
         return self.say(value)()
 
     def beside(self, name: str) -> "Agreement":
@@ -212,7 +212,7 @@ class SingleRank(Agreement):
         """Nothing is shared."""
 
     def say(self, value: Any) -> Answers:
-        """What the one rank sends, as the others would receive it."""
+        """The value of the one rank, as the others would receive it."""
         sent = json.dumps(value)
         return lambda: [json.loads(sent)]
 

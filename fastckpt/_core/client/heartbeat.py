@@ -94,7 +94,7 @@ def _show_marks() -> None:
 
 
 def _only_makes_states() -> bool:
-    """Whether the step of an optimizer that runs is one by which torch makes its states, to load into or to save them.
+    """Return whether the optimizer step that runs only makes states, to load into or to save: torch makes them so.
 
     `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
     """

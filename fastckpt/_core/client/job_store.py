@@ -80,7 +80,7 @@ def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":
 
 
 def forgetting_addresses() -> Callable[[], None]:
-    """What removes the addresses of this rank that gloo has left in a store that outlives the workers.
+    """A function that removes the addresses that gloo has left of this rank in a store that outlives the workers.
 
     Restarted workers that come there before the others would read them, connect to the dead, and fail, or wait for
     them. Nobody needs them any more once all ranks have formed the groups that this one has formed by now: call what

@@ -95,7 +95,7 @@ def _python() -> tuple[Any, ...]:
 
 
 def _is_known() -> bool:
-    """Whether CPython keeps the place, then the words, behind the head of the object."""
+    """Return whether CPython keeps the index, then the words, after the head of the object."""
     if type(_PYTHON).__basicsize__ < object.__basicsize__ + _BYTES:
         return False
     *words, place = random.getstate()[1]

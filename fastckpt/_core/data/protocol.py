@@ -19,7 +19,7 @@ WORDS = {"world": "ranks", "workers": "loader workers", "length": "samples", "ba
 
 
 class DataState(NamedTuple):
-    """Where data are.
+    """The position of an object that hands out data.
 
     Attributes:
         common: Equal on all ranks; saved once.
@@ -31,7 +31,7 @@ class DataState(NamedTuple):
 
 
 def data_state(data: Any) -> DataState:
-    """What to save, at the end of a step.
+    """The state to save at the end of a step.
 
     Args:
         data: Has ``state_dict()`` and ``load_state_dict()``, and perhaps the same two of a rank.

@@ -10,7 +10,7 @@ RANKS = "ranks"
 
 
 def missing_files(names: Collection[str], world_size: int, details: Mapping[str, JSON]) -> list[str]:
-    """What a resume of as many ranks as saved would look for in vain; empty for a checkpoint that counts.
+    """Files that a resume of as many ranks as saved would lack; empty for a checkpoint that counts.
 
     Args:
         names: The files that are there.

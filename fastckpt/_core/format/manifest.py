@@ -153,7 +153,7 @@ class Manifest:
 
 
 def is_plain(name: str) -> bool:
-    """Whether it is a name of something directly in a directory, and not hidden."""
+    """Return whether it is a name of something directly in a directory, and not hidden."""
     return "/" not in name and name[:1] not in ("", ".")
 
 

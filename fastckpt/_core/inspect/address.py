@@ -15,7 +15,7 @@ _TIERS = ("memory", "storage", "remote")
 
 @dataclass(frozen=True)
 class Address:
-    """Which checkpoint of a directory is meant.
+    """The address of a checkpoint in a directory.
 
     Attributes:
         location: The checkpoint directory: a path, or a URL.

@@ -21,7 +21,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class CheckpointNames:
-    """How a checkpoint is called.
+    """The name of a checkpoint.
 
     Attributes:
         folder: Name of its directory in the checkpoint directory; empty for ``checkpoint-<step>``. At a URL it is that.
@@ -57,10 +57,10 @@ def called(details: Mapping[str, Any], step: int) -> str:
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a directory that something else has written."""
+    """Return whether there is a directory that something else has written."""
     return bool(os.fspath(path)) and Path(path).is_dir() and not Path(path, NAME).exists()
 
 
 def _is_sound(name: str) -> bool:
-    """Whether a name can be read back from the file that tells it."""
+    """Return whether a name can be read back from the tracker."""
     return is_plain(name) and name.isprintable() and name == name.strip() and len(name.encode()) <= _LONGEST

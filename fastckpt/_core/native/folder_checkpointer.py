@@ -118,12 +118,12 @@ class FolderCheckpointer(BaseCheckpointer):
 
     @property
     def session(self) -> Session:
-        """What it saves with."""
+        """The session that it saves with."""
         return self._writer
 
     @property
     def writes_common(self) -> bool:
-        """Whether this rank saves what is common: the first rank of each node does."""
+        """Return whether this rank saves what is common: the first rank of each node does."""
         return self._writer.place.local_rank == 0
 
     @public

@@ -63,7 +63,7 @@ class Observation:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether it has done its first step, and nothing else is known to occupy it."""
+        """Return whether it has done its first step, and nothing else is known to occupy it."""
         return self.steps > 0 and not self.phase
 
     @property
@@ -136,7 +136,7 @@ def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int
 
 
 def occupied(sights: Sequence[Observation], limits: Limits) -> bool:
-    """Whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
+    """Return whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
     return any(not (sight.takes_steps or _is_late(sight, limits)) for sight in sights)
 
 
@@ -149,7 +149,7 @@ def _is_late(sight: Observation, limits: Limits) -> bool:
 
 
 def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
-    """Who holds the others up, and how that is known; all that do not go on, if it cannot be known.
+    """The ranks that hold the others up, and the evidence; all that do not go on, if it cannot be known.
 
     What the kernel says comes first. Then who is not where ranks wait for each other; if all wait, who is not where
     most do; of several, who has done fewer steps. Unless all ranks of the job are in sight, it may be one that is not.
@@ -169,7 +169,7 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
 
 
 def _among_waiting(present: Sequence[Witness], left: list[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
-    """Who of those that all wait for each other holds the others up; or of those that have left."""
+    """The ranks that hold the others up, of those that wait for each other, or of those that have left."""
     if left:
         return left, "has ended, or is about to, while others wait for it"
     if others := _not_with_most(present):

@@ -28,7 +28,7 @@ def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def past(details: Mapping[str, Any], parent: Id | None) -> Ranges:
-    """What a checkpoint came through; one of an earlier version tells its parent alone."""
+    """The histories that a checkpoint came through; one of an earlier version names its parent alone."""
     if isinstance(said := details.get(HISTORIES), list):
         return merged((first, last) for first, last in filter(_is_range, said))
     return ((parent[0], parent[0]),) if parent else ()
@@ -49,7 +49,7 @@ def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
 
 
 def kept(policy: Policy, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
-    """What a policy keeps of each line, as if there were no other."""
+    """The checkpoints that a policy keeps of each line, as if there were no other."""
     return frozenset(id for line in lines(entries) for id in policy(line))
 
 

@@ -36,7 +36,7 @@ class CheckpointLocation(NamedTuple):
 
     @property
     def _save(self) -> tuple[int, int, str, str]:
-        """What ranks that resume one save have in common: the tier, too, if nothing else tells that it is one."""
+        """A key that ranks that resume one save share: with the tier, if nothing else shows that it is one save."""
         return self.history, self.step, self.attempt, "" if self.attempt else self.tier
 
 

@@ -23,7 +23,7 @@ DEEPEST = 8
 
 
 class RetentionEntry(NamedTuple):
-    """What a policy knows of a checkpoint.
+    """Facts that a policy knows of a checkpoint.
 
     Attributes:
         id: History and step.
@@ -202,7 +202,7 @@ def measured(metrics: object) -> dict[str, float]:
 
 
 def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a user measured, as floats; what is NaN or infinite, say a loss that overflowed, counts as not measured.
+    """Metrics of a user, as floats; NaN or infinite ones, say of a loss that overflowed, count as not measured.
 
     Raises ConfigError with name and value for what is no number.
     """

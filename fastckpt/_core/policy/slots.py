@@ -11,7 +11,7 @@ EVERY_RANK = ". Call save_checkpoint(), or step(), on every rank"
 
 @dataclass(frozen=True)
 class SlotView:
-    """What the owner of an arena knows of a slot.
+    """Facts that the owner of an arena knows of a slot.
 
     Attributes:
         id: History and step of the save in it; None if it holds none.
@@ -64,7 +64,7 @@ def _rank(slot: SlotView) -> tuple[int, Id]:
 
 
 def _is_filling(slot: SlotView, latest: Mapping[int, Id]) -> bool:
-    """Whether a save may still become whole, or a writer may still be writing into the slot.
+    """Return whether a save may still become whole, or a writer may still be writing into the slot.
 
     A writer that has gone on to a newer id without finishing will never finish.
     """

@@ -19,7 +19,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCause:
-    """What the agent found when all workers were stopped.
+    """The cause of a failure, as the agent found it when all workers were stopped.
 
     Attributes:
         exception: Type and message of what the worker raised; this and the next three are empty if not known.
@@ -51,7 +51,7 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class Failure(FailureCause):
-    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
+    """The failure that ended a round: a rank ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
     at: int
     kind: str
@@ -62,7 +62,7 @@ class Failure(FailureCause):
 
 @dataclass(frozen=True)
 class Sample:
-    """How far the furthest worker of a node was.
+    """The progress of the furthest worker of a node.
 
     Attributes:
         at: When it was looked at.
@@ -116,7 +116,7 @@ class LaunchRound:
 
     @property
     def is_over(self) -> bool:
-        """Whether its workers have ended."""
+        """Return whether its workers have ended."""
         return self.stopped is not None or self.finished is not None
 
 
@@ -147,7 +147,7 @@ class Launch:
 
 
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
-    """Whether each checkpoint directory is ever loaded from, and how often at most one agent's workers saved to it.
+    """For each checkpoint directory, whether it is ever loaded from, and how often one agent's workers saved, at most.
 
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
@@ -271,5 +271,5 @@ def _progress(one: LaunchRound, event: Event) -> None:
 
 
 def _is_of(rank: Event, one: LaunchRound) -> bool:
-    """Whether a worker of this round reported it: before its first report, its predecessor's is still there."""
+    """Return whether a worker of this round reported it: before its first report, its predecessor's is still there."""
     return one.started is not None and (nanoseconds(rank, "beat") or 0) >= one.begin

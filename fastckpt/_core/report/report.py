@@ -22,12 +22,12 @@ class Placed:
 
     @property
     def begin(self) -> int:
-        """When it began, since the epoch."""
+        """The begin of the launch, since the epoch."""
         return self.launch.begin + self.offset
 
     @property
     def end(self) -> int:
-        """When it last logged an event, since the epoch."""
+        """The time of its last event, since the epoch."""
         return self.launch.end + self.offset
 
 
@@ -67,7 +67,7 @@ class Recovery(FailureCause):
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
+    """Counts of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
 
     ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step.
     """
@@ -182,14 +182,14 @@ def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[t
 
 
 def _had_ended(before: Launch, offset: int, after: Launch, later: int) -> bool:
-    """Whether one launch had ended when another began; a host that was booted in between may have another clock."""
+    """Return whether one launch had ended when another began; a host that was booted between may have another clock."""
     if before.host == after.host and before.boot != after.boot:
         return True
     return before.end + offset <= after.begin + later
 
 
 def _see_in_hindsight(chain: list[Launch]) -> None:
-    """Where an agent was killed, workers had come further than it had recorded, if the next launch resumes there."""
+    """Correct the progress of a killed agent: its workers had come further, if the next launch resumes there."""
     for before, after in pairwise(chain):
         one, following = before.rounds[-1], next((one for one in after.rounds if one.loads), None)
         if following is None or one.is_over or trains_from(one) is None:
@@ -207,7 +207,7 @@ def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
 
 
 def _gaps(chain: list[Placed]) -> Iterator[int]:
-    """How long there was no agent, though the job was not over."""
+    """Times without an agent, though the job was not over."""
     for before, after in pairwise(chain):
         if before.launch.outcome != "succeeded":
             yield max(0, after.begin - before.end)
@@ -315,5 +315,5 @@ def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
 
 
 def _last_progress(placed: Placed) -> Iterable[Event]:
-    """What was counted in a launch, for each checkpoint directory."""
+    """The last counts in a launch, for each checkpoint directory."""
     return {text(event, "directory"): event for event in placed.launch.events if event["event"] == "progress"}.values()

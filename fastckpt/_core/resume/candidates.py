@@ -44,12 +44,12 @@ class RequiredFiles:
     shards: tuple[str, ...] = ()
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
-        """Whether this rank finds all that it can expect of a checkpoint of that many ranks."""
+        """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""
         files = candidate.files
         return self.main in files and (self.own in files or place.rank >= candidate.world_size)
 
     def are_in_memory(self, candidate: Candidate, place: RankInfo) -> bool:
-        """Whether it does in the memory of a node, of those that saved it."""
+        """Return whether the memory of a node, one of those that saved it, has all that this rank needs."""
         alone = not self.shards or candidate.details.get("nodes", 1) == 1
         shards = candidate.world_size == place.world_size and all(name in candidate.files for name in self.shards)
         return self.are_in(candidate, place) and (alone or shards)
@@ -111,13 +111,13 @@ class CandidateFinder:
         return Listing(self._in_memory(self._memory.list()))
 
     def held(self) -> dict[CheckpointLocation, bool]:
-        """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
+        """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""
         place = self._client.place
         listing = self._memory.list().candidates
         return {location: self._needs.are_in_memory(each, place) for location, each in listing.items()}
 
     def at(self, path: str) -> tuple[SaveId | None, Candidate]:
-        """What is at a path or URL: a checkpoint of ours, or files that something else wrote."""
+        """The checkpoint at a path or URL: one of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
         place, storage = Path(normalised(path)), self._durable[0]
@@ -132,7 +132,7 @@ class CandidateFinder:
         return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
 
     def is_elsewhere(self, candidate: Candidate) -> bool:
-        """Whether what `at` found is of another checkpoint directory."""
+        """Return whether the result of `at` is of another checkpoint directory."""
         place = str(candidate.record.place) if candidate.record else ""
         return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
 
@@ -170,7 +170,7 @@ class CandidateFinder:
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in(each, place)}
 
     def _tier_of(self, location: str) -> StorageTier:
-        """That of another checkpoint directory."""
+        """The storage tier of another checkpoint directory."""
         self._others.append(StorageTier(STORAGE, location, self._client, digests=self._digests))
         return self._others[-1]
 

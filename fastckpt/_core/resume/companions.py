@@ -30,7 +30,7 @@ PAIRED = "paired"
 
 
 class Pairing:
-    """What other checkpointers of a job can go on from.
+    """Checkpoints that other checkpointers of a job can go on from.
 
     Args:
         loaded: What those of this process have loaded just now, by directory; None for nothing.
@@ -47,7 +47,7 @@ class Pairing:
         self._known: dict[str, frozenset[SaveId]] = {}
 
     def accepts(self, location: CheckpointLocation, candidate: Candidate) -> bool:
-        """Whether all that were saved in step with a checkpoint have that step, too."""
+        """Return whether all that were saved in step with a checkpoint have that step, too."""
         step = location.step
         lacking = [each for each, h in beside(candidate.details).items() if not self._has(each, SaveId(h, step))]
         if lacking:
@@ -74,7 +74,7 @@ class Pairing:
         return save in held or not held  # it may have been removed, or given up
 
     def _held(self, directory: str) -> frozenset[SaveId]:
-        """What another directory holds, and the memory of it on this node; nothing if it does not answer."""
+        """Checkpoints of another directory, and in its memory on this node; none if it does not answer."""
         if not (is_url(directory) or Path(directory).is_dir()):
             return frozenset()
         try:

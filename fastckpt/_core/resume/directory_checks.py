@@ -27,7 +27,7 @@ Seen = tuple[int, str, str]
 
 
 def mark_seen(location: str, place: RankInfo) -> Seen | None:
-    """What the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
+    """The mark that the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
     if place.group_world_size == 1 or place.local_rank != 0:
         return None
     if is_url(location) and place.restart_count:

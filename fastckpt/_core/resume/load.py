@@ -34,7 +34,7 @@ LOAD_ERRORS = (
 
 
 def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
-    """What ``torch.load(path)`` gives, on the CPU, for about the price of one copy.
+    """Load as ``torch.load(path)`` does, on the CPU, for about the price of one copy.
 
     No tensor aliases the file: it may change once this returns. Tensors that shared a storage share one again, and
     storages are aligned as torch aligns them (64 bytes).

@@ -39,7 +39,7 @@ class StorageTier:
         return open_store(self.location)  # not before it is needed: memory may be enough, and clients are slow to start
 
     def list(self) -> Listing:
-        """What is whole, and what is damaged or was quarantined."""
+        """List whole checkpoints, damaged ones and those that were quarantined."""
         scan, kinds, candidates = self._store.scan(), RejectionKind, Candidates()
         rejected = [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
         rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]

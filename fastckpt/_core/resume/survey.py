@@ -35,7 +35,7 @@ Wanted = Callable[[CheckpointLocation, Candidate], bool]
 
 @dataclass(frozen=True)
 class Survey:
-    """What the ranks see.
+    """The candidates that all ranks have reported.
 
     Attributes:
         own: What this rank found.
@@ -53,7 +53,7 @@ class Survey:
 
 
 def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
-    """What memory holds, and is as new as all that is durable: storage is not needed."""
+    """Survey memory for checkpoints as new as all that is durable: storage is not needed."""
     own, durable = Listing(), tuple[int, ...]()
     try:
         own, durable = finder.find_near(), client.durable
@@ -66,7 +66,7 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted:
 
 
 def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
-    """What all tiers hold; what nodes have written there whole is first published, if need be.
+    """Survey all tiers; publishes first, if need be, the checkpoints of which nodes have written all parts.
 
     Raises NoLoadableCheckpoint if some rank cannot look for it, unless memory holds what is as new.
     """
@@ -93,7 +93,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, w
 
 
 def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreement) -> list[str]:
-    """What exists and is no candidate for all ranks, in words; all ranks call it when nothing could be resumed."""
+    """Checkpoints that exist and are no candidates for all ranks, in words; all ranks call it when none was resumed."""
     own = [str(each) for each in survey.own.rejected if each.kind is not RejectionKind.UNFINISHED] + client.lost
     if client.place.local_rank == 0:
         own += held_elsewhere(client.arena, directory)
@@ -129,7 +129,7 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
 
 
 def is_unreadable(faults: Collection[str]) -> bool:
-    """Whether all of what was found wrong is that a store, or room for a download, was not to be had."""
+    """Return whether all faults are of a store that did not answer, or of missing room for a download."""
     return bool(faults) and all(why.startswith(PersistError.__name__) for why in faults)
 
 

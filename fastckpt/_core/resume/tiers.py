@@ -25,7 +25,7 @@ Faults = dict[str, str]
 
 
 class RejectionKind(Enum):
-    """Why a checkpoint that exists is no candidate, in words."""
+    """Reasons why a checkpoint that exists is no candidate, in words."""
 
     DAMAGED = "{place}: {why}"
     QUARANTINED = "{place}, set aside before: {why}"
@@ -86,14 +86,14 @@ Candidates = dict[CheckpointLocation, Candidate]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a tier holds, or all of them; ``published``: parts of nodes were published meanwhile, so look again."""
+    """The checkpoints of a tier, or of all; ``published``: parts of nodes were published meanwhile, so look again."""
 
     candidates: Candidates = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
     published: bool = False
 
     def of(self, kind: RejectionKind) -> list[Rejected]:
-        """What was rejected for this reason."""
+        """The checkpoints that were rejected for this reason."""
         return [each for each in self.rejected if each.kind is kind]
 
 
@@ -103,7 +103,7 @@ class Tier(Protocol):
     name: str
 
     def list(self) -> Listing:
-        """What it holds, with the files of each; raises FastckptError or OSError."""
+        """List its checkpoints, with the files of each; raises FastckptError or OSError."""
         ...
 
     def check(self, candidate: Candidate, name: str) -> None:
@@ -133,7 +133,7 @@ class MemoryTier:
         self.given_up: list[SaveId] = []
 
     def list(self) -> Listing:
-        """What is committed on this node, be it enough for this rank or not; it stays until the client releases it."""
+        """List the committed checkpoints of this node, even if not enough for this rank; they stay until released."""
         candidates, rejected = Candidates(), list[Rejected]()
         place = self._client.place
         for slot in self._client.pin():
@@ -208,5 +208,5 @@ class MixedTier:
 
 
 def attempt_of(details: Mapping[str, Any]) -> str:
-    """What the ranks of all nodes called their line of saves: see `CheckpointLocation`."""
+    """The name that the ranks of all nodes gave their line of saves: see `CheckpointLocation`."""
     return str(details.get("attempt", ""))

@@ -18,7 +18,7 @@ class DelayedGather:
 
     @property
     def pending(self) -> bool:
-        """Whether a value was sent and the result not read."""
+        """Return whether a value was sent and the result not read."""
         return self._outstanding is not None
 
     def send(self, value: Any, until: int) -> None:

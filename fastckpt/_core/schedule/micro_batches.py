@@ -46,7 +46,7 @@ class MicroBatches:
             self._whole_is(step)
 
     def due(self, due: Due, epoch: dict[str, float]) -> tuple[Due, dict[str, float]]:
-        """What the last step of the loop is to end with, and the epoch that has ended; nothing, unless it was whole.
+        """The saves due at the end of the loop's last step, and the epoch that has ended; nothing, unless it was whole.
 
         What does not come then waits for the next whole step.
         """

@@ -45,7 +45,7 @@ class PersistTurns:
         self._history, self._last, self._next, self._is_set = history, -1, -1, False
 
     def comes(self, save: SaveId) -> bool:
-        """Whether all nodes persist this save; to be called for each whose storage type was left out."""
+        """Return whether all nodes persist this save; to be called for each whose storage type was left out."""
         if self._place.group_world_size == 1 or self._place.local_rank:
             return False
         if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:

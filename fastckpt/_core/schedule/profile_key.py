@@ -46,5 +46,5 @@ def size_of(model: torch.nn.Module) -> int:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model is; the processor, if it has no tensors."""
+    """The device of a model; the processor, if it has no tensors."""
     return next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))

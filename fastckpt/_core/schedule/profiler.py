@@ -30,7 +30,7 @@ LATEST = 200
 
 
 class Due(NamedTuple):
-    """What a step is to end with."""
+    """The saves that are due at the end of a step."""
 
     snapshot: bool
     persist: bool
@@ -76,7 +76,7 @@ class Profiler:
         self._iterations = defaultdict[tuple[bool, bool], deque[Iteration]](partial(deque, maxlen=LATEST))
 
     def due(self, turn: int) -> Due:
-        """What this turn is to end with."""
+        """The saves that are due at the end of this turn."""
         snapshot = turn - self.saved >= self._intervals.memory or turn < self._each_until
         persist = snapshot and self._persists_from is not None and turn >= self._persists_from
         if snapshot:

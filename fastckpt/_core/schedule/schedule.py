@@ -49,7 +49,7 @@ class FixedSchedule:
         self.decision: Decision | None = Decision(step, self._intervals, nan, True, GIVEN)
 
     def turn(self, step: int) -> Due:
-        """What is due now."""
+        """The saves that are due now."""
         last, self._last = self._last, step
         memory, storage = self._intervals.memory, self._intervals.storage
         return Due(step // memory > last // memory, step // storage > last // storage)
@@ -95,7 +95,7 @@ class AdaptiveSchedule:
         self._iterations: list[Iteration] = []
 
     def turn(self, step: int) -> Due:
-        """What is due now."""
+        """The saves that are due now."""
         seen = self._watch.turn()
         self._turns, self._step = self._turns + 1, step
         turn = self._turns
@@ -117,7 +117,7 @@ class AdaptiveSchedule:
 
     @property
     def progress(self) -> Profile | None:
-        """How far the profile is, alike on all ranks."""
+        """The profile so far, alike on all ranks."""
         return self._profiler.progress
 
     @property
@@ -145,7 +145,7 @@ class AdaptiveSchedule:
             self._gather.send(self._measured(), turn + NOTICE)
 
     def _measured(self) -> dict[str, Any] | None:
-        """What this rank has seen since it was asked last; None if nothing."""
+        """The measurements of this rank since the last call; None if there are none."""
         iterations, self._iterations = self._iterations, []
         durations, self._watch.durations = self._watch.durations, []
         overruns, self._watch.overruns = self._watch.overruns, 0

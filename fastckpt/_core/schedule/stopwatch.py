@@ -11,7 +11,7 @@ from fastckpt._core.policy.frequency.overhead import Iteration
 
 
 class Stopwatch:
-    """What the iterations of this rank take, and the persists that were asked for.
+    """Times of this rank's iterations, and of the persists that were requested.
 
     Attributes:
         durations: Seconds of each persist that has ended, from the beginning of its snapshot; their reader clears it.
@@ -56,7 +56,7 @@ class Stopwatch:
 
     @property
     def idle(self) -> bool:
-        """Whether no persist is under way, as far as is known."""
+        """Return whether no persist is under way, as far as is known."""
         return not self._under_way
 
     def _look(self) -> None:

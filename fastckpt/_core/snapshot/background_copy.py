@@ -23,7 +23,7 @@ GLANCE = 0.001
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """What became of a snapshot.
+    """The outcome of a snapshot.
 
     Attributes:
         skipped: Why it was not taken; empty if it was.
@@ -55,7 +55,7 @@ class DeferredCopies:
 
 
 class BackgroundCopy:
-    """What is left of a snapshot once its save has returned.
+    """The part of a snapshot that is copied once its save has returned.
 
     Attributes:
         waited: Set once training waits for it.
@@ -86,7 +86,7 @@ class BackgroundCopy:
 
     @property
     def can_be_held(self) -> bool:
-        """Whether training need not wait for the end: what lies on devices is held there."""
+        """Return whether training need not wait for the end: device streams can be held instead."""
         return bool(self._transfers) and self._digests is None
 
     def hold(self) -> str:
@@ -133,7 +133,7 @@ class BackgroundCopy:
                 transfer.finish(self.save.step)
 
     def _judge(self) -> str:
-        """Where something was written to before the copy was held; what is written later does not count."""
+        """The path of a tensor written to before the copy was held, else empty; later writes do not count."""
         with self._judging:
             if self._verdict is None:
                 self._verdict = self._mutations.changed()
@@ -163,7 +163,7 @@ class BackgroundCopy:
 
 
 def _position(thread: int) -> tuple[int, int] | None:
-    """Where in the program a thread is; None in autograd's engine, or once it has ended."""
+    """The place in the program that a thread is at; None in autograd's engine, or once it has ended."""
     frame = sys._current_frames().get(thread)
     if frame is None or is_in_backward(frame):
         return None

@@ -29,7 +29,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 class FilePlans:
-    """What a writer knows of its files, by their names.
+    """Planners and sizes of a writer's files, by name.
 
     Attributes:
         sizes: Bytes that their images had last.
@@ -59,7 +59,7 @@ class FilePlans:
             self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
 
     def _planner(self, name: str, state: Any) -> Any:
-        """Who plans the file of this name, as one of the kind that the state makes it."""
+        """The planner of the file of this name, of the kind that the state asks for."""
         key = name, type(state) if isinstance(state, Tensors | Raw) else object
         if key not in self._planners:
             makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}

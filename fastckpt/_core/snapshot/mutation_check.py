@@ -75,7 +75,7 @@ class MutationCheck:
         return now, later
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is one of them."""
+        """Return whether a storage is one of them."""
         return storage_key(storage) in self._paths
 
     def in_memory(self) -> list[torch.UntypedStorage]:
@@ -83,7 +83,7 @@ class MutationCheck:
         return [tensor.untyped_storage() for tensor, _, _ in self._places if tensor.is_cpu]
 
     def path(self, storage: torch.UntypedStorage) -> str:
-        """Where a tensor in one of the storages stands in the state."""
+        """The path in the state of a tensor in one of the storages."""
         return self._paths[storage_key(storage)]
 
     def sample(self, copies: Sequence[Copy]) -> None:
@@ -102,7 +102,7 @@ class MutationCheck:
         self._samples.compare(piece, copied)
 
     def changed(self) -> str:
-        """Where a tensor stands that was written to or moved since; empty if that is not seen of any.
+        """The path of a tensor that was written to or moved since; empty if none is seen to be.
 
         An operation raises the version of what it writes when it has written. Writes by way of ``.data``, numpy,
         collectives or another process raise none: these are seen in the samples, if they change much.
@@ -112,7 +112,7 @@ class MutationCheck:
         return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
 
     def miscopied(self) -> str:
-        """Where a tensor stands whose copy, which has been made, is not what it was as the samples were taken."""
+        """The path of a tensor whose finished copy differs from the samples taken at the save; empty for none."""
         on_devices = (self._path(each.differing_copy()) for each in self._device_samples)
         return self._path(self._samples.differing_copy()) or next(filter(None, on_devices), "")
 

@@ -115,7 +115,7 @@ class Overlap:
 
     @property
     def pending(self) -> bool:
-        """Whether something is being copied."""
+        """Return whether a copy is under way."""
         return self._pending is not None and not self._pending[1].done()
 
     def wait(self) -> None:
@@ -131,7 +131,7 @@ class Overlap:
             self._give_up(watched[0], path, lost=lost)
 
     def endings(self) -> list[tuple[SaveId, SaveOutcome]]:
-        """What became of snapshots that were finished since the last call, oldest first."""
+        """Outcomes of the snapshots that were finished since the last call, oldest first."""
         endings, self._endings = self._endings, []
         return endings
 
@@ -205,7 +205,7 @@ class Overlap:
 
 
 class ShareMemoryGuard:
-    """What ``share_memory_`` and a queue of torch.multiprocessing wait for before they move one of these storages.
+    """A lock that ``share_memory_`` and queues of torch.multiprocessing take before they move one of these storages.
 
     Both free the memory where a storage was. torch lets a thread that is to share a storage wait for one that is at
     it, by an entry in a map; this is such an entry.

@@ -193,7 +193,7 @@ class Snapshotter:
         return sizes
 
     def refusal(self, save: SaveId) -> str:
-        """Why the saver skips a save to which this writer has nothing to give; empty if it does not."""
+        """The saver's reason to skip a save to which this writer has nothing to give; empty if it does not skip it."""
         try:
             self._link.begin(save, {}, self._departures.found(save.history))
             answer = self._link.slot()

@@ -172,7 +172,7 @@ def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]
 
 
 def records_graph() -> bool:
-    """Whether this thread records a CUDA graph instead of having something computed."""
+    """Return whether this thread captures a CUDA graph instead of launching work."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
@@ -198,7 +198,7 @@ def copy_at_once(copies: Sequence[Copy]) -> None:
 
 
 def _pieces(copies: Sequence[Copy]) -> list[CopyPiece]:
-    """What is to be copied of storages on one device; of an empty one nothing is."""
+    """The pieces to copy from storages on one device; none of an empty storage."""
     return [CopyPiece(target, bytes_of(storage, size)) for target, storage, size in copies if size]
 
 

@@ -42,7 +42,7 @@ Span = tuple[int, int, int]
 
 
 def idle_cores(workers: int) -> int:
-    """How many threads may copy while the ``workers`` of this node wait: all cores, at most 16, at least one.
+    """The number of threads that each of ``workers`` may copy with while training waits: its share of cores, 1 to 16.
 
     Args:
         workers: Workers on this node that copy states of full size at the same time.

@@ -53,7 +53,7 @@ class Image:
         self._sizes: list[int] = []
 
     def is_current(self) -> bool:
-        """Whether the name still leads to the file that is mapped."""
+        """Return whether the name still leads to the file that is mapped."""
         try:
             status = self.path.lstat()
         except OSError:
@@ -136,7 +136,7 @@ class ImageCache:
             return self._images[path]
 
     def have(self, slot: Path, sizes: Sizes[str, int]) -> bool:
-        """Whether a slot's images of these sizes in bytes are mapped, and there."""
+        """Return whether a slot's images of these sizes in bytes are mapped and their files still in place."""
         images = {name: self._images.get(slot / name) for name in sizes}
         return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 

@@ -34,7 +34,7 @@ def whole_steps(steps: float) -> int:
 
 @dataclass(frozen=True)
 class Intervals:
-    """When to snapshot and when to persist; the same on all ranks.
+    """Intervals of snapshots and persists; the same on all ranks.
 
     Attributes:
         memory: Steps from one snapshot to the next.
@@ -54,11 +54,11 @@ class Intervals:
             )
 
     def snapshots(self, step: int) -> bool:
-        """Whether a snapshot is due at this step."""
+        """Return whether a snapshot is due at this step."""
         return step > self.anchor and (step - self.anchor) % self.memory == 0
 
     def persists(self, step: int) -> bool:
-        """Whether that snapshot is to be persisted."""
+        """Return whether that snapshot is to be persisted."""
         return step > self.anchor and (step - self.anchor) % self.storage == 0
 
     def changed(self, memory: int, storage: int, step: int) -> Self:
@@ -69,7 +69,7 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Costs:
-    """What checkpoints cost, as far as the frequency matters.
+    """Costs of checkpoints, as far as they decide the frequency.
 
     Attributes:
         iteration: Seconds of an iteration without any checkpoint.
@@ -90,7 +90,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is not ours to choose.
+    """Constraints on the intervals, from users and failures.
 
     Attributes:
         memory: Steps between snapshots; None to choose.

@@ -50,7 +50,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a rank saw in a window of iterations; or all ranks together.
+    """Measurements of one rank in a window of iterations; or of all ranks together.
 
     Attributes:
         iterations: How many.
@@ -86,7 +86,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+        """Read the result of `to_json`."""
         estimates = {name: Estimate(*values[name]) for name in ESTIMATES}
         return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
 
@@ -130,7 +130,7 @@ def _work(iterations: Sequence[Iteration]) -> list[float]:
 
 
 def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
-    """What a persist adds to an iteration: compared among those without snapshots, or with, whichever are more."""
+    """Seconds that a persist adds to an iteration: among those without snapshots, or with, whichever are more."""
     pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
     during, without = max(pairs, key=lambda pair: min(map(len, pair)))
     if not during or len(without) < FEW:
@@ -141,7 +141,7 @@ def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
 def _snapshot(
     iterations: Sequence[Iteration], work: Sequence[float], alone: Estimate, slowdown: Estimate
 ) -> Estimate | None:
-    """What a snapshot adds to its iteration; None if there are too few without one."""
+    """Seconds that a snapshot adds to its iteration; None if there are too few without one."""
     extra = [
         each.stall + seconds - alone.mean - (slowdown.mean if each.persisting else 0.0)
         for each, seconds in zip(iterations, work, strict=True)
@@ -205,7 +205,7 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
 
 
 def completed(seen: Measurement, before: Measurement) -> Measurement:
-    """What was seen, and of what was not, what was known before.
+    """The measurement, with gaps filled from what was known before.
 
     Where every iteration has a snapshot, what that costs is seen against earlier iterations.
     """
@@ -245,7 +245,7 @@ def _during(seen: Measurement) -> float:
 
 
 def costs(seen: Measurement, errors: float = 0.0) -> Costs:
-    """What was measured as costs; so many standard errors above the mean."""
+    """Costs from a measurement; so many standard errors above the mean."""
     slowdown, snapshot = (max(0.0, _above(each, errors)) for each in (seen.slowdown, seen.snapshot))
     persist = slowdown * _during(seen) if slowdown else 0.0
     return Costs(seen.iteration, snapshot, persist, longest(seen.durations))

@@ -19,7 +19,7 @@ _MEASURED = tuple(each.name for each in fields(Profile) if each.name not in COUN
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """What a profile depends on.
+    """Circumstances that a profile depends on.
 
     Attributes:
         size: Bytes of the state.
@@ -40,7 +40,7 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Remembered:
-    """What an earlier run found out.
+    """Results of an earlier run.
 
     Attributes:
         profile: What it measured.
@@ -68,7 +68,7 @@ def to_json(remembered: Remembered, circumstances: ProfileKey, overhead: float) 
 
 
 def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remembered | Ignored:
-    """What `to_json` gave, if it is of these circumstances; for another overhead the intervals are forgotten."""
+    """Read the result of `to_json`, if it is of these circumstances; for another overhead without the intervals."""
     try:
         content = json.loads(text)
         found, wanted = content["circumstances"], _plain(circumstances)
@@ -92,7 +92,7 @@ def to_numbers(profile: Profile | None, circumstances: ProfileKey | None) -> dic
 
 
 def from_numbers(numbers: Any, circumstances: ProfileKey) -> Profile | None:
-    """What `to_numbers` gave, if it is of these circumstances and was measured; else None."""
+    """Read the result of `to_numbers`, if it is of these circumstances and was measured; else None."""
     if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
         return None
     try:

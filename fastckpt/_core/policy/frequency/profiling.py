@@ -63,7 +63,7 @@ def settled(seconds: Sequence[float]) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a job before its intervals are chosen, and on how much that rests.
+    """Measurements of a job before its intervals are chosen, and the number of samples behind each.
 
     Attributes:
         iteration: Seconds of an iteration without any checkpoint.
@@ -98,7 +98,7 @@ class Profile:
 
     @property
     def compared(self) -> bool:
-        """Whether enough iterations without a save are known to compare others with."""
+        """Return whether enough iterations without a save are known to compare others with."""
         return self.plain >= FEWEST
 
     def needed(self, most: int) -> int:
@@ -106,7 +106,7 @@ class Profile:
         return min(most, max(EARLY, int(min(most, PATIENCE / self.iteration))))
 
     def complete(self, most: int) -> bool:
-        """Whether intervals can be chosen."""
+        """Return whether intervals can be chosen."""
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
@@ -151,7 +151,7 @@ def _slowdown(normal: list[Iteration], slowed: Sequence[float]) -> float:
 
 
 def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
-    """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
+    """The slowdown that is beyond its standard error: else other variation may be taken for it."""
     seen = measured(normal + [Iteration(seconds, snapshot=True) for seconds in copied])
     if min(seen.plain.samples, seen.busy.samples) < FEW:
         return 0.0
@@ -179,7 +179,7 @@ def joined(ranks: Sequence[Profile | None]) -> Profile | None:
 
 
 def continued(before: Profile | None, since: Profile | None) -> Profile | None:
-    """What a run has measured, together with what the runs before it had: each counts for what it rests on."""
+    """A profile of this run joined with that of earlier runs, weighted by their numbers of measurements."""
     if before is None or since is None:
         return before or since
 

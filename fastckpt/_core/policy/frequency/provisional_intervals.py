@@ -16,7 +16,7 @@ RECOVERY = 2.0
 
 
 def provisional(turn: float | None, profile: Profile | None, overhead: float, fixed: Fixed = FREE) -> Intervals:
-    """How often to save until the intervals are chosen, counted from the last save.
+    """Intervals until the final ones are chosen, counted from the last save.
 
     As often as stalls stay within the overhead, but at least every `MEMORY` and `STORAGE` seconds, as far as the stalls
     stay within `COST`. Where less than `COMPARED` steps fit into that time, each step is saved.

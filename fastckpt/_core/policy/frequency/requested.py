@@ -14,14 +14,14 @@ Often = int | timedelta | None
 
 @dataclass(frozen=True)
 class RequestedIntervals:
-    """What a user wants of snapshots in memory and of persists to storage."""
+    """Intervals of snapshots and persists that a user asks for."""
 
     memory: Often = None
     storage: Often = None
 
     @property
     def automatic(self) -> bool:
-        """Whether anything is left to choose, or follows the clock."""
+        """Return whether an interval is left to choose, or follows the clock."""
         return not (isinstance(self.memory, int) and isinstance(self.storage, int))
 
     def fixed(self, iteration: float, least: int = 1) -> Fixed:

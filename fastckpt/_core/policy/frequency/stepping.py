@@ -8,7 +8,7 @@ GAIN = 0.8
 
 
 def grows(now: Intervals, fixed: Fixed) -> bool:
-    """Whether a time or failures ask for intervals that are clearly longer."""
+    """Return whether a time or failures ask for intervals that are clearly longer."""
     return any(
         wanted is not None and now_ <= GAIN * wanted
         for now_, wanted in ((now.memory, fixed.memory), (now.storage, fixed.storage), (now.storage, fixed.least))

@@ -47,7 +47,7 @@ ASKED = "a time, or failures, ask for it"
 
 @dataclass(frozen=True)
 class Terms:
-    """What tuning has to keep to; the same on all ranks.
+    """Constraints on tuning; the same on all ranks.
 
     Attributes:
         overhead: Part of training time that snapshots and persists may cost together.
@@ -68,7 +68,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class TuningState:
-    """Where tuning stands; equal on all ranks that were given the same.
+    """The state of tuning; equal on all ranks that were given the same measurements.
 
     Attributes:
         terms: What it keeps to.
@@ -95,7 +95,7 @@ class TuningState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a window led to.
+    """The decision at the end of a window.
 
     Attributes:
         step: The step after which the intervals count.
@@ -144,7 +144,7 @@ def started(
 
 
 def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[TuningState, Decision]:
-    """What the window that ended at ``state.ends`` leads to.
+    """Decide at the end of the window that ended at ``state.ends``.
 
     Checkpoints are made less often at once, if they seem to cost more than the bound, or persists do not end in time.
     To make them more often, or if a time or failures ask for another interval, several windows must agree. A change is
@@ -178,7 +178,7 @@ def _seen(state: TuningState, span: int) -> Measurement:
 
 
 def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
-    """What users and failures ask for, in steps."""
+    """Constraints of users and failures, in steps."""
     least = daly(cost.snapshot + cost.persist, terms.mtbf) if terms.mtbf else 0.0
     return terms.every.fixed(pace, whole_steps(least / pace))
 
