@@ -1,4 +1,4 @@
-"""The history that a session's saves belong to: the same on all ranks, and what they go on from."""
+"""The history of a session's saves, the same on all ranks, and the checkpoints that it goes on from."""
 
 import secrets
 from typing import Any
@@ -20,8 +20,8 @@ class SessionHistory:
     """Opens histories, and remembers which checkpoints the present one goes on from.
 
     Attributes:
-        loads: How many histories were opened: one for each load.
-        resumed_from: What was loaded last; None for nothing.
+        loads: The number of histories opened: one for each load.
+        resumed_from: The checkpoint that was loaded last; None for none.
     """
 
     def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
@@ -38,13 +38,15 @@ class SessionHistory:
         self.resumed_from: SaveId | None = None
 
     def open(self, ranks: Agreement, resume_path: str, verify: str) -> dict[str, Any]:
-        """Open a history, the same on all ranks: the job goes on from another point.
+        """Open a history, the same on all ranks, for a job that goes on from another checkpoint.
 
         After a rollback to ``resume_path`` each save carries that fact. Returns the details by which restarted workers
         that ask for the same rollback recognize such saves; empty if the rollback is a new one.
 
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
+        # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
+        # line of saves until the next load: equal steps with unlike tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
         seen = mark_seen(self._directory, self._place)
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
@@ -63,7 +65,7 @@ class SessionHistory:
         return not (self.resumed_from or self._rollback)
 
     def go_on_from(self, resumed: ResumeResult) -> None:
-        """Let later saves go on from what was loaded, if anything was."""
+        """Make the loaded checkpoint, if any, the parent of later saves."""
         self._member.load(resumed.id, resumed.details)
         if resumed.state is None:
             return

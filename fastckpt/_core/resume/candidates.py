@@ -64,7 +64,7 @@ class CandidateFinder:
         digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
-        has_far: Whether it takes a network and a client to see all that is durable.
+        has_far: Whether a durable tier is a store that is reached over a network.
     """
 
     def __init__(self, client: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
@@ -81,8 +81,10 @@ class CandidateFinder:
         """All checkpoints that hold what this rank needs. Those in memory stay until the client releases them.
 
         Args:
-            settle: Whether what nodes have written whole, and nobody has published, is published: in the first rank.
+            settle: Whether to publish checkpoints that nodes have written whole and none has published: in rank 0.
         """
+        # 1. list each tier   2. keep what has the files that this rank needs   3. add saves of which memory has some
+        # files and storage the others   4. name the reason for all the rest: none may be passed over silently
         here, listings = self._memory.list(), [tier.list() for tier in self._durable]
         durable = [self._needed(listing) for listing in listings]
         mixed = MixedTier(here.candidates, durable).list().candidates
@@ -107,7 +109,7 @@ class CandidateFinder:
         return Listing(candidates, rejected, published)
 
     def find_near(self) -> Listing:
-        """Those of them in memory."""
+        """The checkpoints of `find` that memory alone has."""
         return Listing(self._in_memory(self._memory.list()))
 
     def held(self) -> dict[CheckpointLocation, bool]:
@@ -137,11 +139,11 @@ class CandidateFinder:
         return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
 
     def reject(self, bad: list[tuple[Candidate, dict[str, str]]], damaged: list[Rejected], threads: int) -> None:
-        """Have what was found bad, or damaged, never offered again, and report it to the saver of each node.
+        """Quarantine or give up bad and damaged checkpoints, and report that to the saver of each node.
 
         Args:
             bad: Candidates, and those of their files that some rank found bad.
-            damaged: What this rank saw to be damaged when it looked for checkpoints.
+            damaged: Checkpoints that this rank saw to be damaged when it listed the tiers.
             threads: How many files are checked at once.
         """
         for candidate, faults in bad:
@@ -157,7 +159,7 @@ class CandidateFinder:
             tier.has_quarantined = False
 
     def close(self) -> None:
-        """Remove what was downloaded, once no local rank needs it any more, and disconnect."""
+        """Remove downloads, once no local rank needs them any more, and disconnect."""
         for tier in (*self._durable, *self._others):
             tier.close()
 
@@ -177,7 +179,7 @@ class CandidateFinder:
     def _record_of(self, main: Path, listing: Listing) -> Stored | None:
         """The manifest of a file that no checkpoint of this directory has: it must not be loaded unchecked.
 
-        Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
+        Another directory may have it; or its user named it, and the rest of its checkpoint is bad or in quarantine.
         """
         beside = read_manifest(main.parent)
         if main.name == self._needs.main and beside and not file_named(beside.target):
@@ -193,7 +195,7 @@ class CandidateFinder:
         return max(records, key=lambda record: record.id, default=None)
 
     def _at_url(self, url: str) -> tuple[SaveId, Candidate]:
-        """The newest checkpoint that is at a URL, below it, or whose model was copied there."""
+        """The newest checkpoint that is stored at a URL, below it, or whose model was copied there."""
         match = _STEP.search(url)
         outside = match is not None and not url.startswith(f"{self.directory}/")
         root = url[: match.start()] if match and outside else self.directory

@@ -32,7 +32,7 @@ class FilePlans:
     """Planners and sizes of a writer's files, by name.
 
     Attributes:
-        sizes: Bytes that their images had last.
+        sizes: Bytes of their images in the last save.
     """
 
     def __init__(self, *, weights_only: bool) -> None:
@@ -48,12 +48,12 @@ class FilePlans:
         }
 
     def capacity(self, name: str, plan: Plan) -> int:
-        """The size of the image: that of the last save if it fits, so that mappings last."""
+        """The size of the image: that of the last save if it fits, so that its mapping can be kept."""
         last = self.sizes.get(name)
         return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
 
     def forget_but(self, names: Collection[str]) -> None:
-        """Remember not for ever what other files were called, as by the number of a step."""
+        """Drop sizes and planners of other files once there are many: names may contain the number of the step."""
         if len(self.sizes) > 2 * len(names) + REMEMBERED:
             self.sizes = {name: size for name, size in self.sizes.items() if name in names}
             self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
