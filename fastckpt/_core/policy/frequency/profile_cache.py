@@ -1,6 +1,6 @@
 """The profile of a job in its checkpoints: as JSON once it is complete, before as numbers.
 
-Numbers are what a save can change without pickling its state again. What cannot be used is ignored, with the reason.
+A save can change numbers without pickling its state again. A profile that cannot be used is ignored, with the reason.
 """
 
 import hashlib
@@ -26,8 +26,8 @@ class ProfileKey:
         world_size: Ranks of the job.
         storage: The kind of storage, such as "ext4" or "s3".
         device: The device on which training runs, such as "cpu" or "NVIDIA H200".
-        versions: Of what takes part, by name.
-        optimizers: Their kinds: the states that they will have are not there yet.
+        versions: Versions of the software that takes part, by name.
+        optimizers: Their classes, which stand for the states that they will have.
     """
 
     size: int
@@ -43,8 +43,8 @@ class Remembered:
     """Results of an earlier run.
 
     Attributes:
-        profile: What it measured.
-        intervals: Those to which it was tuned at last; None if it was not.
+        profile: Its measurements.
+        intervals: The last intervals that tuning chose; None if it did not get there.
     """
 
     profile: Profile
@@ -53,7 +53,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A profile that is of no use, and why."""
+    """The reason why a profile is of no use."""
 
     reason: str
 
