@@ -15,7 +15,7 @@ Kinds = dict[str, list[list[str]]]
 """For each part of a state that has optimizers, the classes of each: its own, and those that it refines."""
 
 _WITHIN = ("optimizer", "optim")
-"""Where wrappers have the optimizer whose state is theirs: accelerate's, and torch's ZeroRedundancyOptimizer."""
+"""Attributes in which wrappers have their optimizer: accelerate's, and torch's ZeroRedundancyOptimizer."""
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 

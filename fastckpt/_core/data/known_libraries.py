@@ -11,10 +11,10 @@ REMEDIES = {
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a data set which epoch is opened next.
+    """Set the epoch of a data set before it is opened.
 
-    Stages of webdataset count their openings instead, and seed themselves by that count: they are set to it, so that a
-    process which opens the stream for the first time in a later epoch reads that epoch.
+    Stages of webdataset count their openings instead, and seed themselves by that count: the count is set, so that a
+    process that opens the stream for the first time in a later epoch reads that epoch.
     """
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)

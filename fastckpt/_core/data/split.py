@@ -26,7 +26,7 @@ class Split:
         rank: This rank.
         world: Number of ranks.
         batch: Samples per rank and step.
-        rest: What becomes of the end of an epoch.
+        rest: The treatment of the end of an epoch.
 
     Raises:
         ConfigError: Rank, world or batch is out of range.
@@ -77,7 +77,7 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
 
 
 def check_joined(rank: int, world: int) -> None:
-    """See that the job has no more ranks than were known when it was said who gets what; raises ConfigError if so."""
+    """Raise ConfigError if the job has more ranks now than when the samples were divided among them."""
     if world == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"this was made before init_process_group() for rank {rank} of 1, and there are {dist.get_world_size()} "

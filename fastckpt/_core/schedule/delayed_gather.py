@@ -9,7 +9,7 @@ class DelayedGather:
     """One all-gather at a time, of which no rank waits for the slowest to send, unless that is late by many steps.
 
     Args:
-        ranks: Those that take part; in use for nothing else while values are pending.
+        ranks: The agreement to use; in use for nothing else while values are pending.
     """
 
     def __init__(self, ranks: Agreement) -> None:

@@ -13,7 +13,7 @@ class PersistGate:
     training with it; here the snapshot is made, and a later one is persisted in its place.
 
     Args:
-        ranks: With whom to agree; in use for nothing else.
+        ranks: The agreement to use; in use for nothing else.
         watch: Knows whether a persist is under way.
         notice: Turns before a persist is due at which ranks send each other whether they
             are idle, so that nobody waits for the slowest.

@@ -21,7 +21,7 @@ GIVEN = "the user gave these intervals"
 
 
 class Schedule(Protocol):
-    """Says when a checkpoint is due; equal on all ranks that are given equal steps.
+    """Decides when a checkpoint is due; equal on all ranks that are given equal steps.
 
     Attributes:
         decision: The last one; None as long as it profiles.
@@ -30,7 +30,7 @@ class Schedule(Protocol):
     decision: Decision | None
 
     def turn(self, step: int) -> Due:
-        """This step has ended: what is due now."""
+        """Note that a step has ended; returns the saves that are due."""
         ...
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
@@ -55,7 +55,7 @@ class FixedSchedule:
         return Due(step // memory > last // memory, step // storage > last // storage)
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
-        """Nothing is measured."""
+        """Do nothing: fixed intervals need no measurement."""
 
 
 class AdaptiveSchedule:
@@ -64,15 +64,15 @@ class AdaptiveSchedule:
     It counts turns: steps that a job leaves out, or numbers otherwise, do not matter.
 
     Args:
-        ranks: With whom to agree.
-        terms: What to keep to.
-        watch: Measures.
-        profiler: How to find out what checkpoints cost, unless that is known.
-        known: What an earlier run found out.
-        turns: How many there were before.
+        ranks: The agreement to use.
+        terms: The constraints.
+        watch: The stopwatch.
+        profiler: Measures the cost of checkpoints, unless it is known.
+        known: The results of an earlier run.
+        turns: The number of turns before.
 
     Attributes:
-        known: What is known by now.
+        known: The results so far.
         decision: The last one; None as long as it profiles.
     """
 
