@@ -44,9 +44,9 @@ def launch_of(place: RankInfo) -> str:
 
 
 def leave_own_saver(*, failed: bool) -> None:
-    """End the saver of this process if all writers have taken leave; else that waits until this process exits.
+    """End the saver of this process if all writers have deregistered; else it runs until this process exits.
 
-    ``failed`` is whether an exception ended the writer that leaves: then the others may be waiting for this process.
+    ``failed`` is whether an exception ended the last writer: then the others may be waiting for this process.
     """
     global _failed
     _failed = failed
@@ -83,7 +83,7 @@ def _start(place: RankInfo, settings: Settings) -> str:
         _post(place, settings, saver.address)
         on_failure.pop_all()
     _own, _owner = saver, os.getpid()
-    # Not atexit: that comes when thread pools take no more work, and the last flush is work.
+    # Not atexit: that runs when thread pools take no more work, and the last flush needs them.
     threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]
     return saver.address
 

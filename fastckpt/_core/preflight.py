@@ -14,9 +14,9 @@ logger = logging.getLogger("fastckpt")
 
 
 def make_ready(directory: str, place: RankInfo) -> None:
-    """Make a checkpoint directory; warns if it cannot be written to, as it may be later, and memory can be.
+    """Make a checkpoint directory; only warns if it cannot be written to: it may be later, and memory still works.
 
-    That storage fails is no reason for restarted workers not to go on from memory.
+    A failure of storage does not keep restarted workers from going on from memory.
 
     Raises:
         ConfigError: It is a file, or cannot be made, when the job starts.
@@ -45,7 +45,7 @@ def make_ready(directory: str, place: RankInfo) -> None:
 
 
 def warn_of_disk(settings: Settings) -> None:
-    """Warn if what is to be shared memory lies on a disk, and nobody has said that it may."""
+    """Warn if the directory for shared memory is on a disk, unless an option allows that."""
     try:
         is_memory = _is_in_memory(Path(settings.arenas))
     except OSError:

@@ -12,5 +12,5 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take over what was saved."""
+        """Restore a saved state."""
         ...

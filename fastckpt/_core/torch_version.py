@@ -1,4 +1,4 @@
-"""A word, before torch is imported, about a release of it that does not work with this library, or was never tried."""
+"""Checks, before torch is imported, that its release works with this library and was tried."""
 
 import re
 import warnings

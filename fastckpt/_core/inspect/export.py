@@ -83,7 +83,7 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
 
 @contextmanager
 def _at_hand(source: InventoryFile, copy: Path) -> Iterator[Path]:
-    """A local file with the undamaged bytes of the source, for as long as it is needed."""
+    """A local file with the verified bytes of the source, until the with block ends."""
     for file in (source, *source.parts.values()):
         if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
             raise BadCheckpoint(f"{file.path} is damaged: its xxh3-128 is {found}; {file.digest} was saved")

@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.layout import TRACKER
 from fastckpt.errors import ConfigError
 
 FOLDER = "folder"
-"""The detail that tells what the directory of a checkpoint is called."""
+"""The detail that has the name of a checkpoint's directory."""
 
 _STEP = re.compile("checkpoint-[0-9]+")
 _LONGEST = 200
@@ -28,7 +28,7 @@ class CheckpointNames:
         tracker: A file of the checkpoint directory in which the framework looks for the name of the newest one; empty
             for none. It is written when that is durable.
         anew: Whether its files may be others than those of the same step that were saved under another name: it is the
-            newer one. All ranks say the same.
+            newer one. Equal on all ranks.
     """
 
     folder: str = ""

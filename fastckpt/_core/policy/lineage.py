@@ -1,7 +1,7 @@
 """Lines of training: which histories a checkpoint's training came through, and what retention keeps of each line.
 
-A history that another has not resumed from is another training, say one that was begun anew in the same directory by
-mistake: what that one saves must never be the reason to delete it.
+A history that another has not resumed from belongs to another run, say one that was started again in the same directory
+by mistake: the other run's saves must never be the reason to delete it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Histories, as the first and the last of each run of neighbours: there are as many as restarts, mostly in one run."""
 
 HISTORIES = "histories"
-"""The detail of a checkpoint that says which histories it came through, but for its own."""
+"""The detail of a checkpoint that has the histories it came through, except its own."""
 
 
 def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:

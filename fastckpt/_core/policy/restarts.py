@@ -1,4 +1,4 @@
-"""Decisions on restarts of failed workers: pure functions of what each attempt came to."""
+"""Decisions on restarts of failed workers: pure functions of the results of all attempts."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class Attempt:
     """The result of one start of the workers.
 
     Attributes:
-        watched: Whether the job was known to have a checkpointer; without one nobody can tell how far it is.
+        watched: Whether the job was known to have a checkpointer; without one its progress is unknown.
         stretches: By checkpoint directory; empty if no worker had loaded or done anything.
         seconds: How long steps were taken.
         failed: Whether it ended by a failure; else for other reasons, such as a node that joined.

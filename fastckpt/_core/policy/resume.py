@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 TIERS = MEMORY, MIXED, STORAGE, REMOTE = ("memory", "mixed", "storage", "remote")
-"""Nearest first. Of what is mixed some files are in memory, and the others on storage."""
+"""The tiers, nearest first. A mixed checkpoint has some files in memory, and the others on storage."""
 
 
 class CheckpointLocation(NamedTuple):
@@ -46,8 +46,8 @@ def choose(
     """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
 
     Args:
-        reports: What each rank could load.
-        excluded: What some rank has tried and found bad.
+        reports: The checkpoints that each rank could load.
+        excluded: Checkpoints that some rank has tried and found bad.
     """
     ways = []
     for report in reports:

@@ -19,7 +19,7 @@ TRAINING = frozenset({USEFUL, STALL, REPEATED})
 
 @dataclass(frozen=True)
 class Span:
-    """A time of a launch (nanoseconds of its clock), and how much of it each cause has; that is all of it."""
+    """A time of a launch (nanoseconds of its clock), divided among its causes without a rest."""
 
     begin: int
     end: int
@@ -31,8 +31,8 @@ class Steps:
     """Progress of a job over all its launches, in steps of optimizers or of the script: in the smaller.
 
     Attributes:
-        per_step: How many of the optimizers' make one of those that the script counts.
-        furthest: How many steps precede the furthest point that was reached.
+        per_step: Optimizer steps that make one of the steps that the script counts.
+        furthest: Steps before the furthest point that was reached.
         new: Done for the first time.
         repeated: Done once more.
     """

@@ -9,7 +9,7 @@ from fastckpt._core.report.events import Event, nanoseconds, objects, text, whol
 
 @dataclass(frozen=True)
 class Load:
-    """A rank's state was there: when, after how long, from which step and tier (-1, empty: there was none)."""
+    """A rank's load: its end, its duration, and the step and tier that were loaded (-1 and empty for none)."""
 
     at: int
     seconds: int
