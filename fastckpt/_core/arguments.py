@@ -178,7 +178,7 @@ def _shorten_causes(error: BaseException) -> None:
     if cause is None:
         return
     cause.__traceback__ = _without_ours(cause.__traceback__)
-    if cause.__traceback__ is None:  # it came up in our code alone, and the message says what it means
+    if cause.__traceback__ is None:  # raised in our code alone: the message is enough
         error.__cause__, error.__suppress_context__ = None, True
     else:
         _shorten_causes(cause)

@@ -49,7 +49,7 @@ def warn_of_disk(settings: Settings) -> None:
     try:
         is_memory = _is_in_memory(Path(settings.arenas))
     except OSError:
-        return  # whoever is about to write there says why that cannot be
+        return  # the writer will raise the error, with the reason
     if settings.memory and not is_memory:
         logger.warning(
             "shm_dir is %s, which is on a disk: each save is written there, and waits for it. Give a directory on a "

@@ -19,7 +19,7 @@ def check() -> None:
     """
     version = _version()
     if not (numbers := re.match(r"(\d+)\.(\d+)", version)):
-        return  # importing it says what is wrong
+        return  # the import raises the error
     release = (int(numbers[1]), int(numbers[2]))
     if release < OLDEST:
         raise UnsupportedTorch(f"torch {version} is too old for fastckpt; pip install {NEEDED!r}")

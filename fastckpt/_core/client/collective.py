@@ -122,7 +122,7 @@ class StoreMailbox:
 
     def remove(self, key: str) -> None:
         """Remove a message that everybody has read, or what `meet` has left."""
-        self._store.delete_key(key)  # what it returns is no answer: a FileStore always says True
+        self._store.delete_key(key)  # the result means nothing: a FileStore always returns True
         for number in itertools.count(1):
             if not self._store.check([f"{key}/{number}"]):
                 return

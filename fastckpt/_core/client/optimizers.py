@@ -101,7 +101,7 @@ def _classes(optimizer: Optimizer) -> list[str]:
 
 @contextmanager
 def dtypes_kept(optimizer: Optimizer) -> Iterator[None]:
-    """While this lasts, ``load_state_dict`` leaves each tensor in its dtype: float32, say, for weights in bfloat16."""
+    """Have ``load_state_dict`` leave each tensor in its dtype, such as float32 for weights in bfloat16."""
     given: dict[str, Any] = {}
 
     def before(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The state of an object that hands out data, saved and loaded whatever its class."""
+"""Saves and loads the state of an object that hands out data, of any class."""
 
 import logging
 from collections.abc import Mapping

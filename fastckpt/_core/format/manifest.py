@@ -80,7 +80,7 @@ class Manifest:
         files: Every file, by name at most once.
         world_size: Ranks of the job that saved.
         time: Seconds since the epoch at which the manifest was made.
-        details: Whatever else is worth knowing at a resume, such as ``omp_num_threads``.
+        details: Further facts for a resume, such as ``omp_num_threads``.
         target: Path that the user chose for `MODEL`: absolute, or relative to the checkpoint directory if it
             is inside; empty if `MODEL` is stored with the other files. One that ends with "/" is the name that they
             chose for the directory of all files instead.

@@ -1,7 +1,7 @@
 """Lines of training: which histories a checkpoint's training came through, and what retention keeps of each line.
 
-A history that another has not resumed from belongs to another run, say one that was started again in the same directory
-by mistake: the other run's saves must never be the reason to delete it.
+A history that another has not resumed from belongs to another run, such as one that was started in the same directory
+by mistake: the saves of one run must never be the reason to delete those of another.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ class CheckpointLocation(NamedTuple):
         tier: Of `TIERS`.
         node: In whose memory it is, of several nodes; 0 where that makes no difference.
         attempt: A token that the ranks of all nodes share from one load to the next, as of the save; may be empty.
-            Only checkpoints with the same token are the same save for certain, in whatever tier.
+            Only checkpoints with the same token are the same save for certain, in any tier.
     """
 
     history: int

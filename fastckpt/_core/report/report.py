@@ -201,7 +201,7 @@ def _see_in_hindsight(chain: list[Launch]) -> None:
 
 
 def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
-    """One for all launches in one boot of a host: whatever the wall clock does, its monotonic one goes on."""
+    """The offset of all launches in one boot of a host: its wall clock may jump, its monotonic one does not."""
     own = launch.wall - launch.begin
     return offsets.setdefault((launch.host, launch.boot), own) if launch.boot else own
 

@@ -23,7 +23,7 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 BESIDE = "beside"
-"""The detail of a checkpoint that says which directories were saved in step with it, and in which history each."""
+"""The detail of a checkpoint that has the directories saved in step with it, and the history of each."""
 
 PAIRED = "paired"
 """The step before one that was loaded, for a checkpointer that another was in step with."""

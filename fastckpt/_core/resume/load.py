@@ -54,7 +54,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
         fresh.append(target)
         return target
 
-    # torch.load calls it with untyped storages; its annotation says otherwise
+    # torch.load calls it with untyped storages, unlike its annotation
     locate = cast(Any, into_fresh_memory)
     try:
         state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)

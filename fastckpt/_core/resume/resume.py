@@ -112,7 +112,7 @@ class Resume:
             details: Unless empty, the newest checkpoint with these details that all ranks can load takes precedence.
 
         Raises:
-            BadCheckpoint: Some rank cannot load it; says which and why.
+            BadCheckpoint: Some rank cannot load it; names the rank and the reason.
         """
         # The same steps as in `run`, without a choice: all ranks load what is at the path, or none does.
         try:
