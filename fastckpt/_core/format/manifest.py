@@ -33,7 +33,7 @@ MEMBERS = "members"
 LATEST = "tracker"
 """The detail that names a file of the checkpoint directory in which a framework looks for the newest one's name."""
 OF_NODE = "node_"
-"""How names begin of files that each of several nodes keeps in its memory for itself: they are not persisted."""
+"""The beginning of names of files that each of several nodes keeps in its own memory: they are not persisted."""
 MAX_TEXT = 64 * 2**20
 """Bytes above which a text is refused unread: a manifest of 100,000 files has about 16 MB."""
 

@@ -14,7 +14,7 @@ from fastckpt.errors import BadCheckpoint
 
 @dataclass(frozen=True)
 class Change:
-    """A name that is another thing in the other state.
+    """A name whose value differs in type, shape or value between the states.
 
     Attributes:
         name: The name.

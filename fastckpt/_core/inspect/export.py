@@ -22,13 +22,13 @@ from fastckpt._core.torch_private.tensors import storage_key
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 VALUES = "fastckpt.values"
-"""Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
+"""The key in a safetensors file's metadata of all values that are no tensors: a JSON object, by name."""
 PART = 16 * 2**20
 """Bytes that are downloaded at once."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""How file systems refuse hard links that have none."""
+"""The errors of file systems without hard links."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors reports an error of the file system."""
+"""The form in which safetensors reports an error of the file system."""
 _PLAIN = (str, int, float, bool, type(None))
 
 

@@ -51,7 +51,7 @@ class InventoryFile:
 
 @dataclass(frozen=True)
 class InventoryItem:
-    """A checkpoint, or what is left of one, in one tier.
+    """A checkpoint, or the remains of one, in one tier.
 
     Attributes:
         tier: One of `TIERS`.

@@ -9,7 +9,7 @@ from fastckpt._core.inspect.pickled import Object, Tensor
 from fastckpt.errors import BadCheckpoint
 
 MOST = 10_000_000
-"""How many entries of a state are looked at: a pickle of a few bytes can describe more than fit into memory."""
+"""Entries of a state that are read, at most: a pickle of a few bytes can describe more than fit into memory."""
 
 
 @dataclass(frozen=True)

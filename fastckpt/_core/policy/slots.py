@@ -6,7 +6,7 @@ from dataclasses import dataclass
 Id = tuple[int, int]
 
 EVERY_RANK = ". Call save_checkpoint(), or step(), on every rank"
-"""What to do if ranks are not late, but never save."""
+"""The remedy if ranks are not late, but never save."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass
 class LaunchRound:
-    """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None: it did not come to it.
+    """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None if not reached.
 
     Attributes:
         begin: When the agent began to look for the other nodes.
@@ -189,7 +189,7 @@ def _at(event: Event) -> int:
 
 
 def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
-    """The round that is to start its workers: a new one if what ended the last one is not in the log."""
+    """The round that is to start its workers: a new one if the log lacks the end of the last one."""
     last = launch.rounds[-1]
     if last.is_over or has_begun:
         launch.rounds.append(LaunchRound(last.stopped or at))

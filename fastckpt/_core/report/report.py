@@ -33,7 +33,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Recovery(FailureCause):
-    """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
+    """A failure on a node and the recovery, in nanoseconds after it was noticed; None if not reached.
 
     Attributes:
         at: When it was noticed, since the epoch; of an agent, when it last logged an event.
@@ -101,7 +101,7 @@ class Supersession:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it.
+    """The report on a job.
 
     Attributes:
         nodes: The launches of each node, by its rank, in order.
@@ -136,7 +136,7 @@ class Report:
 
 
 def report(logs: Iterable[Log]) -> Report:
-    """The report on logs, oldest first: of several launches, of several nodes, torn or not to their end yet."""
+    """The report on logs, oldest first, of several launches and nodes; logs may be torn, or still grow."""
     logs = list(logs)
     agents = [events for log in logs for events in launches(log)]
     heavy = weights(agents)

@@ -1,4 +1,4 @@
-"""Reports of rank 0 to its agent on how often the job saves: each decision of all ranks once, and why."""
+"""Reports each decision on the intervals of saves once, with its reason, from rank 0 to its agent."""
 
 import time
 from math import isfinite
