@@ -40,11 +40,11 @@ class Staging(dict[str, Any]):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the current thread saves it."""
+        """Return whether the current thread saves it."""
         return self._thread is threading.current_thread()
 
     def end(self) -> None:
-        """Say that nothing is read of it any more."""
+        """Report that it is not read any more."""
         self.clear()
         self._copied.set()
 
@@ -59,7 +59,7 @@ class Staging(dict[str, Any]):
         return super().items()
 
     def wait(self) -> None:
-        """Return when nothing is read of it any more: it was copied, or is not saved, as the future tells."""
+        """Return when nothing is read of it any more: it was copied, or is not saved, as the future reports."""
         end = time.monotonic() + START_DEADLINE
         while not self._copied.wait(GLANCE):
             if self._thread is None and time.monotonic() > end:
@@ -75,7 +75,7 @@ class Staging(dict[str, Any]):
 
 
 class Stages(Protocol):
-    """A writer that says of what it saves how far it is."""
+    """A writer that reports the progress of its saves."""
 
     staging: Staging | None
 
@@ -116,7 +116,7 @@ class SharedMemoryStager(AsyncStager):
 
 
 def _all_launched() -> torch.Event | None:
-    """What comes when a device has done all that was launched in this thread's current stream; None without one."""
+    """An event after all work launched in this thread's current stream of a device; None without a device."""
     device = torch.accelerator.current_accelerator()
     if device is None or not torch.get_device_module(device).is_initialized():
         return None
