@@ -33,6 +33,7 @@ class CycleWatch:
         iterator = self._iterator()
         if iterator is None:
             return False
+        # A list of young objects takes less time than get_referrers, which looks at all.
         referrers: Iterable[object] = (
             gc.get_objects(0) + gc.get_objects(1)
             if _HAS_GENERATIONS and self._collections == _older_collections()

@@ -40,7 +40,7 @@ class Staging(dict[str, Any]):
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the current thread saves it."""
+        """True if the current thread saves it."""
         return self._thread is threading.current_thread()
 
     def end(self) -> None:
@@ -61,9 +61,10 @@ class Staging(dict[str, Any]):
     def wait(self) -> None:
         """Return when nothing is read of it any more: it was copied, or is not saved, as the future reports."""
         end = time.monotonic() + START_DEADLINE
+        # Polls, because the thread that saves may end by an exception without a call of `end`.
         while not self._copied.wait(GLANCE):
             if self._thread is None and time.monotonic() > end:
-                self.end()  # should it begin yet, it fails
+                self.end()  # a save that begins later fails
                 raise TimeoutError(f"dcp.async_save has not begun to save within {START_DEADLINE:g} s")
             if self._thread is not None and not self._thread.is_alive():
                 self.end()
@@ -97,8 +98,8 @@ class SharedMemoryStager(AsyncStager):
         self._staging = Staging({})
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The same state, once nothing is saved any more."""
-        self._staging.join()
+        """The same state, once the save before has ended."""
+        self._staging.join()  # one save at a time: all use the same writer
         self._writer.staging = self._staging = Staging(state_dict)
         return self._staging
 

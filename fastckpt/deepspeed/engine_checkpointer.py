@@ -244,7 +244,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             with_optimizer = said.get("load_optimizer_states", True) and not said.get("load_module_only", False)
             check_fits(read(folder.path / NAME), engine, where, with_optimizer=with_optimizer)
         if folder.step >= 0:
-            # DeepSpeed looks it up itself to put a model of ZeRO 3 together
+            # DeepSpeed reads this file itself when it reassembles a model of ZeRO 3
             (folder.path.parent / LATEST).write_text(folder.path.name)
         with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
