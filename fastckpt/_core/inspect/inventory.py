@@ -143,8 +143,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         hint = "" if remote else "; if it is lost, give --remote as well: where its job copied checkpoints to"
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory{hint}")
     location = normalised(location)
-    found = census(Path(shm_dir)) if Path(shm_dir).exists() else []
-    arenas = [arena for arena in found if arena.directory == location]
+    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
     items = [*(_in_memory(arenas, _identity(location)) if arenas else ()), *_durable(location, "storage")]
     if remote:
         items += _durable(normalised(remote), "remote")
@@ -235,6 +234,13 @@ def _being_gathered(directory: Path) -> Iterator[InventoryItem]:
 
 
 # --- memory
+
+
+def _census(shm_dir: Path) -> list[ArenaEntry]:
+    try:
+        return census(shm_dir)
+    except FileNotFoundError:  # also if it goes away meanwhile; asking first would not see that
+        return []
 
 
 def _identity(location: str) -> DirectoryIdentity:

@@ -9,8 +9,3 @@ LEVELS = ("never", "resume", "always")
 def level(value: object) -> str:
     """Check the option ``verify``; raises ConfigError for any other value."""
     return choice("verify", value, LEVELS)
-
-
-def strictest(*levels: str) -> str:
-    """The one that compares the most."""
-    return max(levels, key=LEVELS.index)
