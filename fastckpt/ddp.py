@@ -70,7 +70,7 @@ class DdpCheckpointer(BaseCheckpointer):
         verify: How much is compared with what was saved. "never": files must be there in their sizes. "resume":
             their digests, too, where there are some, before any rank loads one. "always": each checkpoint is also
             read back from storage before it counts there. All ranks give the same.
-        overlap: The optimizer, or several, whose parameters and ``state`` may be copied behind the next forward and
+        overlap: The optimizer, or several, whose parameters and ``state`` may be copied during the next forward and
             backward; their next step waits for that. Until then nothing else may write to them, such as averages that
             are swapped in by way of ``.data``: see docs/saving.md, "Swapping weights". None: everything is copied
             before `save_checkpoint` returns.
@@ -169,8 +169,8 @@ class DdpCheckpointer(BaseCheckpointer):
         Args:
             step: The step, not below the last one saved.
             state_dict: What all ranks have in common. Only the first rank of each node reads it.
-            path: Where the file lies once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If
-                the checkpoint directory is a URL: where a copy lies, as such a URL or relative to that directory.
+            path: Where the file is once it is persisted; default ``<checkpoint_dir>/checkpoint-<step>/model.pt``. If
+                the checkpoint directory is a URL: where a copy is stored, as such a URL or relative to that directory.
             storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
                 it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
                 ``metrics`` it becomes durable, as with DISK.
@@ -208,7 +208,7 @@ class DdpCheckpointer(BaseCheckpointer):
             The saved state; empty if nothing was ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank; or there
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank; or there
                 are only some that something else wrote.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.

@@ -63,7 +63,7 @@ class NoLoadableCheckpoint(FastckptError):
 
 
 class OverlapError(FastckptError):
-    """A tensor changed, unseen, while it was copied behind training."""
+    """A tensor changed, unnoticed, while it was copied in the background."""
 
 
 class PersistError(FastckptError):

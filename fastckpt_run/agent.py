@@ -75,6 +75,9 @@ class FastckptAgent(HookedAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the job to its end, and its last flush to its end."""
+        # 1. check what needs no worker: the script, the event log   2. the saver, which outlives all workers
+        # 3. the template, whose imports overlap with the rendezvous   4. torch's loop of rounds, to the job's end
+        # 5. the last flush and the report, also after a signal   6. --require-persist
         require_script(self.get_worker_group().spec)
         self._open_events()
         self._recorder.begin(self.get_worker_group().spec)
@@ -96,7 +99,7 @@ class FastckptAgent(HookedAgent):
         return result
 
     def _finish(self, signals: int, outcome: str) -> None:
-        self._preloader.close()
+        self._preloader.close()  # first: no worker is forked any more, and the flush may take minutes
         try:
             close_with_timeout(self._saver, self._job_settings.flush_timeout + _CLOSE_MARGIN, signals)
         finally:
@@ -144,6 +147,9 @@ class FastckptAgent(HookedAgent):
 
     def monitor(self, proceed: Callable[[], RunResult]) -> RunResult:
         """Wait for a death, a hang or the longest wait; then let torch look."""
+        # 1. wait   2. deaths, those of killed culprits included: record them, let copies in shared memory end
+        # 3. work that must not delay a death: the template, the event log, notices   4. torch reads the exit codes
+        # 5. decide on restarts, before torch does by the number that is left
         died = self._watch.wait(min(self._longest_wait, self._hangs.interval))
         if not died and self._hangs.end_hang(may_restart=self._restarts.would_restart(self.restarts_left)):
             died = self._watch.wait(0.0)
@@ -182,13 +188,14 @@ class FastckptAgent(HookedAgent):
 
     def _prepare_stop(self, dead: set[int], failed: Sequence[Death]) -> None:
         """Some workers have failed: let the others' memory be as new as it can before they are stopped."""
+        # An exit code above 0 is an exception of the script, after which the others' copies are worth waiting for.
         if any((death.exitcode or 0) > 0 for death in failed):
             self._attempt(partial(self._saver.let_copies_end, dead))
-        if self._job_settings.stop_grace:  # what is newest now need not wait for those that are asked to end
+        if self._job_settings.stop_grace:  # the newest checkpoint need not wait for workers to end
             self._attempt(self._saver.flush)
 
     def _allow(self, restarts: int) -> None:
-        """Change how many restarts are left, but not how many there were: that number names each of them."""
+        """Change the number of restarts left, but not the number made: torch names each round by it."""
         self.restarts_left += restarts
         self.get_worker_group().spec.max_restarts += restarts
 
@@ -202,7 +209,7 @@ class FastckptAgent(HookedAgent):
         proceed()
 
     def stop_workers(self, proceed: Callable[[], None]) -> None:
-        """Kill the workers, and have the saver pin what they saved last."""
+        """Kill the workers; then the saver pins the newest checkpoint that they saved."""
         if self.context is not None:
             self.context.close()  # those that run are stopped for another node: as for a failure on this one
         proceed()
@@ -220,7 +227,7 @@ class FastckptAgent(HookedAgent):
 
     def shut_down(self, proceed: Callable[[], None], *, signalled: bool) -> None:
         """End the workers, and kill what is left of their process groups."""
-        if signalled:  # workers may take long to end, and whoever sent it may not wait
+        if signalled:  # workers may take long to end, and SIGKILL may follow the signal
             self._attempt(self._saver.flush)
         proceed()
         self._watch.close()
@@ -244,7 +251,7 @@ class FastckptAgent(HookedAgent):
         )
 
     def _end_if_lost(self) -> None:
-        """Restart no workers if another job has come in the place of this one."""
+        """Restart no workers if another job has superseded this one."""
         if not self._saver.may_start_over:
             self._allow(-self.restarts_left)
 
@@ -256,6 +263,7 @@ class FastckptAgent(HookedAgent):
             logger.error("stopping the workers: %s", self._saver.lost)
         self.context.close()
         self._end_if_lost()
+        # Of workers that the kernel does not let run, only these failed; when the saver is lost, all did.
         failures = {
             worker.global_rank: ProcessFailure(worker.local_rank, worker.id, -9, error_file="")
             for worker in self.get_worker_group().workers
@@ -270,7 +278,7 @@ class FastckptAgent(HookedAgent):
 
 
 def _is_awaited(handler: RendezvousHandler) -> bool:
-    """Whether nodes wait for the next round, because they failed or join; also if that cannot be learnt."""
+    """Return whether nodes wait for the next round, because they failed or join; True if the store does not answer."""
     try:
         return handler.num_nodes_waiting() > 0
     except (RendezvousError, RuntimeError):  # the store has gone, with the node that has it

@@ -17,7 +17,7 @@ def tools() -> None:
 
 
 def version_line(command: str) -> str:
-    """What ``--version`` of a command prints. Nothing is imported for it: torch would take a second."""
+    """The output of a command's ``--version``. Imports nothing: torch would take a second."""
     from fastckpt._core.version import VERSION  # fails where torch is missing
 
     try:

@@ -59,7 +59,7 @@ def part(value: float | None) -> str:
 
 
 def frequency(decisions: Sequence[DecidedIntervals]) -> str:
-    """When it is saved by the last of some decisions, and what checkpoints cost when that was measured last."""
+    """The intervals that the last of some decisions chose, and the last measured cost of checkpoints."""
     last = decisions[-1]
     if last.memory is None or last.storage is None:
         return f"none yet: what checkpoints cost is measured since step {last.step:,}"
@@ -72,12 +72,12 @@ def frequency(decisions: Sequence[DecidedIntervals]) -> str:
 
 
 def rate(number: float) -> str:
-    """How many per second, of whatever."""
+    """A number per second, with its unit."""
     return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"
 
 
 def count(number: int, what: str, many: str = "") -> str:
-    """How many of something there are."""
+    """A number of things, in words."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
 
 
@@ -87,12 +87,12 @@ def goodput(part: float | None) -> str:
 
 
 def failure(one: Recovery, *, nodes: int = 1) -> str:
-    """What failed; where, too, if there are several nodes."""
+    """A name for a failure; with its node, if there are several."""
     return what(one) if nodes == 1 else f"node {one.node}: {what(one, host=one.host)}"
 
 
 def what(one: Recovery | Failure, *, host: str = "") -> str:
-    """What failed and why, as far as that is known; where, if a host is given."""
+    """A failure and its cause, as far as that is known; with its host, if one is given."""
     there, place = f" on {host}" if host else "", f" in {one.frame}" if one.frame else ""
     if one.kind == "died":
         why = f", {one.exception.removesuffix('.')}{place and ','}" if one.exception else ""
@@ -108,7 +108,7 @@ def where(one: Recovery | Failure) -> str:
 
 
 def recovery(one: Recovery) -> str:
-    """How training went on after it."""
+    """A description of the recovery that followed a failure."""
     if one.step is None:
         return "did not go on"
     whence = f"step {one.step} in {one.tier}" if one.tier else "the beginning"

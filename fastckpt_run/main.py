@@ -97,7 +97,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def _raised_in(error: BaseException, *functions: Callable[..., Any]) -> bool:
-    """Whether ``error`` came out of one of ``functions``."""
+    """Return whether ``error`` came out of one of ``functions``."""
     codes = {getattr(function, "__code__", None) for function in functions}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

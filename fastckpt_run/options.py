@@ -79,7 +79,7 @@ class LauncherParser(ArgumentParser):
         self.ours = {flag: action for action in added for flag in action.option_strings}
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What an abbreviation may stand for: torchrun's options alone, so that all mean there what they mean here."""
+        """Expansions of an abbreviation: torchrun's options alone, so that each means the same as with torchrun."""
         found = super()._get_option_tuples(option_string)
         return [each for each in found if each[1] != "--version" and each[1] not in self.ours]
 
@@ -127,7 +127,7 @@ def _described(field: Field[Any]) -> dict[str, Any]:
 
 
 def _number(flag: str, kind: type[float]) -> Callable[[str], float]:
-    """What reads an option's value, and answers what is none as it is answered in a variable."""
+    """A parser of an option's value, which refuses bad values with the same text as for an environment variable."""
 
     def read(text: str) -> float:
         try:

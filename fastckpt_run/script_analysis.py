@@ -15,7 +15,7 @@ from fastckpt_run.preload.source_watch import SourceWatch
 
 _UNKNOWN = "*"
 _MOST = 300
-"""How many sources are read: it takes a second, and no deeper recursion than Python allows."""
+"""Sources that are read, at most: it takes a second, and no deeper recursion than Python allows."""
 
 
 @dataclass
@@ -55,21 +55,21 @@ class Script:
         return self._walk.sets
 
     def argv(self, arguments: list[str]) -> list[str]:
-        """What sys.argv is while it runs, if its command line is this."""
+        """sys.argv while the script runs with this command line."""
         return [str(self.path), *arguments[2:]] if self.module else arguments
 
     def has_changed(self) -> bool:
-        """Whether it, or one of its own modules, has been changed since it was read."""
+        """True if the script, or one of its own modules, has changed since it was read."""
         return self._walk.watch.changed() is not None
 
     @property
     def needs_packages(self) -> bool:
-        """Whether it seems to import more than Python's own library, which takes no time."""
+        """True if it seems to import more than Python's own library, which takes no time."""
         return any(name.partition(".")[0] not in sys.stdlib_module_names for name, _ in self.imports)
 
     @property
     def unsettling(self) -> str:
-        """Why its imports must not come before what it does first; empty if they may."""
+        """The reason why its imports must not come before its first effects; empty if they may."""
         for name in sorted(self.sets):
             if name == _UNKNOWN or READ_BY_LIBRARIES.fullmatch(name):
                 what = "variables" if name == _UNKNOWN else name
@@ -77,7 +77,7 @@ class Script:
         return ""
 
     def contradicts(self, read: Iterable[str], late: Iterable[str]) -> str:
-        """Why imports that have read these variables, ``late`` ones only for torch's compiler, came too early."""
+        """The reason why imports that read these variables came too early; ``late`` ones are for the compiler only."""
         if early := self.sets.intersection(read):
             return f"the script sets {min(early)} before it imports"
         if early := self._walk.anywhere.intersection(late):
@@ -189,7 +189,7 @@ def parsed(source: bytes | str | None) -> ast.Module | None:
 
 
 def _source(module: str, here: Path) -> Path | None:
-    """Where the source of a module is, found without importing the packages that it is in."""
+    """The source of a module, found without importing the packages that it is in."""
     path: list[str] | None = [str(here), *sys.path[1:]]
     spec = None
     parts = module.split(".")
@@ -231,7 +231,7 @@ def statements(body: Iterable[ast.stmt], *, perhaps: bool = False) -> Iterator[a
 
 
 def _has_effect(statement: ast.stmt) -> bool:
-    """Whether a statement does more than import, or give a name to a value."""
+    """Return whether a statement does more than import, or bind a name to a value."""
     kinds = (ast.Call, ast.Attribute, ast.Subscript, ast.Delete, ast.Raise, ast.For, ast.While, ast.If, ast.Assert)
     return any(isinstance(node, kinds) for node in ast.walk(statement))
 

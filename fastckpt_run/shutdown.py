@@ -1,4 +1,4 @@
-"""Wait for the last flush of a job, whatever signals come meanwhile."""
+"""Wait for the last flush of a job, despite signals received meanwhile."""
 
 import logging
 import signal
@@ -72,7 +72,7 @@ def _counted(before: int) -> Iterator[list[signal.Signals]]:
 
 
 def signals_in(error: BaseException | None) -> int:
-    """How many signals have come, one during the handling of another."""
+    """The number of signals received, one during the handling of another."""
     count = 0
     while error is not None:
         count += isinstance(error, SignalException)

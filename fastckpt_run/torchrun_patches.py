@@ -29,7 +29,7 @@ from fastckpt_run.workers import continue_group, drop_if_torn, kill_group, termi
 
 _KILL_WAIT = 30.0
 SIGNAL_HANDLER: Any = _terminate_process_handler
-"""What turns a signal into a SignalException, wherever the agent is."""
+"""The handler that raises a SignalException in the agent, wherever it is."""
 
 # --- the agent
 
@@ -44,7 +44,7 @@ class HookedAgent(LocalElasticAgent):
 
     @property
     def restarts_left(self) -> int:
-        """How many restarts torch would still make."""
+        """The number of restarts that torch would still make."""
         return int(self._remaining_restarts)
 
     @restarts_left.setter
@@ -144,7 +144,7 @@ class ScriptWorkers(SubprocessContext):
         self.stopped: set[int] = set()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """As torch's; without a signal, which is how torch stops the others after a failure, SIGKILL."""
+        """Same as torch's; without a signal (torch's way to stop the others after a failure), send SIGKILL."""
         if death_sig is None:
             running = {r: h.proc.pid for r, h in self.subprocess_handlers.items() if h.proc.poll() is None}
             self.stopped |= running.keys()
@@ -175,7 +175,7 @@ class FunctionWorkers(MultiprocessContext):
         self.stopped: set[int] = set()
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """As torch's; without a signal SIGKILL."""
+        """Same as torch's; without a signal, send SIGKILL."""
         running = [p.pid for p in self._pc.processes if p.is_alive()] if self._pc is not None else []
         if death_sig is None and self._grace:
             terminate_gracefully(running, self._grace)
@@ -208,7 +208,7 @@ class FunctionWorkers(MultiprocessContext):
 
 
 def is_shown(workers: PContext, local_rank: int) -> bool:
-    """Whether what a worker wrote to stderr has been shown; functions' tracebacks go to error files only."""
+    """Return whether a worker's stderr has been shown; tracebacks of functions go to error files only."""
     teed = any(local_rank in tail._log_files for tail in workers._tail_logs[1:2])
     return not isinstance(workers, MultiprocessContext) and (teed or not workers.stderrs[local_rank])
 

@@ -1,5 +1,5 @@
 """The inside of fastckpt: nothing here is for users.
 
-Each package says on its first line in which process its code runs: the agent of a node, its workers, both, or in any
-process because it is pure.
+The first line of each package names the process in which its code runs: the agent of a node, its workers, both, or any
+process because the code is pure.
 """

@@ -1,4 +1,4 @@
-"""Checks of what users give to public functions: each answer has the value, what is allowed, and what to do."""
+"""Checks of the arguments of public functions: each error names the value, the allowed ones and the remedy."""
 
 import enum
 import functools
@@ -16,12 +16,12 @@ from typing import Any, TypeVar, cast, get_args
 from fastckpt.errors import AgentLost, ArgumentError, ConfigError, FastckptError, ProtocolError, SaverError
 
 NOTE = "fastckpt: "
-"""How the notes begin that fastckpt adds to exceptions of users' own code."""
+"""The beginning of notes that fastckpt adds to exceptions of users' own code."""
 LONGEST = 80
 """Characters of a value that a message shows."""
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"
 _DEFECTS = (AgentLost, ProtocolError, SaverError)
-"""Errors that are no mistake of the caller's: their tracebacks show where in fastckpt they came up."""
+"""Errors that are no mistake of the caller: their tracebacks show where fastckpt raised them."""
 _TOO_MANY = re.compile(r"takes (?:from \d+ to )?(\d+) positional arguments? but (\d+) ")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def meant(name: object, names: Iterable[str]) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Alternatives as a sentence has them."""
+    """Alternatives, joined for a sentence."""
     *others, last = (repr(name) for name in names)
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -67,7 +67,7 @@ def member(kind: type[enum.Enum], name: str, value: object) -> ConfigError:
 
 
 def directory(value: object, name: str = "checkpoint_dir") -> str:
-    """A directory or URL as text; raises ArgumentError for what names none."""
+    """A directory or URL as text; raises ArgumentError for any other value."""
     if isinstance(value, str | os.PathLike) and (text := os.fspath(value)) and isinstance(text, str):
         return _possible(name, text)
     raise ArgumentError(
@@ -88,13 +88,13 @@ def path(name: str, value: object) -> str:
 
 
 def instance(name: str, value: object, kind: type, allowed: str, remedy: str) -> None:
-    """See that something is of a class; raises ArgumentError."""
+    """Raise ArgumentError unless a value is of a class."""
     if not isinstance(value, kind):
         raise ArgumentError(f"{name} is {shown(value)}; it is to be {allowed}: {remedy}")
 
 
 def whole_step(value: object) -> int:
-    """A number of a step, of any integral type; raises ArgumentError."""
+    """A step, of any integral type, as an int; raises ArgumentError."""
     try:
         return operator.index(cast(Any, value))
     except TypeError:
@@ -104,7 +104,7 @@ def whole_step(value: object) -> int:
 
 
 def count(name: str, value: object, call: str) -> int:
-    """A number of things, at least 1; raises ConfigError with how the function is called."""
+    """A count, at least 1; raises ConfigError, which shows the right call."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
     raise ConfigError(f"{name} is {shown(value)}; give a whole number, 1 or more: {call}")
@@ -118,13 +118,13 @@ def seconds(name: str, value: object) -> float:
 
 
 def mapping(name: str, value: object, allowed: str) -> None:
-    """See that something is a dict; raises ArgumentError."""
+    """Raise ArgumentError unless a value is a mapping."""
     if not isinstance(value, Mapping):
         raise ArgumentError(f"{name} is {shown(value)}; give {allowed}")
 
 
 def saving(step: object, state: object, rank_state: object, metrics: object, *, required: bool = False) -> None:
-    """Check what is given to a save; raises ArgumentError. None stands for what was left out, if it may be."""
+    """Check the arguments of a save; raises ArgumentError. None stands for an optional one that was left out."""
     whole_step(step)
     if state is not None or required:
         mapping("state_dict", state, "a dict, such as {'model': model.state_dict()}")
@@ -135,11 +135,11 @@ def saving(step: object, state: object, rank_state: object, metrics: object, *, 
 
 
 def public(function: _F) -> _F:
-    """Have a public function or method answer for its caller's mistakes.
+    """Decorate a public function or method, so that its errors are about its caller's mistakes.
 
-    An argument that it does not have, or lacks, is an ArgumentError which says what there is. The traceback of an
-    error of ours ends in the function: none of its insides are shown, nor in the causes, where what others raised
-    remains. Errors that point to a defect of fastckpt keep all.
+    An unknown or missing argument raises an ArgumentError that names the known ones. The traceback of an error of ours
+    ends in the function: frames inside it are removed, also from causes, but for those of other libraries. Errors that
+    point to a defect of fastckpt keep all.
     """
     names = _names(function)
 
@@ -162,7 +162,7 @@ def public(function: _F) -> _F:
 
 
 def shorten(error: Exception) -> None:
-    """Leave of a traceback that begins in a wrapper of ours the public function, and what is not ours."""
+    """Remove frames of ours from a traceback that begins in a wrapper of ours, except that of the public function."""
     noted = any(note.startswith(NOTE) for note in getattr(error, "__notes__", ()))
     if isinstance(error, _DEFECTS) or not (isinstance(error, FastckptError) or noted):
         return
@@ -178,7 +178,7 @@ def _shorten_causes(error: BaseException) -> None:
     if cause is None:
         return
     cause.__traceback__ = _without_ours(cause.__traceback__)
-    if cause.__traceback__ is None:  # it came up in our code alone, and the message says what it means
+    if cause.__traceback__ is None:  # raised in our code alone: the message is enough
         error.__cause__, error.__suppress_context__ = None, True
     else:
         _shorten_causes(cause)
@@ -197,14 +197,14 @@ def _without_ours(trace: types.TracebackType | None) -> types.TracebackType | No
 
 
 def _possible(name: str, text: str) -> str:
-    """A path, if there can be one of this name; raises ArgumentError."""
+    """A path, if it is a possible one; raises ArgumentError."""
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ArgumentError(f"{name} is {shown(text)}; no file can have null bytes or what is not UTF-8: rename it")
     return text
 
 
 def _came_up_here(error: TypeError) -> bool:
-    """Whether it was raised by the call itself: the function was not entered."""
+    """Return whether the call itself raised it: the function was not entered."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 
 

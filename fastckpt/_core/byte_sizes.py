@@ -2,12 +2,12 @@
 
 
 def binary(count: int) -> str:
-    """In powers of 1024, as limits of memory and of containers are given."""
+    """Format in powers of 1024, as limits of memory and of containers are given."""
     return _in_units(count, 1024, ("KiB", "MiB", "GiB", "TiB"))
 
 
 def decimal(count: int) -> str:
-    """In powers of 1000, as files and storage are measured."""
+    """Format in powers of 1000, as files and storage are measured."""
     return _in_units(count, 1000, ("kB", "MB", "GB", "TB"))
 
 

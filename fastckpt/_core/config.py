@@ -14,7 +14,7 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 AGENT_VARIABLE = "FASTCKPT_AGENT"
-"""Tells workers the address of the agent that launched them."""
+"""The variable with the address of the agent that launched a worker."""
 SHM = "/dev/shm"
 _SERVICE = re.compile(
     "FASTCKPT(_.+)?_(SERVICE_HOST|SERVICE_PORT|SERVICE_PORT_.+|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
@@ -22,7 +22,7 @@ _SERVICE = re.compile(
 """Variables that Kubernetes sets in each pod beside a service of our name: no settings, and no mistake."""
 _warned: set[str] = set()
 LARGE_FILES = "/var/tmp"
-"""Where large temporary files belong if TMPDIR does not say: on many systems /tmp is a tmpfs."""
+"""The directory for large temporary files without TMPDIR: on many systems /tmp is a tmpfs."""
 
 
 def variable(setting: str) -> str:
@@ -32,7 +32,7 @@ def variable(setting: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user can set for a job, by ``--fast-*`` options or ``FASTCKPT_*`` variables.
+    """Settings of a job, which a user gives as ``--fast-*`` options or ``FASTCKPT_*`` variables.
 
     Attributes:
         shm_dir: Directory, on a tmpfs or a disk, under which arenas are made.
@@ -44,7 +44,7 @@ class Settings:
         persist_mbps: MB (10**6 bytes) per second that persists of this node may write at most; 0 for no limit.
         file_mode: Mode of files on storage, in octal, such as 0640; directories get x where r is. Empty: as umask says.
         fill_threads: Threads that copy a state into memory; 0 takes the cores that the workers leave idle.
-        check_overlap: Whether to look for unseen changes of what is copied in the background: slow, for tests.
+        check_overlap: Whether to look for unseen changes of tensors that are copied in the background: slow, for tests.
         max_stalls: Failures in a row without any progress in between that end a job; 0 for any number.
         restart_budget: Restarts that progress gives back, such as 1/h or 3/90min, up to --max-restarts; empty for none.
         stop_grace: Seconds from SIGTERM to SIGKILL for workers that another's failure stops; 0: SIGKILL at once.
@@ -130,14 +130,14 @@ class Settings:
 def copy_of_environment() -> dict[str, str]:
     """All variables, for what runs at import.
 
-    fastckpt-run forks workers only from a process whose imports look nothing up in os.environ that differs between
-    workers; what reads a copy says that it gives no such worker anything of its own.
+    fastckpt-run forks workers only from a process whose imports read nothing from os.environ that differs between
+    workers; reading a copy declares that the value does not end up in a forked worker.
     """
     return {os.fsdecode(name): os.fsdecode(value) for name, value in os.environb.items()}
 
 
 def _warn_of_unknown(environment: Mapping[str, str], known: Set[str]) -> None:
-    """Name, once, variables that look like settings; workers do not say again what their launcher has said."""
+    """Warn once of variables that look like settings; workers do not repeat the warnings of their launcher."""
     if AGENT_VARIABLE in environment or environment.get("LOCAL_RANK", "0") != "0":
         return
     for name in environment:
@@ -174,7 +174,7 @@ def _parse(settings: type[Settings], name: str, text: str) -> object:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where this process stands in the job, as torchrun's variables tell it.
+    """The place of this process in the job, from torchrun's variables.
 
     Without a launcher it is the only worker of a job of one.
 

@@ -13,7 +13,7 @@ HUGE = 2 * 2**20
 MADV_COLLAPSE = 25
 """Since Linux 6.1. It needs no option of the mount, unlike all other ways to large pages in a tmpfs."""
 TMPFS = 0x01021994
-"""What statfs(2) calls a file system in memory."""
+"""The type of a tmpfs in statfs(2)."""
 FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,7 +37,7 @@ class Window:
         return memoryview((ctypes.c_char * self.length).from_address(self.address)).cast("B").toreadonly()
 
     def collapse(self) -> bool:
-        """Move it into large pages, as far as it fills them; returns whether that went well."""
+        """Move it into large pages, as far as it fills them; returns whether that succeeded."""
         return not _libc.madvise(self.address, self.length, MADV_COLLAPSE)
 
 
@@ -45,7 +45,7 @@ class Mapping:
     """A whole file in memory, for reading and writing, its pages faulted in; forked children do not have it.
 
     Else workers of a data loader would keep the memory of a file that was replaced, until they end. In a forked child
-    its addresses lead nowhere, or to something else: there it is never unmapped, as Python's mmap would be.
+    its addresses are unmapped, or something else is mapped there: so a child never unmaps it, as Python's mmap would.
     """
 
     def __init__(self, descriptor: int, length: int) -> None:
@@ -58,7 +58,7 @@ class Mapping:
         self.view = memoryview((ctypes.c_char * length).from_address(self.address)).cast("B")
 
     def close(self) -> None:
-        """Unmap, when nobody uses it."""
+        """Unmap, when no thread uses it."""
         self.view.release()
         self._end()
 
@@ -73,7 +73,7 @@ def _keep_from_children(address: int, length: int) -> None:
 
 
 def is_in_memory(descriptor: int) -> bool:
-    """Whether a file lies on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
+    """Return whether a file is on a tmpfs: reading its mapping cannot fail as long as it does not shrink."""
     status = ctypes.create_string_buffer(256)
     return not _libc.fstatfs(descriptor, status) and ctypes.c_long.from_buffer(status).value == TMPFS
 

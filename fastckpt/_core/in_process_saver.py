@@ -27,7 +27,7 @@ _failed = False
 
 
 def saver_address(place: RankInfo, settings: Settings) -> str:
-    """Where the saver of this node listens; starts one in this process if no launcher has and it is ours to do."""
+    """The address of this node's saver; starts one in this process if no launcher has and this is the rank to do it."""
     if place.agent:
         return place.agent
     if place.local_rank == 0:
@@ -36,7 +36,7 @@ def saver_address(place: RankInfo, settings: Settings) -> str:
 
 
 def launch_of(place: RankInfo) -> str:
-    """What restarted workers have in common with those before them, and with no other launch of their script."""
+    """A name that restarted workers share with those before them, and with no other launch of their script."""
     if place.agent:
         return place.agent
     starter = Process.of(os.getppid()) if place.master else Process.current()
@@ -44,9 +44,9 @@ def launch_of(place: RankInfo) -> str:
 
 
 def leave_own_saver(*, failed: bool) -> None:
-    """End the saver of this process if all writers have deregistered; else that waits until this process exits.
+    """End the saver of this process if all writers have deregistered; else it runs until this process exits.
 
-    ``failed`` is whether an exception ended the writer that leaves: then the others may be waiting for this process.
+    ``failed`` is whether an exception ended the last writer: then the others may be waiting for this process.
     """
     global _failed
     _failed = failed
@@ -83,7 +83,7 @@ def _start(place: RankInfo, settings: Settings) -> str:
         _post(place, settings, saver.address)
         on_failure.pop_all()
     _own, _owner = saver, os.getpid()
-    # Not atexit: that comes when thread pools take no more work, and the last flush is work.
+    # Not atexit: that runs when thread pools take no more work, and the last flush needs them.
     threading._register_atexit(stop_own_saver)  # type: ignore[attr-defined]
     return saver.address
 
@@ -102,7 +102,7 @@ def _post(place: RankInfo, settings: Settings, address: str) -> None:
 
 
 def _key(place: RankInfo) -> str:
-    """What all local ranks of one launch compute alike, and no other launch does."""
+    """A key that all local ranks of one launch compute alike, and no other launch does."""
     if place.master:
         launch: list[object] = [place.run_id, place.master, place.restart_count, place.group_rank]
     else:

@@ -12,10 +12,10 @@ from typing import Any
 logger = logging.getLogger("fastckpt")
 
 counts: Counter[str] = Counter()
-"""How often each thing happened in this process."""
+"""The number of times that each thing happened in this process."""
 
 seconds: dict[str, float] = {}
-"""How long the last run of each phase took in this process."""
+"""Seconds that the last run of each phase took in this process."""
 
 Observer = Callable[[str, dict[str, Any]], None]
 _observers: list[Observer] = []
@@ -36,7 +36,7 @@ def unobserve(observer: Observer) -> None:
 
 @contextmanager
 def phase(name: str, /, **fields: Any) -> Iterator[None]:
-    """Time a stage of a state's way, such as ``phase("snapshot.fill", step=7)``."""
+    """Time a phase, such as ``phase("snapshot.fill", step=7)``."""
     for observer in _observers:
         observer(name, fields)
     start = time.perf_counter()
@@ -47,7 +47,7 @@ def phase(name: str, /, **fields: Any) -> Iterator[None]:
 
 
 def took(name: str, duration: float, /, **fields: Any) -> None:
-    """Note how many seconds a stage took, if it was timed otherwise, such as by a device."""
+    """Record the seconds of a phase that was timed otherwise, such as by a device."""
     seconds[name] = duration
     counts[name] += 1
     logger.debug("%s %.1f ms %s", name, 1e3 * duration, fields)
@@ -67,12 +67,12 @@ def listen(listener: Listener) -> None:
 
 
 def unlisten(listener: Listener) -> None:
-    """Stop telling a listener."""
+    """Stop calling a listener."""
     _listeners.remove(listener)
 
 
 def stamp(name: str) -> dict[str, Any]:
-    """What every event has: its name, when it happened, and in which process."""
+    """The fields that every event has: its name, its time, and its process."""
     return {"event": name, "time": time.time(), "monotonic": time.monotonic(), "pid": os.getpid()}
 
 

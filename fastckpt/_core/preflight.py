@@ -14,9 +14,9 @@ logger = logging.getLogger("fastckpt")
 
 
 def make_ready(directory: str, place: RankInfo) -> None:
-    """Make a checkpoint directory; warns if it cannot be written to, as it may be later, and memory can be.
+    """Make a checkpoint directory; only warns if it cannot be written to: it may be later, and memory still works.
 
-    That storage fails is no reason for restarted workers not to go on from memory.
+    A failure of storage does not keep restarted workers from going on from memory.
 
     Raises:
         ConfigError: It is a file, or cannot be made, when the job starts.
@@ -45,11 +45,11 @@ def make_ready(directory: str, place: RankInfo) -> None:
 
 
 def warn_of_disk(settings: Settings) -> None:
-    """Warn if what is to be shared memory lies on a disk, and nobody has said that it may."""
+    """Warn if the directory for shared memory is on a disk, unless an option allows that."""
     try:
         is_memory = _is_in_memory(Path(settings.arenas))
     except OSError:
-        return  # whoever is about to write there says why that cannot be
+        return  # the writer will raise the error, with the reason
     if settings.memory and not is_memory:
         logger.warning(
             "shm_dir is %s, which is on a disk: each save is written there, and waits for it. Give a directory on a "
@@ -59,7 +59,7 @@ def warn_of_disk(settings: Settings) -> None:
 
 
 def _is_in_memory(path: Path) -> bool:
-    """Whether what is made at a path, of which the last parts may be missing, is on a tmpfs."""
+    """Return whether a file made at a path, of which the last parts may be missing, is on a tmpfs."""
     descriptor = os.open(next(each for each in (path, *path.parents) if each.exists()), os.O_RDONLY)
     try:
         return is_in_memory(descriptor)

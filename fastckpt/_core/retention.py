@@ -90,10 +90,10 @@ class KeepTimeIntervalStrategy(PolicyStrategy):
 
 
 class KeepBestStrategy(PolicyStrategy):
-    """Keeps the best checkpoints by what was measured of them, and the newest.
+    """Keeps the best checkpoints by a metric, and the newest.
 
     Args:
-        max_to_keep: How many of the best.
+        max_to_keep: The number of best ones to keep.
         metric: The name under which ``save_checkpoint(..., metrics={...})`` was given the value.
         checkpoint_dir: The checkpoint directory.
         mode: "min" if a small value is good, "max" if a large one is.
@@ -131,12 +131,12 @@ class KeepAnyStrategy(PolicyStrategy):
 
 
 def _is_ours(strategy: CheckpointDeletionStrategy | None) -> TypeGuard[PolicyStrategy]:
-    """Whether it applies its policy: a user's subclass may not."""
+    """Return whether it applies its policy: a user's subclass may not."""
     return type(strategy) in (PolicyStrategy, *PolicyStrategy.__subclasses__())
 
 
 def checked(name: str, strategy: object) -> None:
-    """Raise ArgumentError for what is no strategy; whoever has its method is one, whatever it derives from."""
+    """Raise ArgumentError for an object that is no strategy; any object with its method is one."""
     if strategy is not None and (isinstance(strategy, type) or not callable(getattr(strategy, "clean_up", None))):
         given = (
             f"{strategy.__name__}(...)" if isinstance(strategy, type) else "KeepLatestStepStrategy(3, checkpoint_dir)"
@@ -183,7 +183,7 @@ def retire(store: Store, policy: Policy, in_use: Callable[[], SaveId | None]) ->
 
 
 class Deletion:
-    """What users' own strategies delete with: called with a path or URL.
+    """The delete function that users' own strategies are called with; it takes a path or URL.
 
     The path is a checkpoint's directory, the file that a user named for it, or ``<dir>/<step>``, as users of Flash
     Checkpoint write. A path that is no checkpoint of ours is left alone, with a warning.
@@ -228,7 +228,7 @@ class Deletion:
         return max((SaveId(*each.id) for line in found for each in line if each.id < save), default=None)
 
     def catch_up(self) -> None:
-        """Delete what was the newest when it was to be deleted, and is not any more; raises PersistError."""
+        """Delete checkpoints that were the newest when a strategy chose them, and are not now; raises PersistError."""
         if not self._put_off:
             return
         entries = _entries(self._store.scan().places)

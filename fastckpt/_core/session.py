@@ -1,4 +1,4 @@
-"""A session: what the checkpointers of all frameworks save, resume and wait with."""
+"""A session: the saves, resumes and waits that the checkpointers of all frameworks share."""
 
 import logging
 import os
@@ -54,7 +54,7 @@ explain_stale_addresses()  # here: the process group is formed before a checkpoi
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """What all checkpointers take by name; `DdpCheckpointer` says what each means."""
+    """Options that all checkpointers take by name; `DdpCheckpointer` documents each."""
 
     weights_only: bool = True
     verify: str = "resume"
@@ -71,10 +71,10 @@ class OpenResume(NamedTuple):
     """A resume of all ranks that has begun.
 
     Attributes:
-        ranks: All ranks of the job.
-        finder: Finds what this rank could load; to be closed when it was loaded.
+        ranks: The agreement of all ranks of the job.
+        finder: Finds the candidates of this rank; to be closed after the load.
         resume: Has the ranks choose.
-        since: How to know saves since the same rollback; empty for none.
+        since: Details of saves since the same rollback; empty for none.
     """
 
     ranks: Agreement
@@ -92,6 +92,8 @@ class Session:
         deletion_strategy: CheckpointDeletionStrategy | None = None,
         options: SessionOptions = DEFAULTS,
     ) -> None:
+        # 1. check the arguments   2. make the directory ready   3. connect to the saver, which may refuse the directory
+        # 4. install the heartbeat and the overlap, whose hooks run at each optimizer step
         optimizers = optimizers_in(options.overlap)
         self.verify = level(options.verify)
         self.place, self.settings = RankInfo.from_environment(), Settings.from_environment()
@@ -127,7 +129,7 @@ class Session:
         self._closed = False
 
     def prepare(self, states: Mapping[str, Any]) -> None:
-        """Have memory made ready for states like these; raises ArenaTooSmall."""
+        """Reserve memory for states like these, in the background; raises ArenaTooSmall."""
         self.be_ready()
         self._snapshots.prepare(states)
 
@@ -140,9 +142,9 @@ class Session:
         metrics: Mapping[str, float] | None = None,
         details: Mapping[str, Any] = MappingProxyType({}),
     ) -> SaveResult:
-        """Save the states as files of these names; ``details`` (JSON) are kept with them.
+        """Save the states as files of these names; ``details`` (JSON) are saved with them.
 
-        Without a storage type, and without metrics, newer saves may be persisted in the place of this one.
+        Without a storage type and without metrics, a newer save may be persisted instead of this one.
 
         Raises:
             StepError: The step is older than one saved since the last resume.
@@ -157,7 +159,7 @@ class Session:
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._note_pending(), place is None
         request = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
-        if save == self._held:
+        if save == self._held:  # a second save of a step, say first to memory and then to storage
             return self._save_again(save, request, path, measures, late)
         if self._is_first and not self.place.rank and self.history.is_new:
             warn_of_unloaded(self.link, save)
@@ -175,13 +177,13 @@ class Session:
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, trouble, outcome.pending)
 
     def begin(self, step: int, states: Mapping[str, Any]) -> str:
-        """Copy a part of a step that `save` makes whole, as that does; why it was not copied, empty if it was."""
+        """Copy a part of a step that a later `save` completes; returns why it was not copied, empty if it was."""
         self.be_ready()
         with self.beats.stall("save"):
             return self._snapshots.save(self.save_id(step), states, commit=False).skipped
 
     def skip(self, step: int, reason: str, *, is_final: bool = False) -> SaveResult:
-        """Skip a save; ``is_final`` says that a rank has closed, so that no later one can be made either."""
+        """Skip a save; ``is_final`` if a rank has closed, so that no later one can be made either."""
         reason = (self._snapshots.refusal(self.save_id(step)) if is_final else "") or reason
         self._count_skipped()
         logger.warning("step %d was not saved: %s", step, reason)
@@ -192,7 +194,7 @@ class Session:
         counts["skipped_saves"] += 1
 
     def _note_pending(self) -> str:
-        """Take note of what became of saves that were pending; what is to be told of them, empty for nothing."""
+        """Record the outcomes of saves that were pending; returns their troubles, empty for none."""
         reports = []
         for save, outcome in self.overlap.endings():
             if outcome.skipped:
@@ -204,7 +206,7 @@ class Session:
     def _save_again(
         self, save: SaveId, request: SaveRequest, path: str, measures: dict[str, Any], trouble: str
     ) -> SaveResult:
-        """Memory holds this state: it may be that only now it was measured, or is to be persisted."""
+        """Add metrics to a save that memory holds already, or have it persisted."""
         with self.beats.stall("save"):
             try:
                 if measures:
@@ -237,7 +239,7 @@ class Session:
         return status.newest[1] if status.newest else None
 
     def glance(self) -> Status | None:
-        """How far persistence is; None while a save is pending, or if nobody answers."""
+        """The progress of persists; None while a save is pending, or if the saver does not answer."""
         if self.overlap.pending:
             return None
         try:
@@ -246,11 +248,11 @@ class Session:
             return None
 
     def open_resume(self, needs: RequiredFiles, share: Share, asked: str) -> OpenResume:
-        """Open a new history, and look for what all ranks can go on from; all ranks call it.
+        """Open a new history, and prepare a resume of all ranks; all ranks call it.
 
         Args:
-            needs: Which files make a checkpoint one of this kind, and whole for this rank.
-            share: Which of a checkpoint's files this rank checks.
+            needs: The files that make a checkpoint one of this kind, and whole for this rank.
+            share: Selects the files of a checkpoint that this rank checks.
             asked: The path that the user gave; empty for the newest checkpoint.
 
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
@@ -262,7 +264,7 @@ class Session:
         return OpenResume(ranks, finder, Resume(self.link, finder, share, self.threads, self.history.pairing), since)
 
     def resumed(self, resumed: ResumeResult, seconds: float) -> None:
-        """Go on from what was loaded, if anything was, and report it to the saver."""
+        """Make the loaded checkpoint, if any, the parent of later saves, and report the load to the saver."""
         self.history.go_on_from(resumed)
         self.link.tell_loaded(resumed.id, resumed.tier, seconds)
         if resumed.state is not None:
@@ -281,7 +283,7 @@ class Session:
             self.link.release()
 
     def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
-        """As `SessionHistory.open`: the saves so far belong to another one."""
+        """Open a history, as `SessionHistory.open`: the saves so far belong to an older one."""
         if self._last is not None:
             self.history.go_on(self._last.history)
             self.link.next_history()
@@ -314,12 +316,15 @@ class Session:
         return self.beats.stall(name, timeout)
 
     def close(self, lends: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Take leave; without fastckpt-run, the last writer waits for the last flush. Does nothing the second time.
+        """Deregister; without fastckpt-run, the last writer waits for the last flush. A second call does nothing.
 
         Args:
-            lends: What later saves of the others take as this rank's part, by names of files: its states as of its
-                last save. Without any, or if an exception ends this rank, there are no later ones.
+            lends: The states as of this rank's last save, by names of files, which later saves of the others take as
+                its part. Without any, or if an exception ends this rank, there are no later saves.
         """
+        # 1. finish the copy in the background   2. lend this rank's state to later saves of the others
+        # 3. end the heartbeat and the user's deletion strategy   4. deregister from the saver
+        # 5. end a saver in this process, after its last flush
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -342,7 +347,7 @@ class Session:
             sizes = self._snapshots.lend(self._last, lends)
         except FileNotFoundError:
             logger.warning("rank %d leaves no state for later saves: the memory of the job is gone", self.place.rank)
-        except Exception as error:  # noqa: BLE001 (whatever a state does: the others must hear that this rank leaves)
+        except Exception as error:  # noqa: BLE001 (a user's state may raise anything; the others must learn of the end)
             logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
         history = self.link.history
         if not sizes:
@@ -380,6 +385,6 @@ class Session:
 
 
 def _is_failing() -> bool:
-    """Whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
+    """Return whether an exception, or an exit with an error, is under way: also where a finally clause closes."""
     error = sys.exception()
     return error is not None and not (isinstance(error, SystemExit) and not error.code)

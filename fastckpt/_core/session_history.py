@@ -1,4 +1,4 @@
-"""The history that a session's saves belong to: the same on all ranks, and what they go on from."""
+"""The history of a session's saves, the same on all ranks, and the checkpoints that it goes on from."""
 
 import secrets
 from typing import Any
@@ -20,8 +20,8 @@ class SessionHistory:
     """Opens histories, and remembers which checkpoints the present one goes on from.
 
     Attributes:
-        loads: How many histories were opened: one for each load.
-        resumed_from: What was loaded last; None for nothing.
+        loads: The number of histories opened: one for each load.
+        resumed_from: The checkpoint that was loaded last; None for none.
     """
 
     def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
@@ -38,13 +38,15 @@ class SessionHistory:
         self.resumed_from: SaveId | None = None
 
     def open(self, ranks: Agreement, resume_path: str, verify: str) -> dict[str, Any]:
-        """Open a history, the same on all ranks: the job goes on from another point.
+        """Open a history, the same on all ranks, for a job that goes on from another checkpoint.
 
-        After a rollback to ``resume_path`` each save carries that fact. Returns how to know such saves by their
-        details, for restarted workers that ask for the same rollback again; empty if it is asked for anew.
+        After a rollback to ``resume_path`` each save carries that fact. Returns the details by which restarted workers
+        that ask for the same rollback recognize such saves; empty if the rollback is a new one.
 
         Raises ConfigError, in all ranks, if they do not ask for the same, or nodes do not share the directory.
         """
+        # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
+        # line of saves until the next load: equal steps with unlike tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
         seen = mark_seen(self._directory, self._place)
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
@@ -59,11 +61,11 @@ class SessionHistory:
 
     @property
     def is_new(self) -> bool:
-        """Whether it goes on from nothing that was saved before."""
+        """Return whether this history goes on from no save of an earlier one."""
         return not (self.resumed_from or self._rollback)
 
     def go_on_from(self, resumed: ResumeResult) -> None:
-        """Let later saves go on from what was loaded, if anything was."""
+        """Make the loaded checkpoint, if any, the parent of later saves."""
         self._member.load(resumed.id, resumed.details)
         if resumed.state is None:
             return
@@ -74,11 +76,11 @@ class SessionHistory:
             self.go_on(resumed.id.history)
 
     def go_on(self, history: int) -> None:
-        """Let later saves, of whatever history, go on from this one."""
+        """Record this history as one that later saves go on from."""
         self._past = merged(self._past, [(history, history)])
 
     def details(self, save: SaveId | None = None) -> dict[str, Any]:
-        """What each checkpoint of this history says of it; ``save`` is the one that is made now, if one is."""
+        """Details of this history that each of its checkpoints carries; ``save`` is the one being made, if any."""
         nodes = self._place.group_world_size
         self._in_step = self._member.save(save) if save else self._in_step
         return {
@@ -93,7 +95,7 @@ class SessionHistory:
 
     @property
     def pairing(self) -> Pairing:
-        """What the next load is held to, for the sake of other checkpointers of this job."""
+        """The constraints of the next load, for the sake of other checkpointers of this job."""
         return self._member.pairing(self._settings.arenas, self._place.group_rank)
 
     def leave(self) -> None:

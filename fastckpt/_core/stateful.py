@@ -1,4 +1,4 @@
-"""What has a state that a checkpoint keeps."""
+"""The protocol of objects whose state a checkpoint keeps."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,9 +8,9 @@ class Stateful(Protocol):
     """The protocol of torch.distributed.checkpoint: modules, optimizers, schedulers, scalers and loaders follow it."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save."""
+        """The state to save."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take over what was saved."""
+        """Restore a saved state."""
         ...

@@ -1,4 +1,4 @@
-"""A word, before torch is imported, about a release of it that does not work with this library, or was never tried."""
+"""Checks, before torch is imported, that its release works with this library and was tried."""
 
 import re
 import warnings
@@ -19,7 +19,7 @@ def check() -> None:
     """
     version = _version()
     if not (numbers := re.match(r"(\d+)\.(\d+)", version)):
-        return  # importing it says what is wrong
+        return  # the import raises the error
     release = (int(numbers[1]), int(numbers[2]))
     if release < OLDEST:
         raise UnsupportedTorch(f"torch {version} is too old for fastckpt; pip install {NEEDED!r}")
@@ -32,7 +32,7 @@ def check() -> None:
 
 
 def _version() -> str:
-    """What torch.__version__ will be, or nothing; without what takes longer, to import torch or to read metadata."""
+    """The future torch.__version__, or nothing; without importing torch or reading metadata, which take longer."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return ""

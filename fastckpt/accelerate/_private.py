@@ -27,7 +27,7 @@ def dataloaders(accelerator: Accelerator) -> list[Any]:
 
 
 def custom_objects(accelerator: Accelerator) -> list[Any]:
-    """What was registered for checkpointing."""
+    """Objects that were registered for checkpointing."""
     return list(accelerator._custom_objects)
 
 

@@ -158,10 +158,10 @@ class AccelerateCheckpointer(BaseCheckpointer):
             **load_state_kwargs: For ``accelerator.load_state``, which loads it.
 
         Returns:
-            The step; 0 if nothing was ever saved; -1 if ``accelerator.save_state`` wrote what lies at ``path``.
+            The step; 0 if nothing was ever saved; -1 if ``accelerator.save_state`` wrote the checkpoint at ``path``.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``path`` cannot be loaded.
             ConfigError: Ranks give unlike paths.
         """
@@ -178,7 +178,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         return folder.step
 
     def _files(self, safe: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What ranks have in common, and what is this rank's own, by the names that accelerate gives."""
+        """Files common to all ranks, and this rank's own, by the names that accelerate gives them."""
         accelerator = self._accelerator
         weights = [accelerator.get_state_dict(model, unwrap=False) for model in private.models(accelerator)]
         files, own = self._divided(self._files_of_hooks(weights))
@@ -227,7 +227,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
                 loader.iteration = epoch
 
     def _files_of_hooks(self, weights: list[Any]) -> dict[str, Any]:
-        """What hooks of save_state write; they may take weights off the list that they write themselves."""
+        """Files that hooks of save_state write; hooks may take weights off the list that they write themselves."""
         hooks = private.save_hooks(self._accelerator)
         if not hooks:
             return {}
@@ -250,7 +250,7 @@ class AccelerateCheckpointer(BaseCheckpointer):
         return {name: each for name, each in files.items() if name in said[0]}, mine
 
     def _random_states(self) -> dict[str, Any]:
-        """What accelerate itself writes of random generators, of all kinds that it knows, and its count of steps."""
+        """Random generators of all kinds that accelerate itself saves, and its count of steps."""
         accelerator, place = self._accelerator, self._folders.scratch()
         with _quiet():
             save_accelerator_state(str(place), [], [], [], [], accelerator.process_index, accelerator.step)
@@ -287,7 +287,7 @@ def _file(weights: Mapping[str, Any], safe: bool) -> Any:
 
 
 def _positions(loader: Any, index: int) -> dict[str, Any]:
-    """Where a loader is in its data, if it is of a kind of which accelerate saves that."""
+    """The position of a loader in its data, if it is of a kind whose position accelerate saves."""
     from accelerate.data_loader import IterableDatasetShard, SeedableRandomSampler
 
     files = {}

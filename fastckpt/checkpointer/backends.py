@@ -20,7 +20,7 @@ _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
 
 
 def backend_of(model: Module, *, staged: bool = False) -> "type[ReplicatedBackend] | type[ShardedBackend]":
-    """What saves training runs of this model; ``staged`` says that ranks have stages of a pipeline.
+    """The backend that saves training runs of this model; ``staged`` if ranks have stages of a pipeline.
 
     Raises ConfigError for an engine of DeepSpeed: it has its optimizer and scheduler in it, and divides their state.
     """

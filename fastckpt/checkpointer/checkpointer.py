@@ -35,7 +35,7 @@ RETRY = 0.2
 RANKS_PATIENCE = 60.0
 """Seconds that the last step waits for other ranks to fill or free such a place."""
 _NEWEST_AND_EPOCHS = KeepAny((KeepLast(2), KeepMeasured(EPOCH)))
-"""What is kept on storage by default."""
+"""The default retention rule on storage."""
 PARTS = ("optimizer", "scheduler", "data")
 Often = str | int | timedelta
 NOTHING: Mapping[str, Stateful] = MappingProxyType({})
@@ -68,7 +68,7 @@ class Checkpointer:
         weights_only: As for `DdpCheckpointer`, likewise ``verify``, ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
-        ConfigError: Something has no state, or a wish cannot be met.
+        ConfigError: Something has no state, or an option cannot be applied.
         PlaceInUse: Another live job uses the directory, and goes on to.
     """
 
@@ -166,7 +166,7 @@ class Checkpointer:
 
     @public
     def step(self, step: int, metrics: Mapping[str, float] | None = None) -> SaveResult | None:
-        """Say that this step is done, after the optimizer's; save if a checkpoint is due.
+        """Report that this step is done, after the optimizer's; save if a checkpoint is due.
 
         In the middle of an accumulation that the loader knows of, a checkpoint that is due waits for the update.
 

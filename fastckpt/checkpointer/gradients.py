@@ -36,7 +36,7 @@ class Gradients:
             optimizer.register_step_post_hook(self._uses)
 
     def state(self) -> dict[str, Any]:
-        """What to save on this rank: the number of ranks, and gradients by the name of their parameter.
+        """State to save on this rank: the number of ranks, and gradients by the name of their parameter.
 
         Raises ConfigError for one that is sharded otherwise than its parameter.
         """
@@ -102,7 +102,7 @@ class Gradients:
 
 
 def _shard(name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a gradient."""
+    """This rank's shard of a gradient."""
     gradient: Any = parameter.grad
     if getattr(gradient, "placements", None) != getattr(parameter, "placements", None):
         raise ConfigError(

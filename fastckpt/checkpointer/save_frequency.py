@@ -1,4 +1,4 @@
-"""The frequency of saves: intervals that were given, or that all ranks measure and agree upon."""
+"""The frequency of saves: intervals that were given, or that all ranks measure and agree on."""
 
 import itertools
 import logging
@@ -32,7 +32,7 @@ _NUMBERS = itertools.count()
 
 
 class SaveFrequency:
-    """Says when checkpoints of a training run are due; what was measured is part of each checkpoint.
+    """Decides when checkpoints of a training run are due; what was measured is part of each checkpoint.
 
     Args:
         session: Of the checkpointer.
@@ -126,7 +126,7 @@ class SaveFrequency:
         return AdaptiveSchedule(ranks, terms, watch, profiler, known, step)
 
     def _remembered(self, step: int, cached: str, begun: Profile | None) -> profile_cache.Remembered | None:
-        """What an earlier run found out, if it is of use; else log why not."""
+        """The profile of an earlier run, if it applies to this one; else log why not."""
         assert self.profile_key is not None
         if not cached:
             why = f"profiling goes on: runs before this one measured {begun.iterations} iterations" if begun else ""
@@ -139,7 +139,7 @@ class SaveFrequency:
         return known
 
     def due(self, step: int) -> Due:
-        """What is due after this step; a rank that closed leaves the others the intervals that were chosen by then."""
+        """The saves that are due after this step; a rank that closed leaves the others the intervals chosen by then."""
         assert self.schedule is not None
         try:
             due = self.schedule.turn(step)
@@ -164,7 +164,7 @@ class SaveFrequency:
             self.schedule.saved(save, persist=persist)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed job need not measure again."""
+        """Measurements that a resumed job need not repeat."""
         schedule = self.schedule if isinstance(self.schedule, AdaptiveSchedule) else None
         progress = schedule.progress if schedule else None
         return {

@@ -36,7 +36,7 @@ class ShardedBackend(FsdpShardCheckpointer):
 
     @classmethod
     def parts(cls, parts: Mapping[str, Part], *, gradients: bool, staged: bool = False) -> Mapping[str, Part]:
-        """What has the states of these parts: shards of the model, its optimizers, and what else is sharded.
+        """Sharded state of these parts: the model, its optimizers, and other sharded objects.
 
         Args:
             parts: By name: "model", which is in no wrapper of torch's, "optimizer", "scheduler", and what a user named.
@@ -64,7 +64,7 @@ class ShardedBackend(FsdpShardCheckpointer):
         }
 
     def resume(self, parts: TrainingState, own: dict[str, Any]) -> Mapping[str, Any]:
-        """As `ReplicatedBackend.resume`; without a checkpoint the first save makes memory ready."""
+        """Same as `ReplicatedBackend.resume`; without a checkpoint the first save allocates memory."""
         self._reader.reset()
         if self.get_storage_reader() is None:
             self._writer.loaded_nothing()
@@ -89,7 +89,7 @@ class ShardedBackend(FsdpShardCheckpointer):
         rank_state: dict[str, Any],
         metrics: Mapping[str, float],
     ) -> SaveResult:
-        """As `ReplicatedBackend.save_checkpoint`."""
+        """Same as `ReplicatedBackend.save_checkpoint`."""
         shards = {name: state for name, state in state_dict.items() if isinstance(state, ShardedState)}
         common = {name: state for name, state in state_dict.items() if name not in shards}
         if self.last is None:

@@ -18,12 +18,12 @@ from fastckpt.errors import ConfigError, FastckptError
 
 Part = Stateful | Sequence[Stateful]
 OWN = "fastckpt"
-"""Name, in a checkpoint, of what is known of the training itself."""
+"""Key, in a checkpoint, of the state of the training run itself."""
 OPTIMIZERS = "optimizers"
-"""Name, in that, of the classes of its optimizers; earlier versions did not say."""
+"""Key, in that, of the classes of its optimizers; earlier versions did not save them."""
 
 LOADERS, POSITIONS, WORLD = "loaders", "positions", "world"
-"""Name, in what a rank has beside that, of where it is in further loaders."""
+"""Keys, in a rank's own state, of its positions in further loaders."""
 
 
 class TrainingState:
@@ -31,7 +31,7 @@ class TrainingState:
 
     Args:
         parts: One object or several under each name; empty ones are left out.
-        data: What says where the data are; None for nothing.
+        data: The object that has the position in the data; None for none.
         gradients: Those of this rank.
         optimizers: Of which classes the optimizers are.
     """
@@ -40,7 +40,7 @@ class TrainingState:
         self, parts: Mapping[str, Part], data: Any, gradients: Gradients, optimizers: Kinds | None = None
     ) -> None:
         self._parts = {name: part for name, part in parts.items() if not isinstance(part, Sequence) or len(part)}
-        # They hand out data beside the data: ranks may be at unlike places in them.
+        # Further loaders: ranks may be at different positions in them.
         self._loaders = {name: part for name, part in self._parts.items() if _hands_out(part)}
         self._data, self._gradients, self.optimizers = data, gradients, optimizers or {}
         for name, part in self._parts.items():
@@ -59,7 +59,7 @@ class TrainingState:
             check_stateful(data)
 
     def state(self, position: DataState | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all ranks have in common, and what this one has beside it; with this position, or the present one."""
+        """State common to all ranks, and this rank's own; with this data position, or the present one."""
         common = self.common()  # first: FSDP2 then has its shards again, which have the gradients
         loaders = {name: data_state(part) for name, part in self._loaders.items()}
         common |= {name: state.common for name, state in loaders.items()}
@@ -75,12 +75,12 @@ class TrainingState:
         return common | {"data": data.common}, own | ({"data": data.own} if data.own else {})
 
     def common(self) -> dict[str, Any]:
-        """What all ranks have in common, but for the data, some of which begin to be read when asked for a state."""
+        """State common to all ranks, but for the data, some of which begin to be read when asked for a state."""
         return {name: _state(part) for name, part in self._parts.items() if name not in self._loaders}
 
     @property
     def model(self) -> Any:
-        """What was given as the model."""
+        """The model as it was given."""
         return self._parts["model"]
 
     @property
@@ -92,7 +92,7 @@ class TrainingState:
         return found[0] if len(found) == 1 else None
 
     def blank(self, name: str) -> Any:
-        """What stands for the state of a part of this name before it is loaded."""
+        """A placeholder for the state of a part of this name before it is loaded."""
         part = self._parts.get(name)
         return [None] * len(part) if isinstance(part, Sequence) else None
 
@@ -103,14 +103,14 @@ class TrainingState:
 
     @property
     def shared(self) -> dict[str, str]:
-        """What all ranks must say of their data alike: with unlike orders or batch sizes samples would be lost."""
+        """Properties of the data that must agree on all ranks: unlike orders or batch sizes would lose samples."""
         if not hasattr(self._data, "rank_state_dict"):
             return {}
         said = self._data.state_dict() | {"batch_size": getattr(self._data, "batch_size", None)}
         return {f"{name} of the data": str(value) for name, value in said.items()}
 
     def left_out(self, common: Mapping[str, Any]) -> set[str]:
-        """What a checkpoint has and `load` does not take."""
+        """Names that a checkpoint has and `load` does not take."""
         return common.keys() - self._parts.keys() - ({"data"} if self._data is not None else set())
 
     def check(self, common: Mapping[str, Any]) -> list[tuple[Stateful, Any]]:
@@ -145,14 +145,14 @@ class TrainingState:
             load_data_state(self._data, common["data"], own.get("data"))
 
     def _has_dtypes_of(self, common: Mapping[str, Any]) -> bool:
-        """Whether the model is one of the dtypes that were saved; states of another are cast, as torch does it."""
+        """Return whether the model has the dtypes that were saved; states of other dtypes are cast, as in torch."""
         states = common.get("model"), _state(self._parts.get("model", ()))
         saved, now = ([each.dtype for each in _tensors(state)] for state in states)
         return saved == now
 
 
 def _is_ours(loader: Any) -> bool:
-    """Whether a loader's place is one for all ranks: in a further one each of them may be a step before or behind."""
+    """Return whether a loader's position is common to all ranks: further loaders may be a step apart."""
     return hasattr(loader, "rank_state_dict")
 
 
@@ -182,7 +182,7 @@ def _hands_out(part: Part) -> bool:
 
 
 def _has_own_place(part: Any) -> bool:
-    """Whether what hands out data has, or may have, another place on each rank."""
+    """Return whether a data source has, or may have, another position on each rank."""
     if not _hands_out(part):
         return False
     return rank_and_world(None, None)[1] > 1 or (_is_ours(part) and bool(part.rank_state_dict()))

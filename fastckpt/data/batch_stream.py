@@ -1,4 +1,4 @@
-"""Batches of a source through torch's DataLoader, and the position behind those that were handed out."""
+"""Batches of a source through torch's DataLoader, and the position after those that were handed out."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -138,12 +138,12 @@ class BatchStream:
         self._ones = self._taken = 0
 
     def _look_for_cycle(self, passes: int) -> None:
-        """Where an iteration begins: later that would take long."""
+        """Look for an ``itertools.cycle`` when an iteration begins: later that would take long."""
         if passes == self._passes and self._cycle_watch is not None:
             self._is_cycled, self._cycle_watch = self._cycle_watch.is_cycled(), None
 
     def _goes_round(self) -> bool:
-        """Whether this iteration has no batch, for it began at an epoch's end, and `itertools.cycle` ends with it."""
+        """True if this iteration has no batch: it began at an epoch's end, and `itertools.cycle` ends with it."""
         if not self._looks_for_cycles:
             return False
         self._looks_for_cycles = False
@@ -175,7 +175,7 @@ class BatchStream:
             self._ahead.passed()
 
     def _count(self, epoch_ends: bool, states: States | None = None) -> None:
-        """One more batch counts, with the position behind it; the state moves when a whole step's are."""
+        """One more batch counts, with the position after it; the state moves when a whole step's are."""
         self._handed_out = 0 if epoch_ends else (self._handed_out + 1) % self.accumulate
         if (self.accumulate > 1 or states) and not self._handed_out:
             self._whole_step = self._source.jumps, states or self._states_now()

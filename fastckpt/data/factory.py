@@ -14,7 +14,7 @@ from fastckpt.data.streams.trial import Judge
 
 
 def source_of(requested: RequestedLoader) -> tuple[Source, ResumableSampler | None]:
-    """What the loader draws from, and the sampler that shares its position, if there is one."""
+    """The source that the loader draws from, and the sampler that shares its position, if there is one."""
     if not requested.iterable:
         return _samples(requested)
     if requested.sharded or hasattr(requested.dataset, "state_dict"):
@@ -62,7 +62,7 @@ def _judge(requested: RequestedLoader) -> Judge:
 
 
 def _ways(requested: RequestedLoader, judge: Judge) -> dict[str, bool]:
-    """How a reader of a stream works."""
+    """Options of a reader of a stream."""
     return {
         "batched": requested.batch_size is not None,
         "seeded": requested.seeding != "none",

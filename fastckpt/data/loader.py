@@ -154,9 +154,9 @@ class ResumableDataLoader(BatchStream):
 
     @property
     def ended(self) -> bool:
-        """Whether the batch handed out last was the last of the epoch, on all ranks alike.
+        """True if the last batch handed out was the last of the epoch, on all ranks alike.
 
-        Never for iterable data sets, whose end nobody knows before, nor with ``uneven``, where ranks end apart.
+        Never for iterable data sets, whose end is not known before, nor with ``uneven``, where ranks end apart.
         """
         return self._alike and (self._source.ends_here() if self._ahead is None else self._ahead.ended)
 
@@ -182,7 +182,7 @@ class ResumableDataLoader(BatchStream):
             self._source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks have in common: a few numbers, which load with ``weights_only=True``."""
+        """State common to all ranks: a few numbers, which load with ``weights_only=True``."""
         return self._states()[0]
 
     @public
@@ -198,7 +198,7 @@ class ResumableDataLoader(BatchStream):
             self._served = self._source.jumps
 
     def rank_state_dict(self) -> dict[str, Any]:
-        """What this rank has beside it: empty, unless an iterable data set is sharded or has a state of its own."""
+        """State of this rank alone: empty, unless an iterable data set is sharded or has a state of its own."""
         return self._states()[1]
 
     @public
@@ -223,7 +223,7 @@ class ResumableDataLoader(BatchStream):
             self._count(ended, states)
 
     def __getattr__(self, name: str) -> Any:
-        """What was given for torch's DataLoader, under its names."""
+        """Attributes of torch's DataLoader, as they were given."""
         if name in FORWARDED and "_loader" in vars(self):
             return getattr(self._loader, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -63,12 +63,12 @@ class RequestedLoader:
 
     @property
     def iterable(self) -> bool:
-        """Whether the data set has no indices."""
+        """True if the data set has no indices."""
         return isinstance(self.dataset, IterableDataset)
 
     @property
     def collate(self) -> Callable[[Any], Any]:
-        """What makes a batch of samples."""
+        """The function that makes a batch of samples."""
         return self.collate_fn or (default_convert if self.batch_size is None else default_collate)
 
     def _check_numbers(self) -> None:
@@ -111,13 +111,13 @@ class RequestedLoader:
 
 
 def _needs_arguments(method: Any) -> bool:
-    """Whether a method cannot be called without any."""
+    """Return whether a method cannot be called without arguments."""
     if method is None:
         return False
     try:
         inspect.signature(method).bind()
     except TypeError:
         return True
-    except ValueError:  # one that does not say
+    except ValueError:  # it has no signature
         return False
     return False

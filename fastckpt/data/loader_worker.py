@@ -15,7 +15,7 @@ from fastckpt.errors import ConfigError
 
 
 class WorkerSetup:
-    """Runs first in each loader worker: makes ``get_worker_info()`` tell what it would tell with a plain DataLoader.
+    """Runs first in each loader worker: makes ``get_worker_info()`` return what it would with a plain DataLoader.
 
     Args:
         init: The user's ``worker_init_fn``.
@@ -50,7 +50,7 @@ class WorkerSetup:
 def _end_with(owner: Process) -> None:
     """Die when the rank dies that this worker loads for: one that a fork server made has another parent, and stays.
 
-    Nor does the kernel tell of a rank in another way: a signal at the parent's death comes when the *thread* ends that
+    Nor does the kernel report it in another way: a signal at the parent's death comes when the *thread* ends that
     made the worker, which may be one that fetches ahead.
     """
     try:

@@ -14,20 +14,20 @@ from fastckpt.data.splitmix import mix, permutation
 from fastckpt.errors import ConfigError
 
 ORDER, SAMPLE, COLLATE, WORKERS, STREAM = range(5)
-"""What numbers are drawn for: they start the key of each, so that none can be derived from another."""
+"""Purposes of random numbers: they start the key of each draw, so that none can be derived from another."""
 
 END = object()
 
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _TRIED = 4096
-"""As many keys are drawn twice, to see that they are the same."""
+"""Keys that are drawn twice, to check that they are the same."""
 
 
 class Order(Protocol):
     """Gives the keys by which a data set knows its samples, in the order of an epoch."""
 
     def length(self, seed: int, epoch: int) -> int:
-        """How many there are."""
+        """The number of keys."""
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:
         """Those at some positions, counted in circles."""
@@ -45,7 +45,7 @@ class IndexOrder:
         self._newest: tuple[Any, Any] = None, None
 
     def length(self, _seed: int, _epoch: int) -> int:
-        """How many there are."""
+        """The number of keys."""
         return len(self._dataset)
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[int]:
@@ -69,7 +69,7 @@ class IndexOrder:
 
 
 class DrawnOrder:
-    """What a user's sampler or batch sampler gives, drawn at the beginning of an epoch with generators seeded for it.
+    """Order of a user's sampler or batch sampler, drawn when an epoch begins with generators seeded for it.
 
     Args:
         sampler: Must be finite and the same on all ranks; what it draws must come from the default generators.
@@ -103,7 +103,7 @@ class DrawnOrder:
         self._newest: tuple[Any, Any] = None, None
 
     def length(self, seed: int, epoch: int) -> int:
-        """How many there are."""
+        """The number of keys."""
         return len(self._keys(seed, epoch)[0])
 
     def take(self, seed: int, epoch: int, positions: Iterable[int]) -> list[Any]:

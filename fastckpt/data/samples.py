@@ -126,7 +126,7 @@ class SampleReader:
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Whether a data set is known to give its samples without a random number."""
+    """Return whether a data set is known to give its samples without a random number."""
     if type(dataset) in (list, tuple, range, torch.Tensor, TensorDataset):
         return True
     if type(dataset) is Subset:
@@ -169,7 +169,7 @@ class Samples(Source):
         return None
 
     def ends_here(self) -> bool:
-        """Whether this rank has no batch left."""
+        """True if this rank has no batch left."""
         return not self._split.positions(self._position.cursor, self._length)
 
     def batches(self) -> int:

@@ -59,14 +59,14 @@ class Source(ABC):
 
     @abstractmethod
     def requests(self) -> Iterator[Any]:
-        """From the position to the end of the epoch; endless if nobody knows where that is."""
+        """From the position to the end of the epoch; endless if that is not known."""
 
     @abstractmethod
     def reached(self, mark: Any) -> SourceAnswer | None:
         """Move to where an answer brings; None if it came with a batch."""
 
     def ends_here(self) -> bool:
-        """Whether the epoch is known to have no batch left: never of a stream."""
+        """True if the epoch is known to have no batch left: never of a stream."""
         return False
 
     def end_epoch(self) -> None:
@@ -79,11 +79,11 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self) -> int:
-        """Batches of this rank in a whole epoch; raises TypeError if nobody knows."""
+        """Batches of this rank in a whole epoch; raises TypeError if that is not known."""
 
     @abstractmethod
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all ranks have in common, and what this one has beside it."""
+        """State common to all ranks, and this rank's own."""
 
     @abstractmethod
     def load(self, common: Mapping[str, Any]) -> None:

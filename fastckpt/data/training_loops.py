@@ -11,11 +11,11 @@ from typing import Any
 from fastckpt.errors import ConfigError
 
 States = tuple[dict[str, Any], dict[str, Any]]
-"""What all ranks have in common, and what this one has beside it."""
+"""State common to all ranks, and this rank's own."""
 
 
 class CycleWatch:
-    """Whether an ``itertools.cycle`` has an iterator: made right after the iterator, asked at its first batch.
+    """Detector of an ``itertools.cycle`` of an iterator: made right after the iterator, asked at its first batch.
 
     The cycle is made then, too, so it is among the young objects, of which there are few thousand, if none were
     collected meanwhile. If some were, all objects are looked at, which takes 15 to 50 ms.
@@ -29,10 +29,11 @@ class CycleWatch:
         self._collections = _older_collections()
 
     def is_cycled(self) -> bool:
-        """Whether there is such a cycle."""
+        """Return whether there is such a cycle."""
         iterator = self._iterator()
         if iterator is None:
             return False
+        # A list of young objects takes less time than get_referrers, which looks at all.
         referrers: Iterable[object] = (
             gc.get_objects(0) + gc.get_objects(1)
             if _HAS_GENERATIONS and self._collections == _older_collections()
@@ -43,11 +44,11 @@ class CycleWatch:
 
 
 _HAS_GENERATIONS = sys.version_info < (3, 14)
-"""Whether what was made last is in the two youngest generations, until the second is collected."""
+"""True while new objects are in the two youngest generations, until the second is collected."""
 
 
 def _older_collections() -> list[int]:
-    """How often objects have left the two youngest generations."""
+    """The number of times that objects have left the two youngest generations."""
     return [each["collections"] for each in gc.get_stats()[1:]]
 
 
@@ -64,7 +65,7 @@ class Ahead:
         self._were_used = self._forgotten = False
 
     def handed_out(self, states: States, *, ended: bool) -> None:
-        """One more batch; ``states`` is the position behind it."""
+        """One more batch; ``states`` is the position after it."""
         self._out.append((states, ended))
 
     def passed(self) -> None:
@@ -72,11 +73,11 @@ class Ahead:
         self._forgotten, self._were_used = not self._were_used, False
 
     def clear(self) -> None:
-        """What is handed out will not be used."""
+        """Drop batches that are handed out but will not be used."""
         self._out.clear()
 
     def used(self, batches: int) -> list[tuple[States, bool]]:
-        """The positions behind batches that are used now, with whether the epoch ended there."""
+        """The positions after batches that are used now, with whether the epoch ended there."""
         if isinstance(batches, bool) or not isinstance(batches, int) or not 0 < batches <= len(self._out):
             raise ConfigError(
                 f"used({batches!r}), but {len(self._out)} batches are handed out and not used: give how many the step "
@@ -88,7 +89,7 @@ class Ahead:
         return taken
 
     def check(self) -> None:
-        """See that somebody counts; raises ConfigError if a whole epoch was handed out and nothing used."""
+        """Check that used batches are counted; raises ConfigError if a whole epoch was handed out and nothing used."""
         if self._forgotten:
             raise ConfigError(
                 "an epoch was handed out with ahead=True, but used() never called: the position is unknown. Call "

@@ -34,7 +34,7 @@ class _Names:
     names: list[list[str]]
 
     def hold(self, model: Module, optimizers: tuple[Optimizer, ...]) -> bool:
-        """Whether the model has the same parameters by the same names, and the optimizers the same in that order."""
+        """Return whether the model has the same parameters by the same names, and so the optimizers, in that order."""
         names, parameters = _named(model)
         now = [parameters, *map(parameters_of, optimizers)]
         then = [self.parameters[1], *self.optimized]
@@ -61,7 +61,7 @@ _found: weakref.WeakKeyDictionary[Module, _Names] = weakref.WeakKeyDictionary()
 
 
 def named_state(model: Module, optimizers: tuple[Optimizer, ...]) -> States:
-    """What torch's ``get_state_dict`` gives, in a tenth of the time if it was found before.
+    """The result of torch's ``get_state_dict``, in a tenth of the time once names are cached.
 
     Torch walks through the model three times for the name of each parameter. The names follow from what `_Names.hold`
     compares, unless a wrapper such as FSDP1 or DDP changes them: these are left to torch.

@@ -21,7 +21,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class FlatItem(NamedTuple):
-    """What one rank writes of a leaf.
+    """The part of a leaf that one rank writes.
 
     Attributes:
         name: The leaf's.
@@ -55,7 +55,7 @@ def in_order(items: list[WriteItem]) -> list[WriteItem]:
 
 
 def item_of(item: WriteItem) -> FlatItem:
-    """What of a planned item a rank needs to know to write it."""
+    """The part of a planned item that a rank needs to write it."""
     return FlatItem(item.index.fqn, None if item.type is WriteItemType.BYTE_IO else item.index.offset)
 
 

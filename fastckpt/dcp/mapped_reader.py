@@ -45,7 +45,7 @@ class MappedReader(FileSystemReader):
         part = narrow_tensor_by_index(source, item.storage_offsets, item.lengths)
         target = planner.resolve_tensor(item).detach()
         if target.size() != part.size():
-            return False  # the base says what is wrong
+            return False  # the base class raises the error
         target.copy_(part)
         planner.commit_tensor(item, target)
         return True

@@ -30,7 +30,7 @@ Ranks = tuple[int, ...]
 
 
 class StageClaim(NamedTuple):
-    """What of a rank's state must be as other ranks have it.
+    """Properties of a rank's state that must agree with those of other ranks.
 
     Attributes:
         staged: Whether stage= was given for it.
@@ -48,7 +48,7 @@ class StageClaim(NamedTuple):
 
 
 def claim(leaves: Mapping[str, Any], plan: SavePlan, world: int) -> StageClaim:
-    """What a rank claims; reads all tensors but for shards of those on a mesh of all ranks."""
+    """The claim of a rank; reads all tensors but for shards of those on a mesh of all ranks."""
     groups = {name: _digest_of(value) for name, value in leaves.items() if _GROUP.search(name)}
     offsets = {item.index.fqn: tuple(item.index.offset or ()) for item in plan.items}
     whole = {name: _digest_of(leaf) for name, leaf in leaves.items() if type(leaf) is torch.Tensor and _is_plain(leaf)}
@@ -95,7 +95,7 @@ def check_one(model: Module, ranks: Agreement, world: int) -> None:
 
 
 def objection(claims: Sequence[StageClaim]) -> str:
-    """Why the states of ranks are not one; empty if they are."""
+    """The conflict between the states of ranks; empty if there is none."""
     for rank, each in enumerate(claims):
         if each.staged != claims[0].staged:
             has, other = ("no", "one") if each.staged else ("a", "none")

@@ -12,7 +12,7 @@ from fastckpt.dcp.flattening import in_order
 def copies_for_nodes(
     offers: Sequence[SavePlan], plans: Sequence[SavePlan], nodes: Sequence[int]
 ) -> list[list[WriteItem]]:
-    """What each rank copies, in the order of its file: of all that a node's ranks have, what none of them writes.
+    """Items that each rank copies, in the order of its file: those of a node's ranks that none of them writes.
 
     Each item is copied by the rank of the node that has the least to write so far.
 

@@ -84,7 +84,7 @@ class PlanRound:
         structure: Of the state that this rank has offered to the plan; None before that.
         items: What the plan has this rank write, in each of its files; None until it is known.
         since: The first save that may follow the plan.
-        spans: Where the items lie in these files; None until this rank has reported it.
+        spans: Where the items are in these files; None until this rank has reported it.
         described: The files that say where each item is stored, for the first local rank.
         complete: Whether nothing is missing.
     """

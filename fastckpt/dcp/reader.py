@@ -48,7 +48,7 @@ class FoundCheckpoint(NamedTuple):
 
 
 class KnownSaves(Protocol):
-    """Who saves what a reader loads; ``last`` is what was begun to be saved last."""
+    """Writers of the checkpoints that a reader loads; ``last`` is the save that was begun last."""
 
     _writer: Session
     last: SaveId | None
@@ -68,13 +68,13 @@ class SharedMemoryReader(MappedReader):
         writer: The writer of the same checkpoint directory.
 
     Attributes:
-        loaded_step: The step that was loaded last; -1 before that, or if nobody recorded one.
+        loaded_step: The step that was loaded last; -1 before that, or if none was recorded.
         loaded_from: Where this rank found it: "memory", "storage", "remote"; "mixed" if memory lacked some of its
             files; "" before that.
     """
 
     _goes_on = False
-    """Whether ranks that are restarted, and ask for the same again, get the newest of what was saved since."""
+    """True if ranks that restarted, and ask for the same again, get the newest checkpoint saved since."""
 
     def __init__(self, writer: KnownSaves) -> None:
         super().__init__(writer._writer.directory)
@@ -100,7 +100,7 @@ class SharedMemoryReader(MappedReader):
         All ranks call it, or none: ``dcp.load`` does it otherwise, and does it again if something was saved since.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one that was asked for cannot be loaded.
             ConfigError: Nodes do not share the checkpoint directory.
         """
@@ -232,13 +232,13 @@ class SharedMemoryReader(MappedReader):
         self._found = self._reading = self._finder = None
 
     def _read(self, files: Files) -> FoundCheckpoint:
-        """Where each item is stored; called once for each checkpoint that is tried."""
+        """Find the place of each item in storage; called once for each checkpoint that is tried."""
         index = files.get(index_of(self._writer.place.group_rank))
         return FoundCheckpoint(files, _unpickled(files[METADATA]), _unpickled(index) if index else {})
 
 
 def _share(files: Files, rank: int, ranks: Sequence[int]) -> list[str]:
-    """Which files a rank checks, of those that read the same: its own, which it reads next, and a part of the rest."""
+    """Files that a rank checks, of those that all read: its own, which it reads next, and a part of the rest."""
     owners = {name: each for each in ranks for name in (shards_of(each), own_of(each))}
     own = [name for name in files if owners.get(name) == rank]
     return own + sorted(files.keys() - owners.keys())[ranks.index(rank) :: len(ranks)]

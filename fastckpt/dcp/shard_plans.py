@@ -41,11 +41,11 @@ Stall = Callable[[str, float], AbstractContextManager[None]]
 
 
 class Unplanned(Exception):
-    """Why a save is skipped: the ranks have no plan for it yet."""
+    """A save is skipped because the ranks have no plan for it yet."""
 
 
 class PlannerDeparted(Unplanned):
-    """Why this save and all later ones are skipped: a rank has closed."""
+    """This save and all later ones are skipped because a rank has closed."""
 
 
 class ShardPlans:
@@ -59,15 +59,15 @@ class ShardPlans:
     ranks for nothing.
 
     A rank whose state does not fit the plan any more finds that out by itself. It skips this save, and calls all ranks
-    to another plan under that key. Training's own collectives lie between two saves: no rank ends those of the next
+    to another plan under that key. Training's own collectives come between two saves: no rank ends those of the next
     step before all ranks have begun them, and so every rank sees the call in its next save, at the latest. There all
-    ranks plan together. Nothing depends on that but the time it takes:
+    ranks plan together. Only the time it takes depends on that:
 
     - No rank waits in the save in which the call was made, since others may not have seen it, and may be training by
       now. Where it waits, it does so until another call, or until a deadline; then it skips the save and trains on.
       What it has sent stays in the mailbox, so the plan is made in whichever save the last rank comes to.
     - In a save that all ranks make ``together`` they wait for each other anyway, and so plan in it.
-    - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and nobody follows
+    - No checkpoint mixes two plans: a rank that knows of a call never follows the old plan again, and none follows
       the new one in saves before that in which the last offer was made.
     """
 
@@ -93,6 +93,8 @@ class ShardPlans:
             Unplanned: The save is to be skipped; says why.
             ConfigError: The states of the ranks do not make one, as DCP sees it.
         """
+        # 1. flatten   2. turn to the newest plan that a rank has called for   3. call for another if this one does
+        # not fit   4. offer the local plan to a new one   5. follow it; Overtaken: a newer call came, so begin again
         flat = flattened(state)
         leaves = flat.state_dict
         shape = structure(leaves)
@@ -145,12 +147,12 @@ class ShardPlans:
 
     @property
     def _next(self) -> str:
-        """Where a rank says what makes all turn from this plan."""
+        """The key under which a rank announces that all must turn from this plan."""
         return f"{self._round.number + 1}"
 
     @property
     def _unless(self) -> str:
-        """What makes messages of this plan needless."""
+        """The key whose message makes those of this plan needless."""
         return self._next if self._last is None else ""
 
     def _turn(self, word: str) -> None:
@@ -161,7 +163,7 @@ class ShardPlans:
             self._round = PlanRound(self._round.number + 1, _save(word))
 
     def _follow_calls(self, save: SaveId) -> None:
-        """Turn to the newest plan that anybody has called for."""
+        """Turn to the newest plan that any rank has called for."""
         while self._last is None and (word := self._mailbox.word(self._next)) is not None:
             self._turn(word)
         if self._last is not None and save > self._last:
@@ -181,7 +183,7 @@ class ShardPlans:
         ]
 
     def _fits(self, shape: list[Any], shards: list[ShardPlan] | None) -> bool:
-        """Whether the state is as it was offered, and no Python value has outgrown its place since."""
+        """Return whether the state has the offered structure, and no Python value has outgrown its place since."""
         now = self._round
         is_in_place = shards is None or now.spans is None or [shard.places for shard in shards] == now.spans
         return now.structure is None or (shape == now.structure and is_in_place)

@@ -35,7 +35,7 @@ from fastckpt._core.torch_private.tensors import local_part
 from fastckpt.errors import ConfigError
 
 STATE, GROUPS, PARAMS = "state", "param_groups", "params"
-"""What the state of an optimizer consists of."""
+"""Entries of the state of an optimizer."""
 
 
 class ShardedState(dict[str, Any]):
@@ -57,11 +57,11 @@ class ShardedPart(Protocol):
     def nbytes(self) -> int: ...  # noqa: D102
 
     def state_dict(self) -> ShardedState:
-        """What to save; for FSDP1 all ranks call it together."""
+        """State to save; for FSDP1 all ranks call it together."""
         ...
 
     def target(self, metadata: Metadata) -> ShardedState:
-        """What to load into, of a checkpoint with these metadata."""
+        """State to load into, for a checkpoint with these metadata."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any], *, full: bool = False) -> None:
@@ -88,7 +88,7 @@ class ShardedModel:
         return _bytes((*self._model.parameters(), *self._model.buffers()))
 
     def state_dict(self) -> ShardedState:
-        """Its shards, by torch's names for parameters, whatever wraps them; raises ConfigError if gradients are not."""
+        """Shards by torch's names for parameters, without wrappers; raises ConfigError if gradients are not shards."""
         if self._gradients and any(map(_keeps_gradients_back, self._model.modules())):
             raise ConfigError(
                 "gradients=True: set_requires_gradient_sync(False) keeps gradients where they cannot be saved. Call "
@@ -97,7 +97,7 @@ class ShardedModel:
         return ShardedState(get_model_state_dict(self._model))
 
     def target(self, metadata: Metadata) -> ShardedState:
-        """Its shards, whatever the checkpoint has; an extra state is what ``set_extra_state`` takes, of any size."""
+        """Its shards, independent of the checkpoint; an extra state is of any size that ``set_extra_state`` takes."""
         state = self.state_dict()
         for name, path in (metadata.planner_data or {}).items():
             if path[0] == self.name and str(path[-1]).endswith(EXTRA_STATE) and path[1] in state:
@@ -240,7 +240,7 @@ def check_groups(model: Module) -> None:
 
 
 def empty(kind: Any, like: Any = None) -> Any:
-    """What DCP loads an entry into: sharded as a tensor ``like`` it, else whole; None for a Python value."""
+    """A place for DCP to load an entry into: sharded as a tensor ``like`` it, else whole; None for a Python value."""
     if not isinstance(kind, TensorStorageMetadata):
         return None
     if like is None or like.size() != kind.size:
@@ -251,7 +251,7 @@ def empty(kind: Any, like: Any = None) -> Any:
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """What it trains, in the order of its groups."""
+    """The parameters that it trains, in the order of its groups."""
     return [parameter for group in optimizer.param_groups for parameter in group[PARAMS]]
 
 
@@ -260,7 +260,7 @@ def _parameters(groups: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 
 def _keeps_gradients_back(module: Module) -> bool:
-    """Whether FSDP2 is set not to reduce the gradients of this module after its backward."""
+    """Return whether FSDP2 is set not to reduce the gradients of this module after its backward."""
     return isinstance(module, FSDPModule) and not reduces_gradients(module)
 
 

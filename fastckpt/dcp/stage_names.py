@@ -45,7 +45,7 @@ class StageNames:
         return {name: Value(value) for name, value in common.items()}
 
     def own(self, metadata: Metadata) -> Metadata:
-        """What a checkpoint has of this stage, by the names that it has there."""
+        """Entries of a checkpoint that belong to this stage, by their names there."""
         if not self.name:
             return metadata
         kinds, places = metadata.state_dict_metadata, metadata.planner_data or {}
@@ -57,7 +57,7 @@ class StageNames:
         )
 
     def own_places(self, places: Mapping[MetadataIndex, Any]) -> dict[MetadataIndex, Any]:
-        """Where tensors and values of this stage lie, likewise."""
+        """Places of this stage's tensors and values, by their names there."""
         found = ((index, place) for index, place in places.items() if self._has(index.fqn))
         return {replace(index, fqn=self._bare(index.fqn)): place for index, place in found}
 

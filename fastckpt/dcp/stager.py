@@ -40,11 +40,11 @@ class Staging(dict[str, Any]):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the current thread saves it."""
+        """True if the current thread saves it."""
         return self._thread is threading.current_thread()
 
     def end(self) -> None:
-        """Say that nothing is read of it any more."""
+        """Report that it is not read any more."""
         self.clear()
         self._copied.set()
 
@@ -59,11 +59,12 @@ class Staging(dict[str, Any]):
         return super().items()
 
     def wait(self) -> None:
-        """Return when nothing is read of it any more: it was copied, or is not saved, as the future tells."""
+        """Return when nothing is read of it any more: it was copied, or is not saved, as the future reports."""
         end = time.monotonic() + START_DEADLINE
+        # Polls, because the thread that saves may end by an exception without a call of `end`.
         while not self._copied.wait(GLANCE):
             if self._thread is None and time.monotonic() > end:
-                self.end()  # should it begin yet, it fails
+                self.end()  # a save that begins later fails
                 raise TimeoutError(f"dcp.async_save has not begun to save within {START_DEADLINE:g} s")
             if self._thread is not None and not self._thread.is_alive():
                 self.end()
@@ -75,7 +76,7 @@ class Staging(dict[str, Any]):
 
 
 class Stages(Protocol):
-    """A writer that says of what it saves how far it is."""
+    """A writer that reports the progress of its saves."""
 
     staging: Staging | None
 
@@ -97,8 +98,8 @@ class SharedMemoryStager(AsyncStager):
         self._staging = Staging({})
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The same state, once nothing is saved any more."""
-        self._staging.join()
+        """The same state, once the save before has ended."""
+        self._staging.join()  # one save at a time: all use the same writer
         self._writer.staging = self._staging = Staging(state_dict)
         return self._staging
 
@@ -116,7 +117,7 @@ class SharedMemoryStager(AsyncStager):
 
 
 def _all_launched() -> torch.Event | None:
-    """What comes when a device has done all that was launched in this thread's current stream; None without one."""
+    """An event after all work launched in this thread's current stream of a device; None without a device."""
     device = torch.accelerator.current_accelerator()
     if device is None or not torch.get_device_module(device).is_initialized():
         return None

@@ -31,7 +31,7 @@ from fastckpt.dcp.sharded_state import (
 from fastckpt.errors import ConfigError
 
 MODEL, OPTIMIZER = "model", "optimizer"
-"""Where the state of a model stands in a checkpoint, and that of its optimizers."""
+"""Keys of the state of a model, and of that of its optimizers, in a checkpoint."""
 Optimizers = Optimizer | Iterable[Optimizer]
 
 
@@ -75,7 +75,7 @@ def sharded_state(
 
 
 def sharded_parts(model: Module, optimizers: tuple[Optimizer, ...]) -> list[ShardedPart]:
-    """What `sharded_state` is the state of, to load into."""
+    """Parts whose `sharded_state` to load into."""
     instance("model", model, Module, "a torch.nn.Module", "give the module that is trained")
     return [ShardedModel(MODEL, model), *([ShardedOptimizers(OPTIMIZER, model, optimizers)] if optimizers else [])]
 
@@ -98,7 +98,7 @@ class WholeLoadPlanner(DefaultLoadPlanner):
     """
 
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads."""
+        """Plan the reads of this rank."""
         assert self.metadata is not None
         if self.state_dict.keys() <= self.metadata.state_dict_metadata.keys():
             return create_default_local_load_plan(self.state_dict, self.metadata)

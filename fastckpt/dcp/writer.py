@@ -48,7 +48,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         verify: See `DdpCheckpointer`; likewise ``remote`` and ``remote_deletion_strategy``.
 
     Raises:
-        ConfigError: ``verify`` is none of these; no second level can be where ``remote`` says.
+        ConfigError: ``verify`` is none of these; no second tier can be where ``remote`` says.
         PlaceInUse: Another live job uses the directory, and goes on to.
 
     Attributes:
@@ -222,7 +222,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         return "" if self.result else self.result.reason
 
     def storage_meta(self) -> StorageMeta:
-        """What ``.metadata`` says of where the checkpoint is."""
+        """The place of the checkpoint, as ``.metadata`` records it."""
         return StorageMeta(f"{self._writer.directory}/checkpoint-{self._step}")
 
     def close(self) -> None:
@@ -232,7 +232,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it names a step."""
+        """Return whether it names a step."""
         return _NAME.fullmatch(os.path.basename(checkpoint_id)) is not None  # noqa: PTH119
 
     def wait(self, timeout: float = 1800) -> int | None:

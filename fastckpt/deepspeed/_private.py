@@ -20,7 +20,7 @@ def not_universal(engine: DeepSpeedEngine) -> Iterator[None]:
 
 
 def accumulated(engine: DeepSpeedEngine) -> int:
-    """How many micro-batches the gradients are of that no step has used yet; 0 where their user sets the boundary."""
+    """Micro-batches in the gradients that no step has used yet; 0 where their user sets the boundary."""
     if not engine.managed_gradient_accumulation():
         return int(engine._unmanaged_backward_count)
     if engine._is_gradient_accumulation_boundary is not None:

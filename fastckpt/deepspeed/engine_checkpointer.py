@@ -177,7 +177,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         """Have the engine load the newest checkpoint that all ranks can load, from memory if it is there.
 
         All ranks call it. Random generators are as they were when it was saved, if this class saved it for as many
-        ranks. A ``tag``, or a ``load_dir`` other than the checkpoint directory, goes back to what lies there; workers
+        ranks. A ``tag``, or a ``load_dir`` other than the checkpoint directory, loads the checkpoint there; workers
         that are restarted in the same launch may give the same again: they go on from the newest save since then.
 
         Args:
@@ -191,7 +191,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one of that tag cannot be loaded.
             ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
                 change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
@@ -214,11 +214,11 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         return loaded
 
     def close(self) -> None:
-        """As `BaseCheckpointer.close`."""
+        """Same as `BaseCheckpointer.close`."""
         self._folders.close()
 
     def _find(self, asked: str) -> NativeFolder | None:
-        """What lies there; if there is nothing of ours, the newest that DeepSpeed wrote to the checkpoint directory."""
+        """The checkpoint at a path; without one of ours, the newest of DeepSpeed in the checkpoint directory."""
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
         theirs = _latest(directory, LATEST)
@@ -244,7 +244,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             with_optimizer = said.get("load_optimizer_states", True) and not said.get("load_module_only", False)
             check_fits(read(folder.path / NAME), engine, where, with_optimizer=with_optimizer)
         if folder.step >= 0:
-            # DeepSpeed looks it up itself to put a model of ZeRO 3 together
+            # DeepSpeed reads this file itself when it reassembles a model of ZeRO 3
             (folder.path.parent / LATEST).write_text(folder.path.name)
         with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
@@ -290,5 +290,5 @@ def _latest(directory: str, tracker: str) -> str:
 
 
 def _is_foreign(directory: str) -> bool:
-    """Whether DeepSpeed has written it by itself, or one of its tools."""
+    """Return whether DeepSpeed, or one of its tools, wrote it."""
     return is_foreign(directory) and not Path(directory, NAME).exists()

@@ -27,13 +27,13 @@ def files_of(
     *,
     exclude_frozen_parameters: bool = False,
 ) -> dict[str, Any]:
-    """What ``engine.save_checkpoint`` would write on this rank: states by their names in the tag's directory.
+    """Files that ``engine.save_checkpoint`` would write on this rank: states by their names in the tag's directory.
 
     All ranks call it, as they would save_checkpoint. The states refer to the engine's own tensors: save them before
     they change. No directory for the tag is made, and no ``latest`` is written.
 
     Args:
-        scratch: A directory for scripts that DeepSpeed puts beside each checkpoint.
+        scratch: A directory for scripts that DeepSpeed puts next to each checkpoint.
         tag: The name of the checkpoint, without a slash.
 
     Raises:
@@ -91,7 +91,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
 
     That it is decoupled keeps DeepSpeed from writing ``latest``, which has to wait until all is durable. That it does
     not preserve the sharing of storages keeps DeepSpeed from copying layers, so as not to save with each of them the
-    flat buffer that it lies in.
+    flat buffer that holds it.
     """
 
     def __init__(self, own: CheckpointEngine, root: Path, *, has_experts: bool = False) -> None:
@@ -115,7 +115,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         self.files[name] = _apart(state_dict) if would_be_copied else state_dict
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """As DeepSpeed's own."""
+        """Same as DeepSpeed's own."""
         return self._own.load(path, map_location)
 
     def commit(self, info: Any) -> bool:
@@ -123,7 +123,7 @@ class _Collector(CheckpointEngine):  # type: ignore[misc]
         return True
 
     def is_data_parallel_writer(self, dp_rank: int) -> bool:
-        """As DeepSpeed's own."""
+        """Same as DeepSpeed's own."""
         return bool(self._own.is_data_parallel_writer(dp_rank))
 
     def is_decoupled(self) -> bool:
@@ -143,7 +143,7 @@ class _Loader(_Collector):
         self._threads = threads
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """What DeepSpeed's own gives, for about the price of one copy."""
+        """Same as DeepSpeed's own, for about the price of one copy."""
         to_cpu = map_location in ON_CPU or callable(map_location)  # DeepSpeed's functions leave storages where they are
         if to_cpu and zipfile.is_zipfile(path):
             return load_copy(Path(path), self._threads, weights_only=False)
@@ -162,7 +162,7 @@ def _apart(item: Any) -> Any:
 
 @contextmanager
 def _in_place_of_its_own(engine: DeepSpeedEngine, ours: CheckpointEngine) -> Iterator[None]:
-    """Whoever saves without us, be it in between, finds DeepSpeed's own engine for checkpoints."""
+    """Restore DeepSpeed's own checkpoint engine for saves without us, also between ours."""
     own, engine.checkpoint_engine = engine.checkpoint_engine, ours
     try:
         yield

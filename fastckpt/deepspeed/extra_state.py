@@ -15,7 +15,7 @@ from fastckpt._core.storage.store import is_url
 logger = logging.getLogger("fastckpt")
 
 SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")
-"""What DeepSpeed puts beside the checkpoints of ZeRO."""
+"""Scripts that DeepSpeed puts next to the checkpoints of ZeRO."""
 
 
 def own_state(engine: DeepSpeedEngine) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
 
 
 def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:
-    """Put DeepSpeed's scripts beside the checkpoints, once for all ranks; they run from there."""
+    """Put DeepSpeed's scripts next to the checkpoints, once for all ranks; they run from there."""
     package = find_spec("deepspeed")
     if engine.global_rank or package is None or is_url(directory) or not engine.zero_optimization():
         return

@@ -21,7 +21,7 @@ _PARTITIONS = {
     FP16_Optimizer: "fp32_groups_flat",
     FP16_UnfusedOptimizer: "fp32_groups",
 }
-"""Where each has the weights of this rank that its torch optimizer steps on.
+"""Attributes in which each optimizer has the weights of this rank that its torch optimizer steps on.
 
 All of them look at gradients first, then have the torch optimizer step, which announces it, and then write to weights
 in full or half precision. If gradients overflow they write to none.

@@ -10,7 +10,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from fastckpt.errors import ConfigError
 
 NAME = "fastckpt.json"
-"""The file that tells it; what DeepSpeed wrote by itself has none."""
+"""The file that stores the topology; checkpoints that DeepSpeed wrote by itself have none."""
 _UNIVERSAL = (
     "convert it, with `python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state --input_folder {0} "
     "--output_folder {0}_universal`, and load that with {{'checkpoint': {{'load_universal': true}}}} in DeepSpeed's "
@@ -21,7 +21,7 @@ _WEIGHTS = "load its weights into the model before deepspeed.initialize"
 
 
 def shape_of(engine: DeepSpeedEngine) -> dict[str, Any]:
-    """What the names and contents of an engine's files depend on."""
+    """The properties of an engine on which names and contents of its files depend."""
     return {
         "zero_stage": int(engine.zero_optimization_stage()),
         "bf16": bool(engine.bfloat16_enabled()),
@@ -36,7 +36,7 @@ def written(engine: DeepSpeedEngine) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What lies in `NAME` there."""
+    """The topology stored in `NAME` there."""
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -66,7 +66,7 @@ def check_fits(saved: dict[str, Any], engine: DeepSpeedEngine, where: str, *, wi
 
 
 def _remedy(stages: tuple[int, int], where: str) -> str:
-    """What DeepSpeed can do about it. Of universal checkpoints those of stage 3 are for that alone."""
+    """A remedy that DeepSpeed has. Universal checkpoints of stage 3 load into stage 3 alone."""
     if _kind(stages[0]) == _kind(stages[1]) != 0:
         return _UNIVERSAL.format(quote(where))
     return _WEIGHTS if 3 in stages else _MODEL

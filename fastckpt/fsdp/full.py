@@ -33,7 +33,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     """
 
     _is_one = False
-    """Whether all ranks were found to have shards of one model."""
+    """True if all ranks were found to have shards of one model."""
 
     @public
     def save_checkpoint(  # noqa: PLR0913  # the options of users, spelled out
@@ -49,7 +49,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
         rank_state: dict[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> SaveResult:
-        """As `DdpCheckpointer.save_checkpoint`; or of a model, with its ``optimizer`` and ``extra_sd``, if any.
+        """Same as `DdpCheckpointer.save_checkpoint`; or of a model, with its ``optimizer`` and ``extra_sd``, if any.
 
         ``save_checkpoint(step, state_dict, path, storage_type)``, or
         ``save_checkpoint(step, model, optimizer, extra_sd, path, storage_type)``; each also by name. Raises ConfigError
@@ -79,7 +79,7 @@ class FsdpFullCheckpointer(DdpCheckpointer):
     def load_checkpoint(  # type: ignore[override]  # into a model, if there is one
         self, model: Module | None = None, optimizer: Optimizers = (), resume_path: str | os.PathLike[str] = ""
     ) -> dict[str, Any]:
-        """As `DdpCheckpointer.load_checkpoint`; with a model, into that, and what goes with it is returned."""
+        """Same as `DdpCheckpointer.load_checkpoint`; with a model, loads into it, and returns the rest."""
         state = super().load_checkpoint(resume_path)
         if model is None or not state:
             return state

@@ -59,12 +59,12 @@ _NUMBERS = count()
 
 
 class FsdpState(NamedTuple):
-    """What one rank saves.
+    """The state that one rank saves.
 
     Attributes:
         shards: What DCP takes, with what it writes once of all ranks.
         common: What else ranks have in common, for a file of its own; may be empty.
-        own: What this rank has beside that.
+        own: State of this rank alone.
     """
 
     shards: dict[str, Any]
@@ -146,7 +146,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
 
     @property
     def loaded_from(self) -> str:
-        """Where it was: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
+        """The tier of the last load: "memory", "storage", "remote", "mixed"; "" if nothing was loaded."""
         return self._reader.loaded_from
 
     @public
@@ -177,7 +177,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             step: The step, not below the last one saved.
             state_dict: What this rank has of the state, as ``dcp.save`` takes it: sharded, not full.
             path: A name, or a path, in the checkpoint directory: what the checkpoint's directory is called; by default
-                ``checkpoint-<step>``. Of a path elsewhere a warning says that it lies there.
+                ``checkpoint-<step>``. Of a path elsewhere a warning reports that it is stored there.
             storage_type: MEMORY, or DISK to have it persisted in the background as well. Left out it is DISK, but while
                 it waits for storage, it keeps no place in memory: the newest save overtakes it. With ``path`` or
                 ``metrics`` it becomes durable, as with DISK.
@@ -213,7 +213,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         return self._save(step, parts, at_least(given.get("storage_type"), file), metrics, folder)
 
     def _folder(self, step: int, path: str) -> str:
-        """What the directory of a checkpoint is to be called; empty for the default."""
+        """The name of the directory of a checkpoint; empty for the default."""
         directory = self._writer.directory
         if not path or step_of(path, directory) == step:
             return ""
@@ -263,7 +263,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         All ranks call it, and then ``dcp.load(state, storage_reader=...)``, which also restores random generators.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
         """
         return None if self._reader.find() is None else self._reader
 
@@ -285,7 +285,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
             ever saved.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             CheckpointException: The model has what the checkpoint lacks, or of another shape: DCP says what.
         """
@@ -321,7 +321,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
 
 
 class _Reader(SharedMemoryReader):
-    """Reads, beside what DCP reads, what a rank has saved for itself, and what ranks have in common."""
+    """Reads, in addition to what DCP reads, a rank's own state and the state common to all ranks."""
 
     _goes_on = True
 
@@ -336,7 +336,7 @@ class _Reader(SharedMemoryReader):
         self.metadata = Metadata({})
 
     def find(self) -> int | None:
-        """As `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
+        """Same as `SharedMemoryReader.find`; raises ConfigError unless the ranks have the stages that were saved."""
         step = super().find()
         if step is not None:
             given = agreement(self._writer.place.world_size).gather(self._stage.name)

@@ -54,5 +54,5 @@ def ignored_keys(model: nn.Module) -> tuple[str, ...]:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters of PEFT were added to the model itself."""
+    """Return whether adapters of PEFT were added to the model itself."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))

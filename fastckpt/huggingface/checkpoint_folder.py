@@ -25,11 +25,11 @@ class TrainerFolder(FolderCheckpointer):
 
     @property
     def has_other_nodes(self) -> bool:
-        """Whether ranks of this job run on several nodes."""
+        """True if ranks of this job run on several nodes."""
         return self._writer.place.group_world_size > 1
 
     def newest_durable(self) -> int | None:
-        """The step of the newest durable checkpoint; None if there is none, or nobody can tell."""
+        """The step of the newest durable checkpoint; None if there is none, or that is unknown."""
         self._writer.be_ready()
         status = self._writer.glance()
         return status.newest[1] if status is not None and status.newest else None
@@ -63,7 +63,7 @@ class TrainerFolder(FolderCheckpointer):
         return files
 
     def close(self) -> None:
-        """As `FolderCheckpointer.close`."""
+        """Same as `FolderCheckpointer.close`."""
         try:
             super().close()  # first: the saver, when the other ranks ask it, knows who has closed
         finally:

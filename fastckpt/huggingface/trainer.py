@@ -27,7 +27,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
     What it saves, and under which names, is what that Trainer would have saved; see docs/huggingface.md.
 
     Args:
-        save_memory_steps: Save to memory every so many steps, beside ``save_steps`` and the like, which save to
+        save_memory_steps: Save to memory every so many steps, in addition to ``save_steps`` and the like, which save to
             storage; 0 for never.
         checkpoint_options: How checkpoints are saved; see `CheckpointOptions`.
 
@@ -55,7 +55,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         self.checkpoint_options: CheckpointOptions = checkpoint_options or {}
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As ``Trainer.train``; when it returns, what was saved for storage is there.
+        """Same as ``Trainer.train``; when it returns, every checkpoint for storage is durable.
 
         Args:
             resume_from_checkpoint: True for the newest checkpoint in ``output_dir``, be it in memory or on storage, and
@@ -63,7 +63,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
             *args: As for ``Trainer.train``, likewise ``**kwargs``.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one that was asked for cannot be loaded.
             ConfigError: The arguments ask for what is not supported; says what.
         """
@@ -147,7 +147,7 @@ class FastCheckpointMixin(Trainer):  # type: ignore[misc]
         self.control.should_training_stop = True
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As ``Trainer.evaluate``; meanwhile nobody takes the ranks for hung (docs/hangs.md)."""
+        """Same as ``Trainer.evaluate``; meanwhile ranks do not count as hung (docs/hangs.md)."""
         with phase("evaluation"):
             return dict(super().evaluate(*args, **kwargs))
 
@@ -170,7 +170,7 @@ FlashCkptTrainer = FastCheckpointTrainer
 def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """The newest checkpoint that all ranks can load, be it in memory or on storage; all ranks call it.
 
-    Give it to `FastCheckpointTrainer.train`, which finds it where it is: it may lie in memory alone, and not in this
+    Give it to `FastCheckpointTrainer.train`, which finds it where it is: it may be in memory alone, and not in this
     directory yet. Where several ranks run, the process group is to be there, which making TrainingArguments sees to.
 
     Args:
@@ -180,7 +180,7 @@ def get_last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
         ``<output_dir>/checkpoint-<step>``; None if there is none.
 
     Raises:
-        NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+        NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
     """
     with FolderCheckpointer(output_dir, RequiredFiles(STATE, STATE)) as one:
         found = one.find()

@@ -53,7 +53,7 @@ class TrainerFiles:
     def files(self, step: int, *, lasting: bool) -> dict[str, Any]:
         """This rank's files of a step; ``lasting`` says that they are for storage. Raises Unplanned.
 
-        ``save_only_model`` is about what lies on storage: a save to memory has all that a resume needs.
+        ``save_only_model`` applies to storage: a save to memory has all that a resume needs.
         """
         trainer, scratch = self._trainer, self._folder.scratch()
         self._only_model = lasting and trainer.args.save_only_model
@@ -71,7 +71,7 @@ class TrainerFiles:
         return files
 
     def common(self, files: Collection[str]) -> list[str]:
-        """Which of these files the first rank of each node saves with equal contents."""
+        """Files that the first rank of each node saves with equal contents."""
         return [name for name in files if self._folder.writes_common and not _OF_RANK.match(name)]
 
     def _model(self, scratch: Path, *, lasting: bool) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class TrainerFiles:
         return {SCALER: scaler.state_dict()} if scaler is not None and self._folder.writes_common else {}
 
     def _state(self, scratch: Path, *, lasting: bool) -> None:
-        """What Trainer writes last, which it does not leave to a method of its own."""
+        """State that Trainer writes last, and not in a method of its own."""
         state, callbacks = self._trainer.state, self._trainer.callback_handler.callbacks
         before = copy.deepcopy(state.stateful_callbacks)
         for callback in [*callbacks, self._trainer.control]:
@@ -137,11 +137,11 @@ class TrainerFiles:
                 else:
                     state.stateful_callbacks[name] = callback.state()
         state.save_to_json(str(scratch / STATE))
-        if not lasting:  # as if nobody had saved
+        if not lasting:  # as if there had been no save
             state.stateful_callbacks = before
 
     def _objection(self) -> str:
-        """Why only Trainer can tell what is to be saved of its model; empty if it is known."""
+        """The reason why only Trainer can save its model; empty if there is none."""
         trainer = self._trainer
         if not _is_sharded_by_engine(trainer):
             return "it is sharded" if trainer.is_fsdp_enabled else self._weights.objection(trainer.model)
@@ -151,7 +151,7 @@ class TrainerFiles:
         return "it is sharded, and not all of it is saved" if unlike else ""
 
     def _overrides(self, *methods: str) -> str:
-        """Which of these methods of Trainer a subclass has overridden; empty for none."""
+        """Methods of Trainer, of those named, that a subclass has overridden; empty for none."""
         own = {name: getattr(self._trainer, name) for name in methods}  # also those that were given to this one alone
         found = [name for name, each in own.items() if getattr(each, "__func__", None) is not getattr(Trainer, name)]
         return f"{type(self._trainer).__name__} has its own {' and '.join(found)}" if found else ""
@@ -163,7 +163,7 @@ class TrainerFiles:
 
 
 def needs(trainer: Trainer) -> RequiredFiles:
-    """Which files make a checkpoint one of a Trainer's, and whole for this rank."""
+    """Files that a checkpoint of a Trainer must have to be whole for this rank."""
     rank, world = trainer.args.process_index, trainer.args.world_size
     shards: tuple[str, ...] = (f"rng_state_{rank}.pth",)
     if trainer.args.save_only_model:
@@ -180,19 +180,19 @@ def needs(trainer: Trainer) -> RequiredFiles:
 
 
 def has_only_model(checkpoint: Path) -> bool:
-    """Whether ``save_only_model`` has left out all else."""
+    """Return whether ``save_only_model`` has left out all else."""
     return not any(checkpoint.glob("rng_state*.pth"))
 
 
 def shards_state(trainer: Trainer) -> bool:
-    """Whether FSDP2 shards the trainer's state, and each rank saves its shards."""
+    """Return whether FSDP2 shards the trainer's state, and each rank saves its shards."""
     plugin = trainer.accelerator.state.fsdp_plugin
     is_sharded = plugin.state_dict_type == StateDictType.SHARDED_STATE_DICT
     return plugin.fsdp_version == 2 and is_sharded and not is_adapted(trainer.model)
 
 
 def _sharded(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """What accelerate gives to DCP, by the directories that it makes of it."""
+    """Objects that accelerate passes to DCP, by the directories that it makes of them."""
     plugin = trainer.accelerator.state.fsdp_plugin
     options = StateDictOptions(
         full_state_dict=False,
@@ -208,12 +208,12 @@ def _sharded(trainer: Trainer) -> dict[str, dict[str, Any]]:
 
 
 def _is_sharded_by_engine(trainer: Trainer) -> bool:
-    """Whether it is ZeRO 3 of DeepSpeed, so that no rank has the weights."""
+    """Return whether it is ZeRO 3 of DeepSpeed, so that no rank has the weights."""
     return bool(trainer.is_deepspeed_enabled and trainer.model_wrapped.zero_optimization_partition_weights())
 
 
 def _of_engine(trainer: Trainer, scratch: Path) -> dict[str, Any]:
-    """What a DeepSpeed engine saves: in a directory, with a file beside it that names this."""
+    """Files that a DeepSpeed engine saves: in a directory, with a file next to it that names this."""
     from fastckpt.deepspeed import files_of
 
     engine = trainer.model_wrapped

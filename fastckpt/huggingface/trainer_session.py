@@ -27,14 +27,14 @@ from fastckpt.huggingface.unlogged import restore, unlogged
 logger = logging.getLogger("fastckpt")
 
 NEWEST: set[str] = set()
-"""Where this process was told that the newest checkpoint lies: who asks for that asks for the newest."""
+"""Path that this process was given for the newest checkpoint: a load from it means the newest one."""
 _STEP = re.compile("checkpoint-([0-9]+)")
 BEST = "best_step"
-"""The metric of a checkpoint that says which was the best by then."""
+"""The metric of a checkpoint that names the best one by then."""
 
 
 class CheckpointOptions(TypedDict, total=False):
-    """How checkpoints are saved; each may be left out.
+    """Options of checkpoints; each may be left out.
 
     Attributes:
         deletion_strategy: Which older checkpoints to delete, in place of ``save_total_limit``.
@@ -52,7 +52,7 @@ class CheckpointOptions(TypedDict, total=False):
 
 
 class TrainerSession:
-    """What ``train()`` saves and loads; each rank makes one, and calls each method with the same steps.
+    """Saves and loads of ``train()``; each rank makes one, and calls each method with the same steps.
 
     Attributes:
         loaded_step: The step that was loaded; -1 for none.
@@ -85,7 +85,7 @@ class TrainerSession:
         self.saved_step = -1
 
     def find(self, resume: str | os.PathLike[str] | bool | None) -> str | None:
-        """Where Trainer is to load from; None to start afresh.
+        """The path for Trainer to load from; None to start afresh.
 
         Args:
             resume: True for the newest checkpoint that all ranks can load, if there is one; or its directory.
@@ -114,7 +114,7 @@ class TrainerSession:
 
     @property
     def path(self) -> str | None:
-        """Where Trainer still has something to load; None once it has loaded all."""
+        """The path from which Trainer has yet to load; None once it has loaded all."""
         return None if self._found is None else str(self._found.path)
 
     def loaded(self) -> None:
@@ -170,7 +170,7 @@ class TrainerSession:
         return result
 
     def _name_best(self, step: int, *, lasting: bool) -> None:
-        """As Trainer, which names the best checkpoint when its directory is there; here it may be on its way."""
+        """Name the best checkpoint, as Trainer does once its directory exists; here it may not be durable yet."""
         state = self._trainer.state
         if state.best_global_step:
             best = self._directory / f"checkpoint-{state.best_global_step}"
@@ -194,7 +194,7 @@ class TrainerSession:
         self._folder.wait_latest_checkpoint(timeout)
 
     def durable(self) -> str | None:
-        """Where the newest durable checkpoint lies; None if there is none."""
+        """The path of the newest durable checkpoint; None if there is none."""
         newest = self._folder.newest_durable()
         return None if newest is None else os.path.join(self._trainer.args.output_dir, f"checkpoint-{newest}")  # noqa: PTH118
 
@@ -254,7 +254,7 @@ def check(trainer: Trainer, options: CheckpointOptions) -> None:
 
 
 def _rotation(args: Any) -> CheckpointDeletionStrategy | None:
-    """What ``save_total_limit`` says."""
+    """The retention rule of ``save_total_limit``."""
     limit = args.save_total_limit
     if limit is None or limit <= 0:
         return None

@@ -21,7 +21,7 @@ WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "
 
 
 def is_adapted(model: nn.Module) -> bool:
-    """Whether it is a model of PEFT, which saves its adapters only."""
+    """Return whether it is a model of PEFT, which saves its adapters only."""
     if not is_peft_available():
         return False
     from peft import PeftModel
@@ -30,7 +30,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def objection(model: nn.Module) -> str:
-    """Why only the model's own ``save_pretrained`` can tell what is to be saved of it; empty if it is known."""
+    """The reason why only the model's own ``save_pretrained`` can save it; empty if there is none."""
     if any(parameter.is_meta or hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         return "its parameters are sharded or offloaded"
     if is_adapted(model):
@@ -62,12 +62,12 @@ class Weights:
         return self._seen
 
     def objection(self, model: nn.Module) -> str:
-        """As `objection`."""
+        """Same as `objection`."""
         self._look(model)
         return self._objection
 
     def files(self, model: nn.Module) -> dict[str, Any]:
-        """As `weight_files`, of the model of which `objection` was asked last."""
+        """Same as `weight_files`, of the model of which `objection` was asked last."""
         return self._files or weight_files(model)
 
     def _look(self, model: nn.Module) -> None:
@@ -128,7 +128,7 @@ def _tensors(state: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _own_methods(model: nn.Module, parent: type) -> set[str]:
-    """What a model has, or its class, or those between this and its parent."""
+    """Attributes of a model, of its class, or of the classes between this and its parent."""
     kinds = (each for each in type(model).__mro__ if issubclass(each, parent) and each is not parent)
     return {*vars(model), *(name for each in kinds for name in vars(each))}
 

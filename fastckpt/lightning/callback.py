@@ -20,7 +20,7 @@ class MemoryCheckpoint(Callback):
     would resume it without the hooks and the validation of the epoch's end.
 
     Args:
-        every_n_train_steps: How many steps of optimizers lie between two saves, at least.
+        every_n_train_steps: Steps of optimizers between two saves, at least.
 
     Raises:
         ConfigError: That is no positive number.

@@ -138,7 +138,7 @@ class FastCheckpointIO(TorchCheckpointIO):
                 restarted in the same launch may give it again: they go on from the newest save since then.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or quarantined for some rank.
             BadCheckpoint: The one at ``path`` cannot be loaded.
             ConfigError: Ranks give unlike paths.
         """

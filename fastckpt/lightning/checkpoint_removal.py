@@ -12,7 +12,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class Removal:
-    """What is to be removed, on the first rank: the newest durable checkpoint never is, so some of it must wait."""
+    """Paths to be removed, on the first rank: the newest durable checkpoint never is, so some removals must wait."""
 
     def __init__(self) -> None:
         self._unwanted: set[str] = set()

@@ -18,7 +18,7 @@ logger = logging.getLogger("fastckpt")
 KEPT_FOR = "lightning"
 """Detail of a checkpoint: what it was saved for."""
 IN_MEMORY = "memory"
-"""A save that Lightning did not ask for: once something newer is durable, nobody needs it."""
+"""A save that Lightning did not ask for: not needed once something newer is durable."""
 
 
 class Saves(DdpCheckpointer):
@@ -44,7 +44,7 @@ class Saves(DdpCheckpointer):
         return result
 
     def has_saved(self, checkpoint: dict[str, Any]) -> bool:
-        """Whether the newest save was made at the same place of the same loops."""
+        """Return whether the newest save was made at the same place of the same loops."""
         return checkpoint["global_step"] == self.saved_step and progress(checkpoint) == self._progress
 
     def settle_storage(self) -> bool:
@@ -58,7 +58,7 @@ class Saves(DdpCheckpointer):
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything may still be on its way to storage."""
+        """True if anything may still be on its way to storage."""
         status = self._writer.glance()
         return status is None or status.waiting > 0
 

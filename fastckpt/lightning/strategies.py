@@ -21,11 +21,11 @@ logger = logging.getLogger("fastckpt")
 
 
 class AllRanks(Strategy):
-    """What our strategies do otherwise than those of Lightning that they are made of."""
+    """Differences of our strategies from those of Lightning that they derive from."""
 
     _has_warned = False
     _generators: dict[str, Any] | None = None
-    """As they were when what was loaded was saved; None when training has gone on."""
+    """States at the time of the checkpoint that was loaded; None when training has continued."""
 
     @property
     def _io(self) -> FastCheckpointIO:
@@ -39,7 +39,7 @@ class AllRanks(Strategy):
         return io
 
     def setup_environment(self) -> None:
-        """As Lightning's; raises ConfigError without a `FastCheckpointIO`, or if Lightning starts processes itself."""
+        """Same as Lightning's; raises ConfigError without `FastCheckpointIO`, or if Lightning starts processes."""
         environment = getattr(self, "cluster_environment", None)
         count = int(getattr(self, "num_processes", 1))
         if count > 1 and isinstance(environment, LightningEnvironment):
@@ -51,7 +51,7 @@ class AllRanks(Strategy):
         self._io.has_ended = False
 
     def setup(self, trainer: Trainer) -> None:
-        """As Lightning's."""
+        """Same as Lightning's."""
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             refuse_sharded(self.optimizers)

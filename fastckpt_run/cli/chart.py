@@ -12,9 +12,9 @@ _HEIGHT = 20
 _MARK = 4.0
 """Units of the width of an instant."""
 _THINNEST = 0.05
-"""Units of the width of a bar that nobody sees."""
+"""Units of the width of a bar too narrow to be seen."""
 _TRUE = TRAINING
-"""What is so frequent that it must not be drawn wider than it is."""
+"""Events so frequent that they must not be drawn wider than they are."""
 _CROWD = WIDTH // 2
 """From so many bars on, none in a lane that they fill is: else they would hide what most of the time was."""
 
@@ -37,7 +37,7 @@ class Axis:
     end: int
 
     def at(self, instant: int) -> float:
-        """Where an instant is, from 0 to 1."""
+        """The place of an instant on the axis, from 0 to 1."""
         return min(1.0, max(0.0, (instant - self.begin) / max(1, self.end - self.begin)))
 
     def ticks(self, most: int) -> list[tuple[int, str]]:

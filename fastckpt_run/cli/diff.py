@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastckpt._core.inspect.diff import Difference
 
 _OWN = ("fastckpt.tempo", "fastckpt.profile", "fastckpt.life")
-"""What the automatic frequency notes in a checkpoint, which no two runs have alike."""
+"""Keys that the automatic frequency writes into a checkpoint, and which differ between any two runs."""
 
 
 @click.command()
@@ -61,7 +61,7 @@ Pairs = dict[str, tuple[str, str]]
 
 
 def _pairs(left: CheckpointFiles, right: CheckpointFiles, names: tuple[str, ...]) -> tuple[Pairs, list[str], list[str]]:
-    """Which files to compare, and those that one side alone has."""
+    """Pairs of files to compare, and the files that one side alone has."""
     if names:
         for name in names:
             left.file(name), right.file(name)

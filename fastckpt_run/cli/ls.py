@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.foreign_files import DCP, FLASH, TORCH
 from fastckpt_run.cli.output import REMOTE, CommandOutput, Screen, age, answering, describe, known
 
 _MOST = 10
-"""How many checkpoints of others are named."""
+"""Checkpoints of other libraries that are named, at most."""
 
 
 @click.command()
@@ -57,7 +57,7 @@ def jobs(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 def none_of_ours(inventory: Inventory) -> list[str]:
-    """What a directory without checkpoints of ours holds, for people."""
+    """A description, for people, of a directory without checkpoints of ours."""
     lines = ["no checkpoint of fastckpt is here"]
     for path, writer in inventory.foreign[:_MOST]:
         readers = ": show, diff and export read it" if writer in (DCP, TORCH, FLASH) else ""

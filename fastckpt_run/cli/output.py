@@ -23,7 +23,7 @@ PIPE_WIDTH = 100_000
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """What a command found out.
+    """The result of a command.
 
     Attributes:
         document: All of it, as JSON; its keys are documented in docs/cli.md.
@@ -122,7 +122,7 @@ def shortened(text: str) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long ago, for people."""
+    """A duration since an instant, for people."""
     if seconds is None:
         return "?"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

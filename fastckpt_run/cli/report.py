@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastckpt._core.report.report import Recovery, Report
 
 INSTANTS = ("stopped", "relaunched", "met", "started", "imported", "joined", "resumed", "first_step")
-"""What follows a failure, in this order."""
+"""Phases that follow a failure, in this order."""
 
 
 @click.command()
@@ -63,7 +63,7 @@ def report(directory: str, html: Path | None, remote: str) -> CommandOutput:
 
 @dataclass(frozen=True)
 class Held:
-    """What a store holds: how many whole checkpoints, and the newest of them."""
+    """Content of a store: the number of whole checkpoints, and the newest of them."""
 
     location: str
     checkpoints: int

@@ -9,7 +9,7 @@ from fastckpt_run import formatting
 from fastckpt_run.cli.output import Screen
 
 SHOWN = 20
-"""How many changes of the frequency, and jobs that superseded this one, are shown: the newest."""
+"""Changes of the frequency, and jobs that superseded this one, that are shown at most: the newest."""
 _INSTANTS = ("stopped", "met", "started", "imported", "joined", "resumed", "first_step")
 _HEADS = ("AT", "STOPPED", "MET", "STARTED", "IMPORTED", "JOINED", "RESUMED", "FIRST STEP", "STEP", "FROM", "REPEATED")
 
@@ -65,7 +65,7 @@ def _row(one: Recovery, start: int, nodes: int) -> list[str]:
 
 
 def change(one: DecidedIntervals, start: int) -> list[str]:
-    """When intervals came to be in force, which, what checkpoints cost until then, and why they did."""
+    """A line on new intervals: from which step they apply, the cost of checkpoints until then, and the reason."""
     memory, storage = (f"{steps:,}" if steps else "-" for steps in (one.memory, one.storage))
     return [
         formatting.duration(one.at - start),

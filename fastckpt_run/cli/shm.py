@@ -70,7 +70,7 @@ def _chosen(entries: list[ArenaEntry], names: tuple[str, ...]) -> list[ArenaEntr
 
 
 def _remove(entry: ArenaEntry, *, force: bool, yes: bool) -> str:
-    """What became, or would become, of an arena."""
+    """Remove an arena, unless this is a dry run; return the outcome in words."""
     if entry.state in (ArenaState.IN_USE, ArenaState.FOREIGN):
         return f"kept: {entry.state}"
     # What an earlier boot left in memory is gone, whatever a file system that is no tmpfs still shows.

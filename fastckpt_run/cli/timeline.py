@@ -23,7 +23,7 @@ def axis_of(found: Report) -> Axis:
 
 
 def time_lane(chain: list[Placed], shortest: int) -> Iterator[Bar]:
-    """Where a node's time went; in a stretch of steps, what was repeated is drawn first, then what stalled.
+    """The bars of a node's time; in a stretch of steps, repeated work is drawn first, then stalls.
 
     Stretches of steps are put together until they are ``shortest`` nanoseconds long.
     """
@@ -118,7 +118,7 @@ def _checkpoint(event: Event) -> Bar | None:
 
 
 def failure_bars(one: Recovery) -> Iterator[Bar]:
-    """What followed a failure, one phase after the other, up to the first step; nanoseconds since it began."""
+    """Phases that followed a failure, in order, up to the first step; in nanoseconds since it began."""
     begin = -one.silent
     load = None if one.resumed is None else one.resumed - (one.load or 0)
     instants = (0, one.stopped, one.relaunched, one.met, one.started, one.imported, load, one.resumed, one.first_step)

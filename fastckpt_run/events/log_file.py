@@ -25,7 +25,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
 class EventLog:
-    """Appends lines to a new file below ``directory``; nobody ever waits for it but `close`.
+    """Appends lines to a new file below ``directory``; only `close` waits for it.
 
     Between writes the file is not open, so that it keeps no file system from being unmounted or made read-only.
     """
@@ -96,7 +96,7 @@ class EventLog:
             return not self._closed and (self._wake.wait_for(lambda: self._closed, seconds) or True)
 
     def _write(self, data: bytes) -> bytes:
-        """What could not be written."""
+        """Write lines; return those that could not be written."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path = self._path or self._new()
         file = open_file(self._path, flags)

@@ -28,9 +28,9 @@ logger = logging.getLogger("fastckpt.launcher")
 INTERVAL = 1.0
 """Seconds from one record of the workers' progress to the next, in a job that is young."""
 LOOKS = 1000
-"""How many of them a job has as often as it grows e times older: a log stays small."""
+"""Records that a job may have each time it grows e times older: a log stays small."""
 MOST = 20_000
-"""How many events of one name are recorded, but for those by which time is accounted for: few for each restart."""
+"""Events of one name that are recorded at most, but for those by which time is accounted for: few for each restart."""
 CLOSING = 3.0
 """Seconds that the end of the job waits for the last events to be written."""
 
@@ -171,7 +171,7 @@ class EventRecorder:
 
 
 def outcome_of(result: RunResult | None) -> str:
-    """What became of a job that ended by itself; without a result, the other nodes had ended it."""
+    """The outcome of a job that ended by itself; without a result, the other nodes had ended it."""
     return "stopped" if result is None else "failed" if result.is_failed() else "succeeded"
 
 

@@ -20,7 +20,7 @@ from fastckpt_run import formatting
 logger = logging.getLogger("fastckpt.report")
 
 _SHOWN = 5
-"""How many of the reasons, of the bad checkpoints and of the failures are shown."""
+"""Reasons, bad checkpoints and failures that are shown, at most."""
 _SMALLEST = 1000
 """The part of all time that a cause must have to be shown: one of so many."""
 

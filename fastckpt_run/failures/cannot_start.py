@@ -25,7 +25,7 @@ _HARMLESS = {*sys.stdlib_module_names, "torch"}
 
 
 def why_not_started(words: str, exitcode: int) -> str:
-    """Why a worker whose stderr ended with ``words`` can never start; empty unless that is certain.
+    """The reason why a worker whose stderr ended with ``words`` can never start; empty unless that is certain.
 
     Certain are arguments that a parser refused, and errors of imports, or of syntax, in those lines at the top of
     a script before which it cannot have trained. An import inside a function or after the training may fail late.
@@ -41,7 +41,7 @@ def why_not_started(words: str, exitcode: int) -> str:
 
 
 def _was_starting(traceback: list[str], error: str) -> bool:
-    """Whether the lines of a traceback lead through the first imports of a script, or the script was not compiled."""
+    """Return whether a traceback leads through a script's first imports, or the script was not compiled."""
     if any(line.endswith(_IN_CHILD) for line in traceback):
         return False
     frames = [found for line in traceback if (found := _FRAME.fullmatch(line))]
@@ -52,12 +52,12 @@ def _was_starting(traceback: list[str], error: str) -> bool:
 
 
 def mentions_fastckpt(script: Path) -> bool:
-    """Whether a script names this library, so that one can expect a checkpointer of it."""
+    """Return whether a script names this library, so that a checkpointer of it can be expected."""
     return b"fastckpt" in (source_of(script) or b"")
 
 
 def broken_syntax(script: Path) -> str:
-    """What is wrong with the syntax of a script that Python would have to compile; empty if nothing is."""
+    """The syntax error of a script that Python would have to compile; empty if there is none."""
     try:
         ast.parse(source_of(script) or b"", str(script))
     except SyntaxError as error:
@@ -68,7 +68,7 @@ def broken_syntax(script: Path) -> str:
 
 
 def is_among_first_imports(source: bytes | str | None, line: int) -> bool:
-    """Whether line number ``line`` of a script imports, or raises, and nothing before it can have trained."""
+    """Return whether line ``line`` of a script imports or raises, and nothing before it can have trained."""
     tree = parsed(source)
     harmless = {*dir(builtins)} - {"exec", "eval", "compile", "__import__"}
     for statement in statements(tree.body if tree else (), perhaps=True):
@@ -92,7 +92,7 @@ def _names(statement: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def _may_train(statement: ast.stmt, harmless: set[str]) -> bool:
-    """Whether a statement has a loop, or calls what is not known to be harmless."""
+    """Return whether a statement has a loop, or calls a function not known to be harmless."""
     if isinstance(statement, ast.For | ast.AsyncFor | ast.While | ast.With | ast.AsyncWith):
         return True
     calls = (node.func for node in ast.walk(statement) if isinstance(node, ast.Call))

@@ -15,7 +15,7 @@ from fastckpt_run.failures.tracebacks import last_traceback, tail_of
 from fastckpt_run.torchrun_patches import is_shown
 
 _RANK = re.compile(r"^\[rank\d{1,9}\]: ?", re.MULTILINE)
-"""What torch puts before each line of a traceback once there is a process group."""
+"""The prefix of each line of a traceback that torch writes once there is a process group."""
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d{1,9}), in (?P<function>.+)')
 _PYTHON = f"{sysconfig.get_path('stdlib')}/"
 _TOOLS = (*(f"{Path(str(module.__file__)).parent}/" for module in (torch, fastckpt)), "<frozen ")
@@ -25,7 +25,7 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Cause:
-    """As far as it is known; each is empty if not.
+    """The cause of a failure as far as it is known; each field is empty if it is not.
 
     Attributes:
         exception: Type and message, such as ``ValueError: bad batch``.
@@ -40,7 +40,7 @@ class Cause:
 
 
 def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -> Cause:
-    """Why a worker failed.
+    """Find out why a worker failed.
 
     Args:
         failure: As torch found it.
@@ -54,7 +54,7 @@ def cause_of(failure: ProcessFailure, reported: str, workers: PContext | None) -
 
 
 def last_words(failure: ProcessFailure, reported: str, workers: PContext | None) -> str:
-    """What a worker wrote last: a traceback, or the end of its stderr; empty if neither is known.
+    """The end of a worker's output: a traceback, or the end of its stderr; empty if neither is known.
 
     Args:
         failure: As torch found it; its message is that of the error file, if torch's ``record`` wrote one.
@@ -83,7 +83,7 @@ def _read(words: str, log: str) -> Cause:
 
 
 def _raises_for_others(file: str) -> bool:
-    """Whether it is of torch, fastckpt or Python's library, whose errors are caused by what a script gave them."""
+    """Return whether a file is of torch, fastckpt or Python's library, which raise because of a script's arguments."""
     return file.startswith(_TOOLS) or (file.startswith(_PYTHON) and "-packages/" not in file)
 
 

@@ -39,7 +39,7 @@ def peek(pid: int) -> int | None:
 
 
 class DeathWatch:
-    """Waits for the deaths of a group of children that nobody has reaped yet."""
+    """Waits for the deaths of a group of children that are not reaped yet."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self._selector = selectors.DefaultSelector()

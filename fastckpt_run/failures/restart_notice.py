@@ -20,7 +20,7 @@ logger = logging.getLogger("fastckpt.launcher")
 PATIENCE = 10.0
 """Seconds after which a restart is logged though no worker of this job has ever had a checkpointer."""
 _NAMED = 3
-"""How many of the workers that failed at once are named."""
+"""Workers that failed at the same time and are named, at most."""
 _ELSEWHERE = "workers were stopped for another node, which failed or joined"
 
 

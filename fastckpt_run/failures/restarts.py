@@ -71,7 +71,7 @@ class Restarts:
         self._end(failed=False)
 
     def would_restart(self, left: int) -> bool:
-        """Whether workers that failed now would be started again, of ``left`` restarts."""
+        """Return whether workers that failed now would be started again, with ``left`` restarts left."""
         if not self._max_stalls or len(self._stalled) + 1 < self._max_stalls:
             return left > 0
         return left > 0 and len(stalls([*self._attempts, self._attempt()])) < self._max_stalls
@@ -101,7 +101,7 @@ class Restarts:
         }
 
     def _attempt(self, why: str = "") -> Attempt:
-        """What the workers have come to if they fail now."""
+        """The progress that an attempt has made if the workers fail now."""
         telemetry = self._telemetry_of_start()
         self._watched |= any(telemetry.values())
         stretches = {
@@ -142,7 +142,7 @@ class Restarts:
         return "\n".join([head, *lines, _REMEDY])
 
     def _cannot_start(self, failures: Iterable[ProcessFailure], workers: PContext | None) -> str:
-        """Why the script cannot start; empty unless that is certain."""
+        """The reason why the script cannot start; empty unless that is certain."""
         for failure in failures:
             words = last_words(failure, self._last_words(failure.pid), workers)
             why = why_not_started(words, failure.exitcode) if words else self._guess(failure.exitcode)
@@ -176,7 +176,7 @@ def _seconds(lines: Sequence[Telemetry]) -> float:
 
 
 def _course(attempt: Attempt) -> str:
-    """How far an attempt came, in words."""
+    """The progress of an attempt, in words."""
     if not attempt.stretches:
         return "ended before anything was loaded or done"
     ways = []

@@ -28,23 +28,23 @@ _DEATH_TIMEOUT = 5.0
 _REMEMBERED = 86400.0
 """Seconds for which a hang is remembered, in case it was none."""
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/graph.py")
-"""Where ranks wait for each other; autograd, for the gradients of others."""
+"""Functions in which ranks wait for each other; autograd waits for the gradients of others."""
 _DEBUGGERS = ('/bdb.py", line', "/pydevd", "/IPython/terminal/")
-"""In the stacks of who is at a prompt of pdb or its like, or runs under another debugger written in Python."""
+"""Parts of the stacks of processes at a prompt of pdb or the like, or under another debugger written in Python."""
 _GLANCE = 0.25
-"""Seconds for which it is watched whether workers compute."""
+"""Seconds over which the processor time of workers is measured."""
 _BUSY = 0.2
 """Share of a processor from which on a worker computes, though its stack is in a wait."""
 
 _SHORT = 0.25
-"""Seconds of silence in which nobody asks whether a worker still runs."""
+"""Seconds of silence before /proc is read to see whether a worker runs."""
 _NOTHING = Telemetry(pid=-1)
 """Of a worker that has not reported since it was started."""
 
 
 @dataclass(frozen=True)
 class Hang:
-    """What was found: who is to blame, and all workers of the node as they were found, by local rank."""
+    """A hang: the ranks to blame, and the states of all workers of the node, by local rank."""
 
     culprits: tuple[int, ...]
     reason: str
@@ -77,7 +77,7 @@ class HangWatch:
         self._hangs: list[float] = []
         self._step_times = StepTimes()
         self._waits = Waits()
-        # It may be that those who are silent were not let run, and this process neither: from then on counts.
+        # Silence counts from here on only: before, the whole machine may have been suspended, this process included.
         self._awake = self._looked = self._started = time.monotonic()
         self._activity = Activity((), self._started)
 
@@ -101,9 +101,9 @@ class HangWatch:
         self._step_times.begin(self._started)
 
     def end_hang(self, *, may_restart: bool) -> bool:
-        """If the job hangs, log how, and kill who is to blame; whether it did.
+        """If the job hangs, log the hang and kill the culprits; return whether it did.
 
-        That takes some seconds, in which workers are asked for their stacks.
+        It takes some seconds to collect the workers' stacks.
 
         Args:
             may_restart: Whether there would be a restart, so that an error can be made good.
@@ -147,13 +147,13 @@ class HangWatch:
                 kill_group(pid)
             self.killed.update(running)
             end = time.monotonic() + _DEATH_TIMEOUT
-            while running and time.monotonic() < end:
+            while running and time.monotonic() < end:  # one death is enough: torch stops the other workers after it
                 if any(peek(pid) is not None for pid in running):
                     return
                 time.sleep(0.001)
 
     def _notice_pause(self, now: float) -> float:
-        """Seconds since the last look; if these are too many, this process was not let run."""
+        """Seconds since the last look; too many mean that this process was suspended."""
         passed, self._looked = now - self._looked, now
         if passed > 2 * self.interval + 1.0:
             self._reset_silence()
@@ -165,7 +165,7 @@ class HangWatch:
         self._waits.begin()
 
     def _lines(self) -> dict[int, Telemetry]:
-        """The last telemetry of each worker since it was started; one that is open goes before one that is closed."""
+        """The last telemetry of each worker since its start; that of an open checkpointer has priority."""
         found: dict[int, Telemetry] = {}
         for directory in self._read().values():
             for rank, line in enumerate(directory):
@@ -179,6 +179,7 @@ class HangWatch:
 
     def _observations(self, now: float, lines: Lines) -> dict[int, Observation]:
         """All running ranks that have a checkpointer, or had one when they were restarted."""
+        # A pid of 0 marks a closed checkpointer; a rank without a line was restarted and has not opened one yet.
         self._known |= {rank for rank, line in lines.items() if line.pid}
         self._known -= {rank for rank, line in lines.items() if not line.pid}
         found = {}
@@ -190,20 +191,22 @@ class HangWatch:
         return found
 
     def _runs(self, rank: int, speaker: int) -> bool:
-        """Whether a worker runs, and who speaks for it, too: a child of it, perhaps, if it is a script."""
+        """Return whether a worker runs, or, if it is a script, the child of it that sends its heartbeats."""
         return self._processes[rank].is_alive() and (speaker <= 0 or bool(state_of(speaker)))
 
     def _inspect(self, lines: Lines, sights: Mapping[int, Observation], ranks: Sequence[int]) -> Hang | None:
-        """Look closely when ``ranks`` seem to hang; None if they do not after all."""
+        """Inspect workers closely when ``ranks`` seem to hang; None if they do not after all."""
+        # 1. no debugger is attached   2. processor time: a rank that computes does not wait for others
+        # 3. stacks, by a signal   4. telemetry again: workers may have gone on meanwhile   5. the culprits
         speakers = {rank: max(lines.get(rank, _NOTHING).pid, 0) or pid for rank, pid in self._pids.items()}
         states = {rank: state_of(pid) if self._runs(rank, pid) else "" for rank, pid in speakers.items()}
         if "t" in states.values():
             self._reset_silence()
-            return None  # somebody debugs it
+            return None  # a debugger traces it
         before = processor_times(self._pids.values())
         time.sleep(_GLANCE)
         after = processor_times(self._pids.values())
-        running = [rank for rank, state in states.items() if state != "T"]
+        running = [rank for rank, state in states.items() if state != "T"]  # a stopped process handles no signal
         stacks = ask({r: (speakers[r], lines.get(r, _NOTHING).stacks) for r in running}, _STACKS_TIMEOUT)
         if any(debugger in each.text for each in stacks.values() for debugger in _DEBUGGERS):
             logger.info("workers that are silent are being debugged")
@@ -227,7 +230,7 @@ class HangWatch:
 
 
 def _waits(stacks: Stacks) -> bool:
-    """Whether a worker's main thread is where ranks wait for each other."""
+    """Return whether a worker's main thread is in a function in which ranks wait for each other."""
     return stacks.innermost is not None and any(part in stacks.innermost.file for part in _WAITS)
 
 

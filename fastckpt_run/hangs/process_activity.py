@@ -16,8 +16,8 @@ _TICK = 1 / os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
 Work = dict[tuple[int, str], float]
-"""What has been done so far by each thread, and by the children of each process that have ended; in units of what
-counts as doing something for a second."""
+"""Work done so far by each thread, and by the ended children of each process; in units of
+the least work that counts as activity for a second."""
 
 
 def state_of(pid: int) -> str:
@@ -35,7 +35,7 @@ def processor_times(workers: Collection[int]) -> dict[int, float]:
 
 
 class Activity:
-    """When workers have last done anything."""
+    """The last time at which workers did anything."""
 
     def __init__(self, workers: Collection[int], now: float) -> None:
         self._workers = workers
@@ -64,7 +64,7 @@ class Activity:
 
 
 def _work(workers: Collection[int]) -> tuple[Work, dict[int, str]]:
-    """What has been done, and which threads wait for a disk (D) or a processor (R)."""
+    """Work done so far, and the threads that wait for a disk (D) or a processor (R)."""
     found: Work = {}
     waiting = {}
     for _, pid, fields in _members(workers):

@@ -13,7 +13,7 @@ Lines = Mapping[int, Telemetry]
 
 
 class StepTimes:
-    """How long steps take: the slowest of the recent ones; and starts.
+    """Durations of steps and starts: the slowest of the recent ones.
 
     Attributes:
         start: Seconds from the slowest start of workers to their first step, or how far towards it they have come.
@@ -60,7 +60,7 @@ class Waits:
         self._shown.clear()
 
     def advance(self, seconds: float) -> None:
-        """So much time has passed in which all ranks may have waited."""
+        """Add time in which all ranks may have waited."""
         self._clock += seconds
 
     def of(self, rank: int, beat: int) -> float:

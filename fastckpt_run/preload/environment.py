@@ -16,7 +16,7 @@ PER_WORKER = re.compile(
 READ_BY_LIBRARIES = re.compile(
     r"(OMP|MKL|KMP|GOMP|OPENBLAS|GOTO|NUMEXPR|PYTORCH|TORCH(?!_NCCL|ELASTIC)\w*|LD|MALLOC|GLIBC)_\w+|PYTHON\w+|LANG|LC_\w+"
 )
-"""Variables that native libraries or Python read when they are loaded, where nobody can watch them."""
+"""Variables that native libraries or Python read when they are loaded; such reads cannot be recorded."""
 
 SCANS = {"tqdm.utils": "TQDM_"}
 """Modules that go through all variables when they are imported, and how the names begin of those that they keep.
@@ -24,7 +24,7 @@ SCANS = {"tqdm.utils": "TQDM_"}
 torch imports tqdm where it is installed.
 """
 _DEEPEST = 6
-"""How many callers away from a read such a module may be."""
+"""Callers that may be between a read and such a module, at most."""
 
 _read: set[str] = set()
 

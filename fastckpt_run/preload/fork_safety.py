@@ -36,7 +36,7 @@ class Traces:
         self.groups = _torch("distributed", "is_initialized")
 
     def base_faults(self, before: "Traces") -> Iterator[str]:
-        """Why torch itself, imported since ``before``, makes this process unfit."""
+        """Reasons why torch itself, imported since ``before``, makes this process unfit."""
         if self.devices:
             yield "initialised CUDA"
         if self.groups:
@@ -60,7 +60,7 @@ class Traces:
             yield "changed the working directory"
 
     def faults(self, before: "Traces") -> Iterator[str]:
-        """Why what was imported since ``before`` makes this process unfit."""
+        """Reasons why modules imported since ``before`` make this process unfit."""
         yield from self.base_faults(before)
         if self.tasks - before.tasks and self.threads == before.threads:
             yield "started a thread in native code"
@@ -101,7 +101,7 @@ def seeds_counted() -> Iterator[None]:
 
 
 def working_directory() -> str:
-    """Where this process is, also if that was removed."""
+    """The working directory of this process, also if it was removed."""
     return os.readlink("/proc/self/cwd")  # noqa: PTH115
 
 

@@ -26,7 +26,7 @@ from fastckpt_run.preload.fork_request import GO, ForkReport, ForkRequest
 
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _kept: list[object] = []
-"""What /proc shows of this process: the kernel reads it from where it is."""
+"""The command line and environment that /proc shows: the kernel reads them from this memory."""
 
 
 class ForkedProcess:
@@ -36,6 +36,9 @@ class ForkedProcess:
         """Take over the worker's own state; returns when the agent lets it go, and else ends the process."""
         self._order, self._report = ForkRequest.read(memory), ForkReport(memory)
         self._pid = os.getpid()
+        # 1. environment, command line, signals   2. wait for the agent, which may kill this process until then
+        # 3. the agent's death signal, once the agent is the parent   4. descriptors and text streams
+        # 5. what imports printed in the template, as if they ran here   6. seeds, keys, thread ids
         output = [os.pread(descriptor, size, 0) for descriptor, size in zip((1, 2), printed, strict=True)]
         environment.replace(self._order.environment)
         _show(self._order.argv, self._order.environment)
@@ -53,7 +56,7 @@ class ForkedProcess:
         _renew_identity()
 
     def script(self) -> Callable[[], int]:
-        """What runs the script as Python does; when it is called, `end` takes what it returns.
+        """A function that runs the script as Python does; `end` takes its result.
 
         It shows a traceback, and returns another number than 0, if the script raised; after SystemExit it does not
         return. A file is run without any frame of ours, but for the caller's, below its own.
@@ -86,7 +89,7 @@ class ForkedProcess:
 
 
 def _file(path: str) -> Callable[[], int]:
-    """What runs a file by Python's own function for that."""
+    """A function that runs a file through CPython's own function for that."""
     libc = ctypes.CDLL(None)
     libc.fopen.restype = ctypes.c_void_p
     file = libc.fopen(os.fsencode(path), b"rb")
@@ -195,7 +198,7 @@ def _restore_signals(ignored: set[int]) -> None:
 
 
 def _close_all_but_streams() -> None:
-    """Close all other descriptors: those that there are, for the limit may allow a thousand million."""
+    """Close all other descriptors: only open ones, because the limit may allow a thousand million."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         if int(name) > 2:
             with suppress(OSError):  # the one that lists them
@@ -217,7 +220,7 @@ def _open_streams() -> None:
 
 
 def _renew_identity() -> None:
-    """Renew what each process has of its own: seeds, keys, the name of its thread."""
+    """Renew state that no two processes may share: seeds, keys, the id of the main thread."""
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:

@@ -15,14 +15,14 @@ from fastckpt_run.preload.fork_safety import Traces, seeds_counted
 from fastckpt_run.preload.source_watch import is_installed
 
 BASE = ("torch", "torch._dynamo", "torch.nn.parallel", "torch.distributed", "fastckpt", "fastckpt.ddp")
-"""What every worker of a job imports: torch._dynamo when it makes its first optimizer, which takes a second."""
+"""Modules that every worker of a job imports: torch._dynamo with its first optimizer, which takes a second."""
 _LONGEST = 1000
-"""How many characters of an error are shown."""
+"""Characters of an error that are shown, at most."""
 
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """What to import besides the base: modules as (name, names imported from it), and what the script's folder has.
+    """Modules to import besides the base, as (name, names imported from it), and those in the script's folder.
 
     Attributes:
         asked: Modules that the user named; they may come from anywhere.
@@ -44,7 +44,7 @@ class ImportPlan:
 
 @dataclass(frozen=True)
 class ImportOutcome:
-    """What came of a plan: ``fault`` and the module that is to blame (empty: all), or none.
+    """The outcome of a plan: ``fault`` and the module that is to blame (empty: all), or none.
 
     ``read`` names the variables that imports have read, and ``late`` those that torch reads when it needs its compiler.
     """
@@ -91,7 +91,7 @@ def _in_script_folder(folder: str) -> Iterator[None]:
 
 
 def _installed(plan: ImportPlan) -> Iterator[tuple[str, list[str]]]:
-    """What a plan has found, up to the first module that is not installed: nobody knows what that does to others."""
+    """Modules of a plan up to the first that is not installed: its effect on later ones is unknown."""
     for module in plan.found:
         if not _is_installed(module[0], plan.folder):
             return
@@ -112,7 +112,7 @@ def _reads_of_rank(read: set[str]) -> Iterator[str]:
 
 
 def _is_installed(module: str, folder: str) -> bool:
-    """Whether a script in ``folder`` finds a module in Python or an installed package: others may change meanwhile."""
+    """Return whether a script in ``folder`` finds a module in Python or an installed package: others may change."""
     top = module.partition(".")[0]
     spec = PathFinder.find_spec(top, [folder]) if folder else None
     if spec is not None and spec.loader is not None:

@@ -38,7 +38,7 @@ class Child:
 
     @classmethod
     def all(cls) -> Iterator[Self]:
-        """The children of this process that nobody has reaped."""
+        """The children of this process that are not reaped yet."""
         parent = os.getpid()
         for path in Path("/proc").glob("[0-9]*"):
             if fields := stat_of(path):
@@ -47,7 +47,7 @@ class Child:
                     yield cls(int(path.name), state in "ZX", int(session))
 
     def holds(self, file: str) -> bool:
-        """Whether it has ``file`` open, named as links in /proc name it."""
+        """Return whether it has ``file`` open, named as links in /proc name it."""
         with suppress(OSError):
             return any(os.readlink(path) == file for path in Path(f"/proc/{self.pid}/fd").iterdir())  # noqa: PTH115
         return False

@@ -96,6 +96,8 @@ class Preloader:
         if closed := _not_inherited(streams):
             self._give_up(f"they inherit no {closed}, which is closed")
             return None
+        # 1. a template whose imports this environment would not change   2. the order, in a memory file
+        # 3. the fork, which becomes a child of this process; after any failure the worker is executed instead
         try:
             template = self._ready(environment)
             if template is None:
@@ -106,7 +108,7 @@ class Preloader:
             self._replace(str(error))
             return None
         self._failures = 0
-        self._reports[pid] = ForkReport(memory)
+        self._reports[pid] = ForkReport(memory)  # has its own mapping of the file
         os.close(memory)
         return ForkedWorker(arguments, pid)
 
@@ -173,6 +175,7 @@ class Preloader:
                 self._failed = True
                 self._report("the template is not ready yet", loudly=patient)
                 return None
+            # _outcome may have replaced the template by one without a faulty module: then wait for that one
             if self._template is template and (why := self._script.contradicts(outcome.read, outcome.late)):
                 self._give_up(why)
             elif self._template is template:
@@ -181,7 +184,7 @@ class Preloader:
         return None
 
     def _outcome(self, template: Template, deadline: float) -> ImportOutcome | None:
-        """What came of a template's imports; one that they spoiled is replaced by one that does without them."""
+        """Wait for a template's imports; replace a template that modules have spoiled by one without them."""
         known = template.known
         outcome = template.outcome(deadline)
         if outcome is None or known:
@@ -205,16 +208,16 @@ class Preloader:
         self.close()
         self._start()
         if self._template is not None:
-            self._template.started = since  # however many modules are unfit, nobody waits longer
+            self._template.started = since  # unfit modules must not extend the wait of the workers
 
 
 def runs_script(spec: WorkerSpec) -> bool:
-    """Whether workers are this interpreter with a script or a module, as torch starts it; not with ``--no-python``."""
+    """Return whether workers are this interpreter with a script or module, as without ``--no-python``."""
     return spec.entrypoint == sys.executable and spec.args[:1] == ("-u",) and len(spec.args) > 1
 
 
 def _unfit(spec: WorkerSpec) -> str:
-    """Why workers of this kind cannot be forked; empty if they can."""
+    """The reason why workers of this kind cannot be forked; empty if they can."""
     if callable(spec.entrypoint):
         return "--run-path starts them in its own way"
     if not runs_script(spec):

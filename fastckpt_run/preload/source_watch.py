@@ -15,12 +15,12 @@ PACKAGES = frozenset(
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
     )
 )
-"""Where packages are installed; such a folder changes when one is added, removed or replaced."""
+"""Directories in which packages are installed; one changes when a package is added, removed or replaced."""
 _LIBRARY = frozenset(Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))
 
 
 def is_installed(place: Path) -> bool:
-    """Whether a file belongs to an installed package."""
+    """Return whether a file belongs to an installed package."""
     return any(place.is_relative_to(home) for home in PACKAGES)
 
 

@@ -83,7 +83,7 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Fo
                 os._exit(0)
         except OSError:
             os._exit(1)
-        agent.close()  # only the template shall hold it: its end is the agent's sign of its death
+        agent.close()  # only the template may hold it: the agent notices its death by the closed socket
         os.setsid()
         os.write(write, str(os.getpid()).encode())
         return ForkedProcess(*descriptors, printed=printed)
@@ -91,7 +91,7 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Fo
         os.close(descriptor)
     if middle > 0:
         number = os.read(read, 32)
-        with suppress(ChildProcessError):  # nobody has to reap it where SIGCHLD is ignored
+        with suppress(ChildProcessError):  # the kernel reaps it where SIGCHLD is ignored
             os.waitpid(middle, 0)
         _answer(agent, {"pid": int(number)} if number else {"error": "the fork died at once"})
     os.close(read)

@@ -63,7 +63,7 @@ class Template:
 
     @property
     def known(self) -> bool:
-        """Whether it has reported the outcome of its imports."""
+        """True if it has reported the outcome of its imports."""
         return self._outcome is not None
 
     def look(self) -> None:
@@ -83,6 +83,8 @@ class Template:
         Returns its pid, and the memory file of its order and report, which is the caller's to close. Raises
         TemplateError if it did not work: then there is no such worker.
         """
+        # The fork waits at the pipe until it is a child of this process: one that fails before that reads the end
+        # of the pipe, or is killed as a holder of it, and has run nothing of the script.
         let, go = os.pipe()
         memory = order.write()
         try:
@@ -113,6 +115,7 @@ class Template:
         if "pid" not in answer:
             raise TemplateError(f"the template could not fork: {answer.get('error')}")
         pid = int(answer["pid"])
+        # Raises unless the pid is a child of ours; WNOWAIT leaves its exit code to torch.
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError as error:
@@ -120,7 +123,7 @@ class Template:
         return pid
 
     def _answer(self, deadline: float) -> dict[str, Any] | None:
-        """Its next message; None if there is none before the deadline. Raises TemplateError if it has ended."""
+        """Receive its next message; None if there is none before the deadline. Raises TemplateError if it has ended."""
         self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
             text = self._socket.recv(_MESSAGE)
@@ -141,7 +144,7 @@ class Template:
         return lines[-1] if lines else f"exit code {code}"
 
     def close(self) -> None:
-        """Kill it, if it lives, and reap it; may be called again."""
+        """Kill it, if it is alive, and reap it; idempotent."""
         self._process.kill()
         with suppress(TimeoutExpired):  # the kernel may not let it go, while it reads from a dead file system
             self._process.wait(_ANSWER)
@@ -152,7 +155,7 @@ class Template:
 
 
 def inheritance() -> tuple[object, ...]:
-    """What an executed child would have from this process, and a fork of a template has from then."""
+    """Attributes that an executed child would inherit now, and that a template inherited when it started."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     kept = ("Umask:", "Uid:", "Gid:", "Groups:", "SigBlk:", "CapEff:", "NoNewPrivs:", "Cpus_allowed:", "Mems_allowed:")
     lines = tuple(line for line in status if line.startswith(kept))

@@ -30,15 +30,15 @@ LONGEST_GLANCE = timedelta(seconds=64)
 LONGEST_PAUSE = 0.05
 """Seconds between two looks at whether a message is there, where another message may make it needless."""
 PIECE = 4 << 20
-"""Bytes of a message that the store is given at once; it refuses more than 8 MiB."""
+"""Bytes of a message in one value of the store, which refuses more than 8 MiB."""
 ANY = "any"
-"""The key that says that a rank has left; its own says which."""
+"""The key that is set when any rank has left; a key of its own names the rank."""
 
 Answers = Callable[[], list[Any]]
 
 
 class PeerDeparted(FastckptError):
-    """A rank has left an agreement, and sends nothing any more."""
+    """A rank has left an agreement and sends no more values."""
 
 
 class Overtaken(Exception):
@@ -60,7 +60,7 @@ class StoreMailbox:
         return json.loads(data)
 
     def put(self, key: str, message: Any) -> None:
-        """Leave a message: the pieces after the first one before that, which says how many there are."""
+        """Leave a message: its first piece last, because that one has the number of pieces and makes the rest count."""
         data = self.encode(message)
         pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)] or [b""]
         for number, piece in reversed(list(enumerate(pieces))):
@@ -88,12 +88,12 @@ class StoreMailbox:
         return self.read(key)
 
     def meet(self, key: str, count: int, end: float, unless: str) -> None:
-        """Return when so many ranks have come here; raises as `get`."""
+        """Return when ``count`` ranks have called this; raises as `get`."""
         self._store.add(key, 1)
         self._poll(lambda: self._store.add(key, 0) >= count, key, end, unless)
 
     def _poll(self, has_come: Callable[[], bool], key: str, end: float, unless: str) -> None:
-        """Look again and again: a wait in the store that times out within a second is a warning of torch's each."""
+        """Poll the store: torch logs a warning for each wait in it that times out, however short."""
         pauses = (min(LONGEST_PAUSE, 0.001 * 1.2**turn) for turn in itertools.count())
         while not has_come():
             if unless and self._store.check([unless]):
@@ -122,23 +122,23 @@ class StoreMailbox:
 
     def remove(self, key: str) -> None:
         """Remove a message that everybody has read, or what `meet` has left."""
-        self._store.delete_key(key)  # what it returns is no answer: a FileStore always says True
+        self._store.delete_key(key)  # the result means nothing: a FileStore always returns True
         for number in itertools.count(1):
             if not self._store.check([f"{key}/{number}"]):
                 return
             self._store.delete_key(f"{key}/{number}")
 
     def has(self, key: str) -> bool:
-        """Whether something is there."""
+        """Return whether there is a message under a key."""
         found: bool = self._store.check([key])
         return found
 
     def word(self, key: str) -> str | None:
-        """The short word under a key; None if there is none. One question to the store."""
+        """The short word under a key; None if there is none. One round trip to the store."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def say(self, key: str, word: str) -> str:
-        """Leave a short word, which everybody sees from the return on; the first one that was left there."""
+        """Set a short word, visible to all ranks on return, unless one is set; returns the one that is."""
         first: bytes = self._store.compare_set(key, "", word)
         return first.decode()
 
@@ -153,19 +153,19 @@ class Agreement:
     _rounds: ClassVar[defaultdict[tuple[str, str], Iterator[int]]] = defaultdict(itertools.count)
 
     def __init__(self, name: str, of: str = "") -> None:
-        """Make one, beside the one ``of`` a name, if that is given: who leaves that leaves this.
+        """Make an agreement; a rank that leaves the one named ``of``, if given, leaves this one, too.
 
-        All ranks make one, and the first one together; raises torch's DistStoreError if a rank does not come.
+        All ranks make it, and their first one together; raises torch's DistStoreError if a rank does not come.
         """
         self._name, self._of = name, of or name
         self._mailbox, self._departures = StoreMailbox(job_store(name)), StoreMailbox(job_store(f"{self._of}/left"))
         self._round = self._rounds[session(), name]
 
     def say(self, value: Any) -> Answers:
-        """Send this rank's value (JSON), without waiting for the others; what every rank sends, in the order of ranks.
+        """Send this rank's value (JSON) without waiting; returns a function that waits for the values of all ranks.
 
-        The function returned waits for all, and is called once before the next `say`. It raises torch's DistStoreError
-        if a rank does not come, or PeerDeparted.
+        Call the function once, before the next `say`; its values are in the order of ranks. It raises torch's
+        DistStoreError if a rank does not come, or PeerDeparted.
         """
         rank, number = dist.get_rank(), next(self._round)
         keys = [f"{number}/{each}" for each in range(dist.get_world_size())]
@@ -191,15 +191,15 @@ class Agreement:
             raise PeerDeparted(f"rank {lacking[0]} has closed")
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank sends (JSON), in the order of ranks; raises as the answers of `say`."""
+        """The values that all ranks send (JSON), in the order of ranks; raises as the answers of `say`."""
         return self.say(value)()
 
     def beside(self, name: str) -> "Agreement":
-        """Another one of the same ranks, that may be used while answers of this one are outstanding."""
+        """Another agreement of the same ranks, which may be used while answers of this one are outstanding."""
         return Agreement(f"{self._name}/{name}", self._of)
 
     def leave(self) -> None:
-        """Send nothing any more, here and in those beside it: a rank that waits for this one gets `PeerDeparted`."""
+        """Leave this agreement and those beside it: a rank that waits for this one gets `PeerDeparted`."""
         with contextlib.suppress(dist.DistError, RuntimeError):  # the store may be gone, as the others are then
             self._departures.say(str(dist.get_rank()), "left")
             self._departures.say(ANY, "left")
@@ -209,19 +209,19 @@ class SingleRank(Agreement):
     """The agreement of a job of one rank, without a process group."""
 
     def __init__(self) -> None:
-        """Nothing is shared."""
+        """Make an agreement that needs no store."""
 
     def say(self, value: Any) -> Answers:
-        """What the one rank sends, as the others would receive it."""
+        """The value of the one rank, as the others would receive it."""
         sent = json.dumps(value)
         return lambda: [json.loads(sent)]
 
     def beside(self, name: str) -> Agreement:
-        """The same, as it keeps nothing."""
+        """Return the same agreement, which has no state."""
         return self
 
     def leave(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no other rank waits."""
 
 
 class Departures:

@@ -49,7 +49,7 @@ class SaverClient:
     """
 
     def __init__(self, options: SaverOptions, place: RankInfo, address: str) -> None:
-        """Connect; raises PlaceInUse if another job uses the directory, AgentLost if nobody answers."""
+        """Connect; raises PlaceInUse if another job uses the directory, AgentLost if the saver does not answer."""
         self.place = place
         self.options = options
         self.news: deque[SaveId] = deque()
@@ -89,7 +89,7 @@ class SaverClient:
         self._presence.renew()
 
     def reserve(self, files: dict[str, int]) -> None:
-        """Have room made for images of these sizes (bytes), in the background; raises ArenaTooSmall."""
+        """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""
         self._ask(m.Reserve(files), m.Done, RESERVE_TIMEOUT)
 
     def begin(self, save: SaveId, files: dict[str, int], closed: Sequence[int] = ()) -> None:
@@ -137,11 +137,11 @@ class SaverClient:
         self._ask(m.Bad(memory, storage), m.Done)
 
     def report_resumed(self, tier: str, bad: list[str], abandoned: list[list[int]]) -> None:
-        """Report the tier of the checkpoint to resume, if any, those that could not be used, and those not by all."""
+        """Report the tier of the resumed checkpoint, if any, the bad ones, and newer ones that other nodes lack."""
         self._ask(m.Resumed(tier, bad, abandoned), m.Done)
 
     def tell_loaded(self, save: SaveId | None, tier: str, seconds: float) -> None:
-        """Report that this rank has its state, from which tier, and how long that took; no tier: there was none."""
+        """Report that this rank has its state, the tier, empty for none, and the seconds that the load took."""
         self._send(m.Loaded(list(save or ()), tier, seconds), "what was loaded")
 
     def tell_decided(self, decided: m.Decided) -> None:
@@ -159,7 +159,7 @@ class SaverClient:
         return status
 
     def close(self, goodbye: m.Goodbye | None = None) -> None:
-        """Deregister: nobody waits for this writer any more."""
+        """Deregister: no save waits for this writer any more."""
         try:
             self._ask(goodbye or m.Goodbye(), m.Done)
         except FastckptError:

@@ -1,4 +1,4 @@
-"""Runs a user's own deletion strategy on what became durable."""
+"""Runs a user's own deletion strategy on checkpoints that became durable."""
 
 import logging
 from collections import deque
@@ -13,12 +13,12 @@ logger = logging.getLogger("fastckpt")
 
 
 class DeletionRunner:
-    """Lets a strategy see what became durable, in this process; nothing if there is none that is the user's own.
+    """Calls a user's strategy with each checkpoint that became durable, in this process; does nothing without one.
 
     Args:
-        strategy: Theirs, ours, or none.
+        strategy: The user's, one of ours, which agents apply, or none.
         directory: The checkpoint directory.
-        news: What became durable, oldest first; emptied here.
+        news: Checkpoints that became durable, oldest first; emptied here.
     """
 
     def __init__(self, strategy: CheckpointDeletionStrategy | None, directory: str, news: deque[SaveId]) -> None:
@@ -31,8 +31,8 @@ class DeletionRunner:
     def clean_up(self) -> None:
         """Run it, here and never in the agent.
 
-        Trouble with storage is logged. Whatever else the strategy raises is a mistake in it that its user should see:
-        it comes out of a save that is complete, and the next one goes on with the next checkpoint.
+        Trouble with storage is logged. Any other exception is a mistake in the strategy that its user should see:
+        it is raised from a save that is complete, and the next save goes on with the next checkpoint.
         """
         if self._strategy is None:
             self._news.clear()
@@ -58,6 +58,6 @@ class DeletionRunner:
                 raise
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()

@@ -16,7 +16,7 @@ _WHY = {
 
 @dataclass(frozen=True)
 class FlashOptions:
-    """What the checkpointers of Flash Checkpoint take, and what has no effect here."""
+    """Options that the checkpointers of Flash Checkpoint take and that have no effect here."""
 
     replica_count: int = 0
     comm_backend: str = ""

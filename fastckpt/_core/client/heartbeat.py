@@ -22,7 +22,7 @@ from fastckpt.errors import ConfigError
 
 @dataclass(eq=False)
 class _Mark:
-    """A phase that the script has marked; it may last so many nanoseconds, 0 if the script does not say."""
+    """A phase that the script has marked, with its limit in nanoseconds, 0 if the script gives none."""
 
     name: str
     allowed: int
@@ -30,7 +30,7 @@ class _Mark:
 
 _LONGEST = 1e9
 _OVERRUN = 600.0
-"""Seconds by which what has a timeout of its own may overrun it, before that is a hang."""
+"""Seconds by which a phase may overrun its own timeout before that is a hang."""
 _marks: list[_Mark] = []
 _ended = [0.0]
 """Seconds that marked phases took."""
@@ -39,7 +39,7 @@ _open: "list[Heartbeat]" = []
 
 @contextmanager
 def phase(name: str, timeout: float = 0.0) -> Iterator[None]:
-    """Mark a part of a script in which no steps are taken, such as an evaluation, for what watches for hangs.
+    """Mark a part of a script in which no steps are taken, such as an evaluation, for the detection of hangs.
 
     All ranks should enter it, also those that only wait meanwhile.
 
@@ -78,7 +78,7 @@ def _nanoseconds(seconds: float) -> int:
 
 @cache
 def _report_exit() -> None:
-    """Have the end of this process reported: it may take longer than a step."""
+    """Report the end of this process as a phase when it begins: it may take longer than a step."""
     with suppress(RuntimeError):  # it ends already
         threading._register_atexit(_exit)  # type: ignore[attr-defined]  # not atexit: that waits for threads first
 
@@ -94,7 +94,7 @@ def _show_marks() -> None:
 
 
 def _only_makes_states() -> bool:
-    """Whether the step of an optimizer that runs is one by which torch makes its states, to load into or to save them.
+    """Return whether the optimizer step that runs only makes states, to load into or to save: torch makes them so.
 
     `torch.distributed.checkpoint.state_dict` makes it, before the first one of training, and it changes no parameter.
     """
@@ -153,7 +153,7 @@ class Heartbeat:
 
     @contextmanager
     def stall(self, name: str, timeout: float | None = None) -> Iterator[None]:
-        """As `work`, of which training waits for the end."""
+        """Report a phase, as `work`, whose end training waits for."""
         start = time.monotonic_ns()
         with self.work(name, timeout):
             try:

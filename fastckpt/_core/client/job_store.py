@@ -1,4 +1,4 @@
-"""The job's own part of the store that formed the process group, without messages of an earlier round."""
+"""The job's own keys in the store that formed the process group, without messages of an earlier round."""
 
 import logging
 import secrets
@@ -21,22 +21,22 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 TIMEOUT = timedelta(hours=1)
-"""How long the slowest rank may take to verify its files, which may mean to download them, and to load them.
+"""The time that the slowest rank may take to verify its files, which may mean to download them, and to load them.
 
-A rank that dies or gives up is no reason to wait: who launched it ends the others.
+A rank that dies or gives up is not waited for so long: its launcher ends the others.
 """
 GLANCE = timedelta(seconds=2)
-"""How long a wait for the store keeps Python from handling a signal."""
+"""The longest wait in the store, in which Python handles no signal."""
 PATIENCE = 60.0
-"""Seconds until the log names ranks that are waited for: perhaps they never construct a checkpointer."""
+"""Seconds until the log names missing ranks: perhaps they never construct a checkpointer."""
 LONGEST_PAUSE = 0.05
-"""Seconds between two looks of the first rank at whether others have come."""
+"""Seconds, at most, between two checks of the first rank for others that have come."""
 
 MOST_NAMED = 8
-"""Ranks that are named at a time."""
+"""Ranks that a message names."""
 
 FORMING_PATIENCE = 30.0
-"""Seconds in which a process group forms, if all workers are alike."""
+"""Seconds in which a process group forms, if no address in the store is stale."""
 FORMING = {"init_process_group", "new_group"}
 EXPLANATION = (
     "torchrun keeps its store while it restarts workers: this one (restart %d) may have read there where a dead worker "
@@ -54,13 +54,13 @@ def session() -> str:
     """The name of this process group, which no other one has ever had; all ranks call it together the first time.
 
     torchrun keeps its store while workers are restarted, and a process may form one group after another in the same
-    store. Neither restart counts, which agents of several nodes count apart, nor words of an earlier first rank tell
-    them apart. So each rank asks under a word that it has drawn, and the first rank, which has drawn the name, answers
-    under that word: to those who are there, because nobody else waits for it.
+    store. Restart counts do not distinguish these, because agents of several nodes count independently; nor do keys of
+    an earlier first rank. So each rank asks with a random word, and the first rank, which has drawn the name, answers
+    under that word: the answer reaches only live ranks, because no other process waits for it.
 
     Raises torch's DistStoreError if a rank does not come within `TIMEOUT`.
     """
-    with _turn:
+    with _turn:  # checkpointers of several threads must not ask twice: the first rank answers each rank once
         group = dist.group.WORLD
         if group not in _sessions:
             store = _part("meet")
@@ -69,7 +69,7 @@ def session() -> str:
 
 
 def job_store(name: str) -> "dist.distributed_c10d.PrefixStore":
-    """The part of the store that bears this name; all ranks call it, as `session`."""
+    """The part of the store of this name; all ranks call it, as `session`."""
     return _part(f"{session()}/{name}")
 
 
@@ -80,15 +80,15 @@ def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":
 
 
 def forgetting_addresses() -> Callable[[], None]:
-    """What removes the addresses of this rank that gloo has left in a store that outlives the workers.
+    """A function that removes the addresses that gloo has left of this rank in a store that outlives the workers.
 
-    Restarted workers that come there before the others would read them, connect to the dead, and fail, or wait for
-    them. Nobody needs them any more once all ranks have formed the groups that this one has formed by now: call what
-    is returned then.
+    A restarted worker that reads the store before the others have written to it would connect to dead ranks, and fail
+    or wait. The addresses are needless once all ranks have formed the groups that this rank has formed by now: call the
+    function then.
     """
     place = RankInfo.from_environment()
     if place.gloo_is_lazy or not place.store_outlives_workers:
-        return lambda: None
+        return lambda: None  # lazy ranks read addresses when they first communicate: they must stay
     left = [(store, f"cpu//0/{group.rank()}") for group, store in group_stores()]
 
     def forget() -> None:
@@ -103,7 +103,7 @@ def _part(name: str) -> "dist.distributed_c10d.PrefixStore":
 
 
 def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
-    """Answer all other ranks, some of which may have left questions when they died; the name."""
+    """Answer all other ranks, also past ones that left a question when they died; returns the name."""
     name, begin, pause, has_warned = secrets.token_hex(8), time.monotonic(), 0.001, False
     asked = dict.fromkeys(range(1, world), "")
     while True:
@@ -127,8 +127,10 @@ def _give(store: "dist.distributed_c10d.Store", world: int) -> str:
 
 
 def _answer(store: "dist.distributed_c10d.Store", asked: dict[int, str], name: str) -> None:
-    """Answer the words that ranks have drawn; those that have taken their answers are not asked any more."""
+    """Answer new words of ranks, and drop from ``asked`` the ranks that have taken their answers."""
     for rank, word in list(asked.items()):
+        # The asking rank deletes its answer. One that nobody deletes was for a dead rank, whose successor asks with
+        # another word under the same key.
         if word and not store.check([f"answer/{word}"]):
             store.compare_set(f"ask/{rank}", word, "")
             del asked[rank]
@@ -161,11 +163,11 @@ def _ask(store: "dist.distributed_c10d.Store") -> str:
 
 
 def explain_stale_addresses() -> None:
-    """Have the log explain, in a restarted worker of torchrun, why its process group fails to form, or does not yet."""
+    """Log, in a restarted worker of torchrun, why its process group fails to form, or takes long."""
     try:
         place = RankInfo.from_environment(copy_of_environment())  # at import
     except ConfigError:
-        return  # the first checkpointer says so
+        return  # the first checkpointer raises it
     if place.agent or not place.restart_count or not place.store_outlives_workers:
         return
     before, main = sys.excepthook, threading.current_thread().ident

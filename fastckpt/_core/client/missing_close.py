@@ -27,12 +27,12 @@ class MissingClose:
         self._final = weakref.finalize(owner, self._warn)
 
     def begin(self, step: int) -> None:
-        """The training goes on after this step."""
+        """Note that training goes on after this step."""
         self.step = self.saved = self._first = step
         self._resumed = True
 
     def close(self) -> None:
-        """All is well, unless nothing was begun."""
+        """Note that the owner was closed; warns only if it neither loaded nor began anything."""
         if self._final.detach() and not self._resumed and not self._rank and sys.exception() is None:
             logger.warning(
                 "the checkpointer is closed without resume(): nothing was loaded, nothing saved. To train with it, "

@@ -15,7 +15,7 @@ Kinds = dict[str, list[list[str]]]
 """For each part of a state that has optimizers, the classes of each: its own, and those that it refines."""
 
 _WITHIN = ("optimizer", "optim")
-"""Where wrappers have the optimizer whose state is theirs: accelerate's, and torch's ZeroRedundancyOptimizer."""
+"""Attributes in which wrappers have their optimizer: accelerate's, and torch's ZeroRedundancyOptimizer."""
 
 _ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
 
@@ -101,7 +101,7 @@ def _classes(optimizer: Optimizer) -> list[str]:
 
 @contextmanager
 def dtypes_kept(optimizer: Optimizer) -> Iterator[None]:
-    """While this lasts, ``load_state_dict`` leaves each tensor in its dtype: float32, say, for weights in bfloat16."""
+    """Have ``load_state_dict`` leave each tensor in its dtype, such as float32 for weights in bfloat16."""
     given: dict[str, Any] = {}
 
     def before(optimizer: Optimizer, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from fastckpt._core.arguments import member
 
 
 class StorageType(enum.Enum):
-    """How far a save goes before it counts: into shared memory, or on to storage in the background."""
+    """The tier that a save must reach: shared memory, or storage, in the background."""
 
     MEMORY = 0
     DISK = 1
@@ -40,7 +40,7 @@ def at_least(storage_type: StorageType | None, *given: Any) -> StorageType | Non
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Whether a save is to be persisted, and how.
+    """Request to persist a save, or to leave it in memory.
 
     Attributes:
         persist: Whether it is.
@@ -58,7 +58,7 @@ TO_MEMORY, TO_DISK = SaveRequest(), SaveRequest(persist=True)
 
 @dataclass(frozen=True)
 class SaveResult:
-    """What became of a save.
+    """The result of a save.
 
     Attributes:
         saved: Whether this rank's part of the step is in memory (and, with DISK, on its way to storage), or pending.

@@ -17,10 +17,10 @@ class SaverOptions:
 
     Attributes:
         directory: The checkpoint directory: a real path, or a URL.
-        policy: What of it to keep, as `policy.retention` writes it; empty to keep all.
-        verify: How much is compared with what was saved.
-        remote: Where durable checkpoints are copied to, in the background; empty for nowhere.
-        remote_policy: What of that to keep.
+        policy: The retention policy, as `policy.retention` writes it; empty to keep all.
+        verify: The part of a checkpoint that is compared with what was saved, of `policy.verify`.
+        remote: The place to upload durable checkpoints to, in the background; empty for none.
+        remote_policy: The retention policy of that place.
     """
 
     directory: str

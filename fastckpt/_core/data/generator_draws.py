@@ -1,9 +1,9 @@
 """Draws from the global generators of torch's CPU, Python and numpy, detected in microseconds.
 
-Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. Whether they did
-shows in the states. Public readers of Python's and numpy's turn each of 624 words into an object (20 to 100
-microseconds): the words are read where they lie, if they are where CPython and numpy are known to keep them, which is
-tried when this is imported; else by the public readers.
+Seeding all three takes as long as fetching twenty small samples, and most samples draw from none. A draw shows in the
+state. Public readers of Python's and numpy's states turn each of 624 words into an object (20 to 100 microseconds). So
+the words are read from memory if they are where CPython and numpy are known to keep them, which is checked at import;
+else by the public readers.
 """
 
 import ctypes
@@ -23,10 +23,10 @@ _PYTHON_STATE = id(_PYTHON) + object.__basicsize__
 
 
 class DrawWatch:
-    """The states of the generators before a batch is made, to see which of them it was that something was drawn from.
+    """The states of the generators before a batch is made, to detect those that were drawn from.
 
     Args:
-        but: Those that are seeded anyway.
+        but: Generators that are seeded anyway.
         restores: Whether `restore` will be called.
     """
 
@@ -37,7 +37,7 @@ class DrawWatch:
         self._numpy = _numpy.state() if restores or "numpy" not in but else b""
 
     def moved(self) -> set[str]:
-        """From which of the others something was drawn."""
+        """The names of the other generators that were drawn from."""
         found = {
             "torch": "torch" not in self._but and _torch() != self._torch,
             "python": "python" not in self._but and _python() != self._python,
@@ -61,7 +61,7 @@ class DrawWatch:
 
 
 class SeedWatch:
-    """Sees whether this thread asks for torch's seed, as data sets do that make generators themselves.
+    """Detects that this thread asks for torch's seed, as data sets do that make generators themselves.
 
     Attributes:
         asked: Whether it did.
@@ -84,7 +84,7 @@ class SeedWatch:
 
 
 def _torch() -> bytes:
-    """Bytes are compared ten times as fast as tensors."""
+    """The state of torch's generator as bytes, which compare ten times as fast as tensors."""
     return torch.default_generator.get_state().numpy().tobytes()
 
 
@@ -95,7 +95,7 @@ def _python() -> tuple[Any, ...]:
 
 
 def _is_known() -> bool:
-    """Whether CPython keeps the place, then the words, behind the head of the object."""
+    """Return whether CPython keeps the index, then the words, after the head of the object."""
     if type(_PYTHON).__basicsize__ < object.__basicsize__ + _BYTES:
         return False
     *words, place = random.getstate()[1]

@@ -13,11 +13,11 @@ KINDS = ("torch", "python", "numpy")
 
 
 def seed_generators(seed: int, kinds: Collection[str] = KINDS) -> None:
-    """Set them; ``torch.initial_seed()`` then gives ``seed``, for generators that a data set makes itself.
+    """Seed the generators; ``torch.initial_seed()`` then gives ``seed``, for generators that a data set makes itself.
 
     Args:
         seed: Below 2**64.
-        kinds: Which of them.
+        kinds: The generators to seed.
     """
     if "torch" in kinds:
         torch.default_generator.manual_seed(seed)
@@ -29,7 +29,7 @@ def seed_generators(seed: int, kinds: Collection[str] = KINDS) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Leave them at the end as they were at the beginning."""
+    """Restore the generators at the end of the with block to their states at its beginning."""
     watch = DrawWatch((), restores=True)
     try:
         yield

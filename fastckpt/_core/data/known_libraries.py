@@ -11,10 +11,10 @@ REMEDIES = {
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
-    """Tell a data set which epoch is opened next.
+    """Set the epoch of a data set before it is opened.
 
-    Stages of webdataset count their openings instead, and seed themselves by that count: they are set to it, so that a
-    process which opens the stream for the first time in a later epoch reads that epoch.
+    Stages of webdataset count their openings instead, and seed themselves by that count: the count is set, so that a
+    process that opens the stream for the first time in a later epoch reads that epoch.
     """
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -24,13 +24,13 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
 
 
 def leaves_out(dataset: Any) -> str | None:
-    """What the state of a data set is known to leave out; None if nothing is known."""
+    """The part that the state of a data set is known to leave out; None if nothing is known."""
     kinds = {type(each).__name__ for each in _inner(getattr(dataset, "_ex_iterable", None))}
     return "shuffle buffer" if "BufferShuffledExamplesIterable" in kinds else None
 
 
 def lacks_seed(dataset: Any) -> bool:
-    """Whether a stream shuffles by a generator of numpy that nobody has seeded: each start has another order then.
+    """Return whether a stream shuffles by an unseeded generator of numpy: each start has another order then.
 
     numpy draws 128 bits for such a one, and nobody writes a seed of more than 64.
     """
@@ -41,7 +41,7 @@ def lacks_seed(dataset: Any) -> bool:
 
 
 def remedy(dataset: Any) -> str:
-    """How a data set gives the same samples at each start, and on each rank."""
+    """Advice to make a data set give the same samples at each start, and on each rank."""
     return REMEDIES.get(_home(dataset)) or (
         "Have __iter__ begin anew, and make its generators there, from a seed and the epoch (set_epoch); what each "
         "rank chooses for itself needs sharded=True"

@@ -14,13 +14,13 @@ VERSION = 1
 
 @dataclass
 class DataPosition:
-    """An epoch, and how many of its samples committed steps have used, on all ranks together.
+    """An epoch, and the number of its samples that committed steps have used, on all ranks together.
 
     Attributes:
-        seed: From which all orders follow.
+        seed: The seed of all orders.
         epoch: From 0.
-        cursor: Samples.
-        jumps: Counts the times that somebody set the position, so that an iteration under way notices.
+        cursor: Samples used.
+        jumps: Counts the times that the position was set, so that an iteration under way notices.
     """
 
     seed: int
@@ -32,7 +32,7 @@ class DataPosition:
         whole("seed", self.seed, -(2**63), 2**63)
 
     def jump(self, epoch: int, cursor: int = 0) -> None:
-        """Go somewhere else."""
+        """Set the position."""
         self.epoch, self.cursor = whole("epoch", epoch), whole("cursor", cursor)
         self.jumps += 1
 
@@ -53,14 +53,14 @@ class DataPosition:
         """The position as a checkpoint has it.
 
         Args:
-            length: Samples of the epoch; 0 if nobody knows.
+            length: Samples of the epoch; 0 if unknown.
             order: A number that distinguishes this order from others.
         """
         return {"version": VERSION, "seed": self.seed, "epoch": self.epoch, "cursor": self.cursor, "length": length,
                 "order": order}  # fmt: skip
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` gave, with its seed.
+        """Set position and seed to a result of `state`.
 
         Raises:
             ConfigError: It is no such state.
@@ -86,7 +86,7 @@ def read(state: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, int]:
 
 
 def nothing_own(own: Mapping[str, Any]) -> None:
-    """See that a rank has saved nothing, because all are at one position; raises ConfigError otherwise."""
+    """Raise ConfigError if a rank has saved a state of its own, where all ranks are at one position."""
     if own:
         raise ConfigError(f"all ranks are at one position here, but one per rank was saved: {', '.join(own)}. "
                           "Give the data set that it was saved with, and sharded=True if it shards itself")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The state of an object that hands out data, saved and loaded whatever its class."""
+"""Saves and loads the state of an object that hands out data, of any class."""
 
 import logging
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from fastckpt.errors import ConfigError
 logger = logging.getLogger("fastckpt")
 
 UNKNOWN = -1
-"""What an object does not say."""
+"""The default of a property that an object lacks."""
 
 WORDS = {"world": "ranks", "workers": "loader workers", "length": "samples", "batch": "samples per batch"}
 
 
 class DataState(NamedTuple):
-    """Where data are.
+    """The position of an object that hands out data.
 
     Attributes:
         common: Equal on all ranks; saved once.
@@ -31,10 +31,10 @@ class DataState(NamedTuple):
 
 
 def data_state(data: Any) -> DataState:
-    """What to save, at the end of a step.
+    """The state to save at the end of a step.
 
     Args:
-        data: Has ``state_dict()`` and ``load_state_dict()``, and perhaps the same two of a rank.
+        data: An object with ``state_dict()`` and ``load_state_dict()``, and perhaps the same two for a rank.
 
     Raises:
         ConfigError: It has no such methods.
@@ -48,12 +48,12 @@ def data_state(data: Any) -> DataState:
 
 
 def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-    """Have data go on; call it before the first batch.
+    """Restore the position of data; call it before the first batch.
 
     Args:
         data: As given to `data_state`.
-        common: What all ranks have in common.
-        own: What this rank saved; None if it saved nothing, because there were fewer ranks.
+        common: The state that all ranks have in common.
+        own: The state that this rank saved; None if it saved none, because there were fewer ranks.
 
     Raises:
         ConfigError: Data of this kind cannot go on with this many ranks or loader workers, or it is another kind.
@@ -91,7 +91,7 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
 
 
 def _circumstances(data: Any) -> dict[str, int]:
-    """With which numbers alone the state of a foreign object means the same."""
+    """The numbers of ranks and workers under which alone the state of a foreign object means the same."""
     _, world = rank_and_world(None, None)
     workers, batch = (getattr(data, name, None) for name in ("num_workers", "batch_size"))
     return {

@@ -10,7 +10,7 @@ from fastckpt.errors import ConfigError
 
 
 class Remainder(enum.Enum):
-    """What becomes of the end of an epoch, if it is less than a whole batch for every rank."""
+    """Treatment of the end of an epoch, if it is less than a whole batch for every rank."""
 
     PAD = "handed out, the last row filled up from the beginning of the epoch: all ranks get equally many"
     EVEN = "handed out but for the last incomplete row, fewer samples than ranks: all ranks get equally many"
@@ -26,7 +26,7 @@ class Split:
         rank: This rank.
         world: Number of ranks.
         batch: Samples per rank and step.
-        rest: What becomes of the end of an epoch.
+        rest: The treatment of the end of an epoch.
 
     Raises:
         ConfigError: Rank, world or batch is out of range.
@@ -44,7 +44,7 @@ class Split:
             raise ConfigError(f"rank is {self.rank} of {self.world}; give 0 to {max(self.world - 1, 0)}")
 
     def taken(self, cursor: int, length: int) -> int:
-        """How many samples the step at ``cursor`` uses of an epoch of that length, on all ranks; 0 at its end."""
+        """The number of samples that the step at ``cursor`` uses of an epoch, on all ranks; 0 at its end."""
         left = max(length - cursor, 0)
         whole = self.world * self.batch
         if left >= whole or self.rest is Remainder.PAD or self.rest is Remainder.UNEVEN:
@@ -61,13 +61,13 @@ class Split:
         return range(cursor + self.rank, cursor + rows, self.world)
 
     def steps(self, length: int) -> int:
-        """How many batches this rank gets in a whole epoch."""
+        """The number of batches that this rank gets in a whole epoch."""
         whole, cursor = self.world * self.batch, length - length % (self.world * self.batch)
         return length // whole + (1 if self.positions(cursor, length) else 0)
 
 
 def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
-    """What is not given is taken from torch.distributed, or before it is initialized from the launcher's variables."""
+    """Complete rank and world from torch.distributed, or before it is initialized from the launcher's variables."""
     if dist.is_available() and dist.is_initialized():
         default = dist.get_rank(), dist.get_world_size()
     else:
@@ -77,7 +77,7 @@ def rank_and_world(rank: int | None, world: int | None) -> tuple[int, int]:
 
 
 def check_joined(rank: int, world: int) -> None:
-    """See that the job has no more ranks than were known when it was said who gets what; raises ConfigError if so."""
+    """Raise ConfigError if the job has more ranks now than when the samples were divided among them."""
     if world == 1 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"this was made before init_process_group() for rank {rank} of 1, and there are {dist.get_world_size()} "

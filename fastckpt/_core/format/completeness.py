@@ -6,11 +6,11 @@ from fastckpt._core.format.file_names import own_of, shards_of
 from fastckpt._core.format.manifest import JSON, METADATA, MODEL, Manifest
 
 RANKS = "ranks"
-"""The detail that names the files that each rank has written, by its number: a rank that has none is there, too."""
+"""The detail with the files that each rank has written, by its number, also of a rank that has written none."""
 
 
 def missing_files(names: Collection[str], world_size: int, details: Mapping[str, JSON]) -> list[str]:
-    """What a resume of as many ranks as saved would look for in vain; empty for a checkpoint that counts.
+    """Files that a resume of as many ranks as saved would lack; empty for a checkpoint that counts.
 
     Args:
         names: The files that are there.

@@ -45,7 +45,7 @@ class Archives(Skeleton):
     """A file of several archives, one after the other; nobody reads what comes after the last."""
 
     def padding(self, capacity: int) -> tuple[int, bytes]:
-        """What to write where to make the file ``capacity`` bytes long."""
+        """The offset and the bytes that make the file ``capacity`` bytes long."""
         return self.length, bytes(capacity - self.length)
 
 
@@ -162,7 +162,7 @@ def _storage(data: bytes) -> torch.UntypedStorage:
 
 
 def _can_grow(data: bytes) -> bool:
-    """Whether it is an archive that ends without a comment."""
+    """Return whether it is an archive that ends without a comment."""
     return data[-_END_SIZE:].startswith(_END) and data.endswith(b"\0\0")
 
 

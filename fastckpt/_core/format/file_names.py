@@ -19,5 +19,5 @@ def copies_of(rank: int) -> str:
 
 
 def index_of(node: int) -> str:
-    """Where a node has copies of what `.metadata` has on others: a pickle like the one in there."""
+    """The file of a node's index: its own copies in place of other nodes' files; a pickle as `.metadata` has."""
     return f"{OF_NODE}{node}.metadata"

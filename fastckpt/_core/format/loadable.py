@@ -67,7 +67,7 @@ def _refusal(skeleton: Skeleton) -> Exception | None:
 
 
 def add_path(error: Exception, state: Any) -> None:
-    """Note in an error of saving ``state``, whatever its kind, at which key it comes up."""
+    """Add a note with the key to an error of any kind that saving ``state`` has raised."""
 
     def raises(part: Any) -> bool:
         try:

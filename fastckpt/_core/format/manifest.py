@@ -33,7 +33,7 @@ MEMBERS = "members"
 LATEST = "tracker"
 """The detail that names a file of the checkpoint directory in which a framework looks for the newest one's name."""
 OF_NODE = "node_"
-"""How names begin of files that each of several nodes keeps in its memory for itself: they are not persisted."""
+"""The beginning of names of files that each of several nodes keeps in its own memory: they are not persisted."""
 MAX_TEXT = 64 * 2**20
 """Bytes above which a text is refused unread: a manifest of 100,000 files has about 16 MB."""
 
@@ -80,7 +80,7 @@ class Manifest:
         files: Every file, by name at most once.
         world_size: Ranks of the job that saved.
         time: Seconds since the epoch at which the manifest was made.
-        details: Whatever else is worth knowing at a resume, such as ``omp_num_threads``.
+        details: Further facts for a resume, such as ``omp_num_threads``.
         target: Path that the user chose for `MODEL`: absolute, or relative to the checkpoint directory if it
             is inside; empty if `MODEL` is stored with the other files. One that ends with "/" is the name that they
             chose for the directory of all files instead.
@@ -153,7 +153,7 @@ class Manifest:
 
 
 def is_plain(name: str) -> bool:
-    """Whether it is a name of something directly in a directory, and not hidden."""
+    """Return whether it is a name of something directly in a directory, and not hidden."""
     return "/" not in name and name[:1] not in ("", ".")
 
 

@@ -52,7 +52,7 @@ class Planner:
 
         Raises:
             NotLoadable: It would save, but not load, or not with ``weights_only=True``; names the key.
-            Exception: Whatever torch.save raises for a state that it cannot pickle, with a note that names the key.
+            Exception: Any error of torch.save for a state that it cannot pickle, with a note that names the key.
         """
         try:
             return self._plan(state)

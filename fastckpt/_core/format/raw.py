@@ -9,7 +9,7 @@ from fastckpt.errors import NotLoadable
 
 @dataclass(frozen=True)
 class Raw:
-    """What a file is to consist of.
+    """The bytes of a file.
 
     Attributes:
         data: Its bytes; at least one.
@@ -29,7 +29,7 @@ class Exact(Skeleton):
         return self.length, b""
 
     def fits(self, capacity: int) -> bool:
-        """Whether it has this length."""
+        """Return whether a file of ``capacity`` bytes has exactly this length."""
         return capacity == self.length
 
     def capacity(self) -> int:

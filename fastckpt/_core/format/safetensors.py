@@ -21,10 +21,10 @@ _ORDER = {dtype: index for index, dtype in enumerate(DTYPES)}
 
 @dataclass(frozen=True)
 class Tensors:
-    """What a safetensors file is to hold.
+    """The tensors and metadata of a safetensors file.
 
     Attributes:
-        tensors: By name, on any device; of each the elements are saved, whatever else is in its storage.
+        tensors: By name, on any device; of each only the elements are saved, not the rest of its storage.
         metadata: Texts by name, such as ``{"format": "pt"}``, without which transformers refuses a file.
     """
 

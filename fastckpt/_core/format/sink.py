@@ -4,7 +4,7 @@ import bisect
 
 
 class Sink:
-    """What ``torch.save`` writes under ``skip_data``: headers and pickles, without the bytes of tensors.
+    """The output of ``torch.save`` under ``skip_data``: headers and pickles, without the bytes of tensors.
 
     Read again, the gaps are zeros.
     """

@@ -50,14 +50,14 @@ class Skeleton:
     places: tuple[tuple[int, struct.Struct], ...]
 
     def padding(self, capacity: int) -> tuple[int, bytes]:
-        """What to write where to make the file ``capacity`` bytes long: its slack becomes the archive's comment.
+        """The offset and the bytes that make the file ``capacity`` bytes long: slack becomes the archive's comment.
 
         The file must be between `length` and `length` + 65,535 bytes long (see `fits`).
         """
         return self.length - 2, struct.pack("<H", capacity - self.length) + bytes(capacity - self.length)
 
     def fits(self, capacity: int) -> bool:
-        """Whether a file of ``capacity`` bytes can hold it."""
+        """Return whether a file of ``capacity`` bytes can hold it."""
         return 0 <= capacity - self.length <= MAX_COMMENT
 
     def capacity(self) -> int:
@@ -145,7 +145,7 @@ def _whole(state: Any) -> Skeleton:
 
 
 def _gaps(sink: Sink, storages: list[torch.UntypedStorage]) -> tuple[Gap, ...]:
-    """Where torch's own reader finds each storage: positions are never computed, always read back."""
+    """The place of each storage, as torch's own reader finds it: never computed, always read back."""
     reader = _reader(sink)
     records = sum(name.startswith("data/") for name in reader.get_all_records())
     if records != len(storages):

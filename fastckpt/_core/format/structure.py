@@ -155,7 +155,7 @@ def _check_key(key: Any) -> None:
 
 
 def tensor_paths(state: Any) -> list[str]:
-    """Where each tensor of a state (that is not opaque) stands, such as ``state['model']['weight']``.
+    """The path of each tensor in a state (that is not opaque), such as ``state['model']['weight']``.
 
     Their order is that of `Structure.tensors`.
     """

@@ -15,7 +15,7 @@ _TIERS = ("memory", "storage", "remote")
 
 @dataclass(frozen=True)
 class Address:
-    """Which checkpoint of a directory is meant.
+    """The address of a checkpoint in a directory.
 
     Attributes:
         location: The checkpoint directory: a path, or a URL.
@@ -42,7 +42,7 @@ class Address:
 def parse(text: str) -> Address:
     """Read ``LOCATION[@STEP[.HISTORY][:TIER]]``, where STEP may be ``latest``.
 
-    A path that exists is taken as it is, whatever is in its name; ``run@5@7`` is step 7 of ``run@5``.
+    A path that exists is taken as it is, also with ``@`` in its name; ``run@5@7`` is step 7 of ``run@5``.
 
     Raises:
         ConfigError: The tier is none.

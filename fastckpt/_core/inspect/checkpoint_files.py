@@ -11,7 +11,7 @@ from fastckpt._core.storage.store import is_url
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 PART = ".distcp"
-"""How files end that have what a ``.metadata`` describes."""
+"""The ending of files with the contents that a ``.metadata`` describes."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class CheckpointFiles:
 
 
 def find(text: str, shm_dir: str) -> CheckpointFiles:
-    """What ``text`` names: a file, a directory of files, or a checkpoint of a checkpoint directory.
+    """Find the file, the directory of files, or the checkpoint that ``text`` names.
 
-    Of a step that is in memory and on storage, the one on storage is taken: it stands still. What
-    torch.distributed.checkpoint has written is one file, its ``.metadata``, with parts.
+    Of a step that is in memory and on storage, the one on storage is taken, because a job may reuse memory. A
+    checkpoint of torch.distributed.checkpoint is one file, its ``.metadata``, with parts.
 
     Raises:
         ConfigError: There is no such thing.
@@ -95,7 +95,7 @@ def choose(inventory: Inventory, address: Address) -> InventoryItem:
 
 
 def fits(item: InventoryItem, address: Address) -> bool:
-    """Whether an address may mean a checkpoint."""
+    """Return whether an address may mean a checkpoint."""
     return (
         address.step in (None, item.step)
         and address.history in (None, item.history)

@@ -17,7 +17,7 @@ _TORCH = (".pt", ".pth", ".bin", ".ckpt")
 """Endings of files that are of torch.save, or damaged."""
 _LENGTH = struct.Struct("<Q")
 _LARGEST = 100_000_000
-"""Bytes of a safetensors header; its library reads no larger one. And of a JSON file that is looked into."""
+"""Bytes, at most, of a safetensors header, as its library reads, and of a JSON file that is parsed."""
 _NAMES = {code: name for name, code in SAFETENSORS.items()}
 
 

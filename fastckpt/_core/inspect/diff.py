@@ -14,7 +14,7 @@ from fastckpt.errors import BadCheckpoint
 
 @dataclass(frozen=True)
 class Change:
-    """A name that is another thing in the other state.
+    """A name whose value differs in type, shape or value between the states.
 
     Attributes:
         name: The name.
@@ -31,7 +31,7 @@ class Change:
 
 @dataclass
 class Distance:
-    """How far the elements of two tensors of one shape are apart. NaN equals NaN, and 0.0 equals -0.0.
+    """The distance between the elements of two tensors of one shape. NaN equals NaN, and 0.0 equals -0.0.
 
     Attributes:
         count: Elements.
@@ -92,7 +92,7 @@ class Distance:
 
 @dataclass
 class Difference:
-    """How two states differ.
+    """The differences of two states.
 
     Attributes:
         only_a: Names that the first state alone has.
@@ -181,7 +181,7 @@ def _distance(left: StateFile, right: StateFile, a: TreeEntry, b: TreeEntry) -> 
 
 
 def _are_whole(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both hold integers that have one order."""
+    """Return whether both hold integers that have one order."""
     real = [tensor.is_floating_point() or tensor.is_complex() for tensor in (a, b)]
     return not any(real) and (a.dtype == b.dtype or torch.uint64 not in (a.dtype, b.dtype))
 

@@ -22,13 +22,13 @@ from fastckpt._core.torch_private.tensors import storage_key
 from fastckpt.errors import BadCheckpoint, ConfigError
 
 VALUES = "fastckpt.values"
-"""Where a safetensors file's metadata has what are no tensors: a JSON object, by name."""
+"""The key in a safetensors file's metadata of all values that are no tensors: a JSON object, by name."""
 PART = 16 * 2**20
 """Bytes that are downloaded at once."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
-"""How file systems refuse hard links that have none."""
+"""The errors of file systems without hard links."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-"""How safetensors reports an error of the file system."""
+"""The form in which safetensors reports an error of the file system."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -83,7 +83,7 @@ def export_file(source: InventoryFile, out: Path, order: ExportOrder, check: Cal
 
 @contextmanager
 def _at_hand(source: InventoryFile, copy: Path) -> Iterator[Path]:
-    """A local file with the undamaged bytes of the source, for as long as it is needed."""
+    """A local file with the verified bytes of the source, until the with block ends."""
     for file in (source, *source.parts.values()):
         if file.digest and (found := digest_of(file.path, file.size)) != file.digest:
             raise BadCheckpoint(f"{file.path} is damaged: its xxh3-128 is {found}; {file.digest} was saved")

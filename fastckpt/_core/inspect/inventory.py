@@ -44,13 +44,13 @@ class InventoryFile:
 
     @property
     def has_parts(self) -> bool:
-        """Whether it describes a state that is stored in other files."""
+        """Return whether it describes a state that is stored in other files."""
         return PurePath(self.path).name == METADATA
 
 
 @dataclass(frozen=True)
 class InventoryItem:
-    """A checkpoint, or what is left of one, in one tier.
+    """A checkpoint, or the remains of one, in one tier.
 
     Attributes:
         tier: One of `TIERS`.
@@ -102,7 +102,7 @@ class InventoryItem:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a directory holds, newest first; and the arenas that hold what is in memory."""
+    """The checkpoints of a directory, newest first, and the arenas that hold those in memory."""
 
     location: str
     items: list[InventoryItem]
@@ -110,7 +110,7 @@ class Inventory:
 
     @property
     def whole(self) -> list[InventoryItem]:
-        """What counts."""
+        """The checkpoints that count."""
         return [item for item in self.items if item.state == WHOLE]
 
     @property
@@ -142,8 +142,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
         hint = "" if remote else "; if it is lost, give --remote as well: where its job copied checkpoints to"
         raise ConfigError(f"{location or 'nothing'} is no directory; give a checkpoint directory{hint}")
     location = normalised(location)
-    found = census(Path(shm_dir)) if Path(shm_dir).is_dir() else []
-    arenas = [arena for arena in found if arena.directory == location]
+    arenas = [arena for arena in _census(Path(shm_dir)) if arena.directory == location]
     items = [*(_in_memory(arenas, _identity(location)) if arenas else ()), *_durable(location, "storage")]
     if remote:
         items += _durable(normalised(remote), "remote")
@@ -151,7 +150,7 @@ def take(location: str, shm_dir: str, remote: str = "") -> Inventory:
 
 
 def is_gone(location: str) -> bool:
-    """Whether there is nothing at a path; a URL is never gone."""
+    """Return whether there is nothing at a path; a URL is never gone."""
     return not is_url(location) and not os.path.lexists(as_path(location))
 
 
@@ -224,7 +223,7 @@ def _bad(state: str, path: Path | str, why: str) -> InventoryItem:
 
 
 def _being_gathered(directory: Path) -> Iterator[InventoryItem]:
-    """What nodes have written of checkpoints of which others have not written theirs yet."""
+    """Checkpoints of which some nodes have written their parts and others have not yet."""
     for id, path in Layout(directory).parts():
         nodes = sorted(part.stem.removeprefix("part-") for part in path.glob("part-*.json"))
         why = (
@@ -234,6 +233,13 @@ def _being_gathered(directory: Path) -> Iterator[InventoryItem]:
 
 
 # --- memory
+
+
+def _census(shm_dir: Path) -> list[ArenaEntry]:
+    try:
+        return census(shm_dir)
+    except FileNotFoundError:  # also if it goes away meanwhile; asking first would not see that
+        return []
 
 
 def _identity(location: str) -> DirectoryIdentity:
@@ -250,7 +256,7 @@ def _in_memory(arenas: list[ArenaEntry], identity: DirectoryIdentity) -> Iterato
 
 
 def _slot(slot: Path, *, ours: bool) -> InventoryItem | None:
-    """What a slot holds, read while its owner may be at work; None if nothing."""
+    """The checkpoint in a slot, read while its owner may be at work; None if there is none."""
     for _ in range(10):
         before = slots.read(slot)
         item = _of_records(slot, before, ours=ours)
@@ -293,7 +299,7 @@ def _verdict(slot: Path, records: slots.Records, *, ours: bool) -> tuple[str, st
 
 
 def _time(slot: Path) -> float | None:
-    """When the last record of a slot was written."""
+    """The time at which the last record of a slot was written."""
     times = []
     for path in [*slot.glob(".done-*"), slot / ".begin"]:
         try:

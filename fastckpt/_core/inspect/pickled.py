@@ -92,7 +92,7 @@ class Tensor:
 
 @dataclass(eq=False, repr=False)
 class Object:
-    """What a class or function that is not known would have made.
+    """The stand-in for an object that an unknown class or function would have made.
 
     Attributes:
         name: The class or function.
@@ -187,7 +187,7 @@ def _name_of(value: Any) -> str:
 
 
 def name_of(value: Any) -> str | None:
-    """What a stand-in in a described state stands for, such as "torch.float32"; None if it is none."""
+    """The name that a stand-in in a described state stands for, such as "torch.float32"; None for another value."""
     return value.qualified if isinstance(value, _StandIn) else None
 
 

@@ -79,7 +79,7 @@ def _check_dropped(dropped: Collection[int], entries: Sequence[RetentionEntry]) 
 def delete(location: str, items: Sequence[InventoryItem]) -> None:
     """Remove checkpoints at a path or URL, oldest first; each is gone as a whole or not at all, whenever this ends.
 
-    What a running job publishes meanwhile, or deletes by itself, is no trouble.
+    A running job may publish and delete meanwhile.
 
     Raises:
         PersistError: Storage refused.

@@ -9,7 +9,7 @@ from fastckpt._core.inspect.pickled import Object, Tensor
 from fastckpt.errors import BadCheckpoint
 
 MOST = 10_000_000
-"""How many entries of a state are looked at: a pickle of a few bytes can describe more than fit into memory."""
+"""Entries of a state that are read, at most: a pickle of a few bytes can describe more than fit into memory."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TreeEntry:
 
     @property
     def type(self) -> str:
-        """What it is: the type of a tensor's elements, a container's or a value's type."""
+        """The type of the value: of a tensor's elements, of a container, or of the value itself."""
         match self.value:
             case Tensor():
                 return self.value.dtype
@@ -96,7 +96,7 @@ def stored_bytes(tree: Tree) -> int:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, by key; None if it is none."""
+    """The children of a container, by key; None if it is none."""
     match node:
         case Tensor() | str() | bytes():
             return None

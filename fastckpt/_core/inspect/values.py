@@ -69,7 +69,7 @@ def _cut(contents: FileContents, tensor: Tensor, stored: Extent) -> Iterator[tor
     whole = read(tensor.offset, reach).as_strided(shape, stride)
     for index, start, count in _pieces(shape):
         flat = whole[index].narrow(0, start, count).reshape(-1).contiguous()
-        yield flat.as_strided(flat.shape, (1,))  # one element is contiguous whatever its stride
+        yield flat.as_strided(flat.shape, (1,))  # one element is contiguous with any stride
 
 
 class StateFile(AbstractContextManager["StateFile"]):

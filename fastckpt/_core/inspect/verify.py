@@ -29,7 +29,7 @@ GOOD, BAD, UNKNOWN = "good", "bad", "unknown"
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of the check of one file.
+    """The result of the check of one file.
 
     Attributes:
         item: The checkpoint that it belongs to; None if it belongs to the directory.
@@ -49,7 +49,7 @@ class Finding:
 
 
 def select(inventory: Inventory, address: Address, *, everything: bool) -> list[InventoryItem]:
-    """What an address asks to be checked; without a step the newest whole checkpoint, and what is seen to be bad.
+    """Select the checkpoints to check; without a step the newest whole one, and those that are seen to be bad.
 
     Raises:
         ConfigError: There is no such checkpoint.
@@ -112,7 +112,7 @@ def _unless_changed(item: InventoryItem, finding: Finding) -> Finding:
 
 
 def verify_tracker(inventory: Inventory) -> Finding | None:
-    """Whether the tracker names the checkpoint that was published last; None if there is no checkpoint.
+    """Check that the tracker names the checkpoint that was published last; None if there is no checkpoint.
 
     We never read it, but other tools do.
     """

@@ -15,7 +15,7 @@ RESUME, FRESH, REFUSE = "resume", "fresh start", "refuse"
 
 @dataclass(frozen=True)
 class ResumeDecision:
-    """What a launch would do.
+    """The decision that a launch would make.
 
     Attributes:
         outcome: RESUME; FRESH: there is nothing to resume; REFUSE: checkpoints exist, but none can be loaded.
@@ -50,7 +50,7 @@ def decide(inventory: Inventory, *, verifies: bool = False) -> ResumeDecision:
 
 
 def _objection(item: InventoryItem) -> str:
-    """Why no resume takes a checkpoint; empty if one may."""
+    """The reason why no resume takes a checkpoint; empty if one may."""
     if item.state == INCOMPLETE:
         return item.why
     if item.state != WHOLE:

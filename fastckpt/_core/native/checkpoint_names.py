@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.layout import TRACKER
 from fastckpt.errors import ConfigError
 
 FOLDER = "folder"
-"""The detail that tells what the directory of a checkpoint is called."""
+"""The detail that has the name of a checkpoint's directory."""
 
 _STEP = re.compile("checkpoint-[0-9]+")
 _LONGEST = 200
@@ -21,14 +21,14 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class CheckpointNames:
-    """How a checkpoint is called.
+    """The name of a checkpoint.
 
     Attributes:
         folder: Name of its directory in the checkpoint directory; empty for ``checkpoint-<step>``. At a URL it is that.
         tracker: A file of the checkpoint directory in which the framework looks for the name of the newest one; empty
             for none. It is written when that is durable.
         anew: Whether its files may be others than those of the same step that were saved under another name: it is the
-            newer one. All ranks say the same.
+            newer one. Equal on all ranks.
     """
 
     folder: str = ""
@@ -57,10 +57,10 @@ def called(details: Mapping[str, Any], step: int) -> str:
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a directory that something else has written."""
+    """Return whether there is a directory that something else has written."""
     return bool(os.fspath(path)) and Path(path).is_dir() and not Path(path, NAME).exists()
 
 
 def _is_sound(name: str) -> bool:
-    """Whether a name can be read back from the file that tells it."""
+    """Return whether a name can be read back from the tracker."""
     return is_plain(name) and name.isprintable() and name == name.strip() and len(name.encode()) <= _LONGEST

@@ -47,13 +47,13 @@ ANY_FILES = SessionOptions(weights_only=False)
 class NativeFolder:
     """A checkpoint that all ranks have chosen and verified, as a directory to load from; open until it is closed.
 
-    Copy what is to be kept: once closed, the files may hold something else.
+    Copy the contents before it is closed: then other saves may reuse the files.
 
     Attributes:
         path: The directory; its name is that of the checkpoint's.
         step: Its step; -1 if something else wrote it.
-        tier: Where it was: "memory", "storage", "remote", "mixed".
-        details: What was kept with it.
+        tier: The tier that had it: "memory", "storage", "remote", "mixed".
+        details: The details saved with it.
     """
 
     def __init__(self, writer: Session, offers: CandidateFinder, resumed: ResumeResult, asked: str, name: str) -> None:
@@ -68,7 +68,7 @@ class NativeFolder:
         self.path = make_view(writer.link, name, files) if resumed.id else Path(asked)
 
     def close(self, *, loaded: bool = True) -> None:
-        """Let go of the files. All ranks do, when they have ``loaded`` them or have failed; once more does nothing."""
+        """Release the files. All ranks do, when they have ``loaded`` them or have failed; again does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -89,7 +89,7 @@ class NativeFolder:
 
 
 class FolderCheckpointer(BaseCheckpointer):
-    """Saves what a framework calls its files, and finds the newest checkpoint that all ranks can load.
+    """Saves files that a framework lays out, and finds the newest checkpoint that all ranks can load.
 
     Every rank constructs one, and calls each method with the same steps.
 
@@ -118,12 +118,12 @@ class FolderCheckpointer(BaseCheckpointer):
 
     @property
     def session(self) -> Session:
-        """What it saves with."""
+        """The session that it saves with."""
         return self._writer
 
     @property
     def writes_common(self) -> bool:
-        """Whether this rank saves what is common: the first rank of each node does."""
+        """Return whether this rank saves what is common: the first rank of each node does."""
         return self._writer.place.local_rank == 0
 
     @public
@@ -186,7 +186,7 @@ class FolderCheckpointer(BaseCheckpointer):
             foreign: Whether that directory is one that something else wrote: it is taken as it is.
 
         Raises:
-            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or set aside for some rank.
+            NoLoadableCheckpoint: Checkpoints exist, but each is damaged, missing or in quarantine for some rank.
             BadCheckpoint: The one at ``resume_path`` cannot be loaded.
             ConfigError: Ranks give unlike paths, or nodes do not share the checkpoint directory.
         """

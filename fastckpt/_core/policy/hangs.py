@@ -1,4 +1,4 @@
-"""Detection of hung ranks, and of the one to blame: pure functions of what is seen of them."""
+"""Detection of hung ranks, and of the one to blame: pure functions of observations."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ EXIT = "exit"
 
 @dataclass(frozen=True)
 class Limits:
-    """For how many seconds a rank may be silent.
+    """Limits on the seconds for which a rank may be silent.
 
     Attributes:
         step: Between two steps.
@@ -43,14 +43,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Observation:
-    """A rank as it is seen at a time.
+    """A rank as it is observed at a time.
 
     Attributes:
-        rank: Which one.
-        silent: Seconds since it said something.
-        steps: How many it has completed since it was started.
-        phase: What it is doing; empty for taking steps.
-        allowed: Seconds that its phase may last, as the script says; 0 if it does not say.
+        rank: Its number.
+        silent: Seconds since its last report.
+        steps: Steps that it has completed since it was started.
+        phase: Its phase; empty for taking steps.
+        allowed: Seconds that its phase may last, if the script gives a limit; else 0.
         waited: Seconds of its silence in which others were `occupied`, for whom it may wait if it takes steps.
     """
 
@@ -63,7 +63,7 @@ class Observation:
 
     @property
     def takes_steps(self) -> bool:
-        """Whether it has done its first step, and nothing else is known to occupy it."""
+        """Return whether it has done its first step, and nothing else is known to occupy it."""
         return self.steps > 0 and not self.phase
 
     @property
@@ -74,16 +74,16 @@ class Observation:
 
 @dataclass(frozen=True)
 class Witness:
-    """A rank as it is found when it is taken for hung.
+    """A rank as it is found when a hang is detected.
 
     Attributes:
-        rank: Which one.
-        steps: How many steps it has completed since it was started.
-        state: What the kernel says of it: a letter as in /proc/PID/stat; empty if it has exited.
-        goes_on: Whether it has said something lately, much later than another.
+        rank: Its number.
+        steps: Steps that it has completed since it was started.
+        state: Its state in the kernel: a letter as in /proc/PID/stat; empty if it has exited.
+        goes_on: Whether it has reported lately, much later than another.
         has_left: Whether it has closed its checkpointer, or exited.
         waits: Whether it waits in a collective for other ranks.
-        place: Where it is, in words; empty if that is not known.
+        place: Its place in the program, in words; empty if unknown.
     """
 
     rank: int
@@ -103,7 +103,7 @@ def limits(
     Args:
         setting: "auto", "off" or a number of seconds.
         pace: Seconds of the slowest of the recent steps; 0 if none but first ones were seen.
-        alarms: How many hangs were found in this job. Under "auto" each doubles the limits: it may have been in error.
+        alarms: Hangs found in this job. Under "auto" each doubles the limits: it may have been in error.
         start: Seconds that the slowest start has taken, up to its first step.
         sees_all: Whether all ranks of the job are in sight.
         may_restart: Whether an error can be made good by a restart.
@@ -125,8 +125,8 @@ def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int
 
     Args:
         sights: All ranks that have a checkpointer, or are to have one soon.
-        limits: For how long they may be silent.
-        idle: Seconds since any rank said or did anything.
+        limits: The limits of their silence.
+        idle: Seconds since any rank reported or computed anything.
     """
     if idle > limits.idle and all(sight.takes_steps or sight.phase == EXIT for sight in sights):
         return [sight.rank for sight in sights]
@@ -136,7 +136,7 @@ def hung(sights: Sequence[Observation], limits: Limits, idle: float) -> list[int
 
 
 def occupied(sights: Sequence[Observation], limits: Limits) -> bool:
-    """Whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
+    """Return whether a rank that does not take steps keeps to its limit, so that others may wait for it."""
     return any(not (sight.takes_steps or _is_late(sight, limits)) for sight in sights)
 
 
@@ -149,10 +149,11 @@ def _is_late(sight: Observation, limits: Limits) -> bool:
 
 
 def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
-    """Who holds the others up, and how that is known; all that do not go on, if it cannot be known.
+    """The ranks that hold the others up, and the evidence; all that do not go on, if it cannot be known.
 
-    What the kernel says comes first. Then who is not where ranks wait for each other; if all wait, who is not where
-    most do; of several, who has done fewer steps. Unless all ranks of the job are in sight, it may be one that is not.
+    The state in the kernel counts first. Then ranks that are not in a collective where others wait; if all wait, those
+    that are elsewhere than most; of several, those with fewer steps. Unless all ranks of the job are in sight, the
+    culprit may be one that is not.
     """
     for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
         if found := [witness for witness in witnesses if witness.state and witness.state in states]:
@@ -169,7 +170,7 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
 
 
 def _among_waiting(present: Sequence[Witness], left: list[Witness], *, sees_all: bool) -> tuple[list[Witness], str]:
-    """Who of those that all wait for each other holds the others up; or of those that have left."""
+    """The ranks that hold the others up, of those that wait for each other, or of those that have left."""
     if left:
         return left, "has ended, or is about to, while others wait for it"
     if others := _not_with_most(present):
@@ -190,6 +191,6 @@ def _behind(witnesses: Sequence[Witness]) -> list[Witness]:
 
 
 def _not_with_most(witnesses: Sequence[Witness]) -> list[Witness]:
-    """Those who are not at the place where more than half are; none if there is no such place."""
+    """Ranks that are not at the place where more than half are; none if there is no such place."""
     common = [place for place, count in Counter(each.place for each in witnesses).items() if 2 * count > len(witnesses)]
     return [each for each in witnesses if common and each.place not in common]

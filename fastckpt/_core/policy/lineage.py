@@ -1,7 +1,7 @@
 """Lines of training: which histories a checkpoint's training came through, and what retention keeps of each line.
 
-A history that another has not resumed from is another training, say one that was begun anew in the same directory by
-mistake: what that one saves must never be the reason to delete it.
+A history that another has not resumed from belongs to another run, such as one that was started in the same directory
+by mistake: the saves of one run must never be the reason to delete those of another.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Histories, as the first and the last of each run of neighbours: there are as many as restarts, mostly in one run."""
 
 HISTORIES = "histories"
-"""The detail of a checkpoint that says which histories it came through, but for its own."""
+"""The detail of a checkpoint that has the histories it came through, except its own."""
 
 
 def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -28,7 +28,7 @@ def merged(*parts: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def past(details: Mapping[str, Any], parent: Id | None) -> Ranges:
-    """What a checkpoint came through; one of an earlier version tells its parent alone."""
+    """The histories that a checkpoint came through; one of an earlier version names its parent alone."""
     if isinstance(said := details.get(HISTORIES), list):
         return merged((first, last) for first, last in filter(_is_range, said))
     return ((parent[0], parent[0]),) if parent else ()
@@ -49,7 +49,7 @@ def lines(entries: Iterable[RetentionEntry]) -> list[list[RetentionEntry]]:
 
 
 def kept(policy: Policy, entries: Iterable[RetentionEntry]) -> frozenset[Id]:
-    """What a policy keeps of each line, as if there were no other."""
+    """The checkpoints that a policy keeps of each line, as if there were no other."""
     return frozenset(id for line in lines(entries) for id in policy(line))
 
 

@@ -1,4 +1,4 @@
-"""Decisions on restarts of failed workers: pure functions of what each attempt came to."""
+"""Decisions on restarts of failed workers: pure functions of the results of all attempts."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ _BUDGET = re.compile(r"([1-9]\d*)/(\d+(?:\.\d+)?|)(s|min|h)")
 
 
 class TrainingPosition(NamedTuple):
-    """How far training is. Positions order by what was saved, then by what was done since.
+    """The progress of training. Positions order by what was saved, then by what was done since.
 
     Attributes:
         step: The newest step that a save or a load has named; -1 before that. Only the order counts: it may be epochs.
@@ -32,10 +32,10 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one start of the workers came to.
+    """The result of one start of the workers.
 
     Attributes:
-        watched: Whether the job was known to have a checkpointer; without one nobody can tell how far it is.
+        watched: Whether the job was known to have a checkpointer; without one its progress is unknown.
         stretches: By checkpoint directory; empty if no worker had loaded or done anything.
         seconds: How long steps were taken.
         failed: Whether it ended by a failure; else for other reasons, such as a node that joined.
@@ -77,7 +77,7 @@ def stalls(attempts: Iterable[Attempt]) -> list[Attempt]:
 
 
 class Budget(NamedTuple):
-    """How many restarts are given back after each so many seconds of progress."""
+    """The number of restarts that are given back after each so many seconds of progress."""
 
     restarts: int
     seconds: float
@@ -98,7 +98,7 @@ def parse_budget(text: str) -> Budget | None:
 
 
 def given_back(budget: Budget, trained: float, spent: int) -> tuple[int, float]:
-    """How many of ``spent`` restarts are given back for ``trained`` seconds of progress, and the seconds left over.
+    """The number of ``spent`` restarts given back for ``trained`` seconds of progress, and the seconds left over.
 
     Time is not saved up while nothing is spent.
     """

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 TIERS = MEMORY, MIXED, STORAGE, REMOTE = ("memory", "mixed", "storage", "remote")
-"""Nearest first. Of what is mixed some files are in memory, and the others on storage."""
+"""The tiers, nearest first. A mixed checkpoint has some files in memory, and the others on storage."""
 
 
 class CheckpointLocation(NamedTuple):
@@ -14,7 +14,7 @@ class CheckpointLocation(NamedTuple):
         tier: Of `TIERS`.
         node: In whose memory it is, of several nodes; 0 where that makes no difference.
         attempt: A token that the ranks of all nodes share from one load to the next, as of the save; may be empty.
-            Only checkpoints with the same token are the same save for certain, in whatever tier.
+            Only checkpoints with the same token are the same save for certain, in any tier.
     """
 
     history: int
@@ -36,7 +36,7 @@ class CheckpointLocation(NamedTuple):
 
     @property
     def _save(self) -> tuple[int, int, str, str]:
-        """What ranks that resume one save have in common: the tier, too, if nothing else tells that it is one."""
+        """A key that ranks that resume one save share: with the tier, if nothing else shows that it is one save."""
         return self.history, self.step, self.attempt, "" if self.attempt else self.tier
 
 
@@ -46,8 +46,8 @@ def choose(
     """The newest save that every rank can load, as the nearest place where each has it; None if there is none.
 
     Args:
-        reports: What each rank could load.
-        excluded: What some rank has tried and found bad.
+        reports: The checkpoints that each rank could load.
+        excluded: Checkpoints that some rank has tried and found bad.
     """
     ways = []
     for report in reports:

@@ -1,6 +1,6 @@
-"""Retention policies: functions of what the manifests on storage say, so that no process has to remember.
+"""Retention policies: functions of the manifests on storage, so that no process has to remember.
 
-Each policy keeps the newest checkpoint, and what it keeps does not depend on when it was asked: after any deletion of
+Each policy keeps the newest checkpoint, and its choice does not depend on when it is made: after any deletion of
 checkpoints that it did not keep, and with newer ones to come, it decides on the rest as if all were still there.
 """
 
@@ -23,12 +23,12 @@ DEEPEST = 8
 
 
 class RetentionEntry(NamedTuple):
-    """What a policy knows of a checkpoint.
+    """Facts that a policy knows of a checkpoint.
 
     Attributes:
         id: History and step.
         time: Seconds since the epoch at which it was persisted, by the clock of then: not always later for newer ones.
-        metrics: What its user measured.
+        metrics: Metrics that its user gave.
         past: First and last of each run of histories that its training came through; see `lineage`.
     """
 
@@ -136,7 +136,7 @@ class KeepBest:
 
 @dataclass(frozen=True)
 class KeepMeasured:
-    """Keeps those of which a metric was measured, whatever it is, such as the epoch that ends there; and the newest."""
+    """Keeps the checkpoints that have a metric, such as the epoch that ends there, and the newest."""
 
     metric: str
 
@@ -178,7 +178,7 @@ class KeepNamed:
 
 @dataclass(frozen=True)
 class KeepAny:
-    """Keeps what at least one of some policies keeps."""
+    """Keeps the checkpoints that at least one of some policies keeps."""
 
     policies: tuple["Policy", ...]
 
@@ -202,7 +202,7 @@ def measured(metrics: object) -> dict[str, float]:
 
 
 def checked(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a user measured, as floats; what is NaN or infinite, say a loss that overflowed, counts as not measured.
+    """Metrics of a user, as floats; NaN or infinite ones, say of a loss that overflowed, count as not measured.
 
     Raises ConfigError with name and value for what is no number.
     """

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 Id = tuple[int, int]
 
 EVERY_RANK = ". Call save_checkpoint(), or step(), on every rank"
-"""What to do if ranks are not late, but never save."""
+"""The remedy if ranks are not late, but never save."""
 
 
 @dataclass(frozen=True)
 class SlotView:
-    """What the owner of an arena knows of a slot.
+    """Facts that the owner of an arena knows of a slot.
 
     Attributes:
         id: History and step of the save in it; None if it holds none.
@@ -64,7 +64,7 @@ def _rank(slot: SlotView) -> tuple[int, Id]:
 
 
 def _is_filling(slot: SlotView, latest: Mapping[int, Id]) -> bool:
-    """Whether a save may still become whole, or a writer may still be writing into the slot.
+    """Return whether a save may still become whole, or a writer may still be writing into the slot.
 
     A writer that has gone on to a newer id without finishing will never finish.
     """

@@ -7,10 +7,5 @@ LEVELS = ("never", "resume", "always")
 
 
 def level(value: object) -> str:
-    """A level as the user gave it; raises ConfigError if it is none."""
+    """Check the option ``verify``; raises ConfigError for any other value."""
     return choice("verify", value, LEVELS)
-
-
-def strictest(*levels: str) -> str:
-    """The one that compares the most."""
-    return max(levels, key=LEVELS.index)

@@ -143,7 +143,7 @@ def _event(line: bytes) -> Event | None:
 
 
 def is_time(value: object) -> TypeGuard[float]:
-    """Whether a value is a number of seconds that a clock may show."""
+    """Return whether a value is a number of seconds that a clock may show."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LONGEST < value < _LONGEST
 
 

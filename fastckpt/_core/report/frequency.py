@@ -21,12 +21,12 @@ class DecidedIntervals(Decided):
 
     @property
     def matters(self) -> bool:
-        """Whether something is otherwise from then on."""
+        """Return whether the decision changes anything."""
         return self.changed or self.memory is None
 
 
 def decided(events: Iterable[Event], offset: int) -> Iterator[DecidedIntervals]:
-    """What an agent recorded; ``offset`` makes an instant of its clock one since the epoch."""
+    """Decisions that an agent recorded; ``offset`` makes an instant of its clock one since the epoch."""
     for event in events:
         if event["event"] == "frequency":
             yield DecidedIntervals(

@@ -19,7 +19,7 @@ TRAINING = frozenset({USEFUL, STALL, REPEATED})
 
 @dataclass(frozen=True)
 class Span:
-    """A time of a launch (nanoseconds of its clock), and how much of it each cause has; that is all of it."""
+    """A time of a launch (nanoseconds of its clock), divided among its causes without a rest."""
 
     begin: int
     end: int
@@ -28,11 +28,11 @@ class Span:
 
 @dataclass
 class Steps:
-    """How far a job is, over all its launches, counted in steps of optimizers or of the script: in the smaller.
+    """Progress of a job over all its launches, in steps of optimizers or of the script: in the smaller.
 
     Attributes:
-        per_step: How many of the optimizers' make one of those that the script counts.
-        furthest: How many steps precede the furthest point that was reached.
+        per_step: Optimizer steps that make one of the steps that the script counts.
+        furthest: Steps before the furthest point that was reached.
         new: Done for the first time.
         repeated: Done once more.
     """
@@ -43,7 +43,7 @@ class Steps:
     repeated: int = 0
 
     def at(self, step: int, since: int = 0) -> int:
-        """How many steps precede a step of the script; ``since`` are those that optimizers have done after it."""
+        """The number of steps before a step of the script; ``since`` are those that optimizers have done after it."""
         return int((max(0, step) * self.per_step + since) / min(Fraction(1), self.per_step))
 
 
@@ -74,7 +74,7 @@ def total(shares: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def steps_per_step(launches: Iterable[Launch]) -> Fraction:
-    """How many steps of optimizers make one of the steps that the script counts, which may be epochs, or smaller ones.
+    """The number of optimizer steps that make one step of the script, which may count epochs, or smaller steps.
 
     The longest stretch that one process did without a load is the best estimate.
     """
@@ -139,18 +139,18 @@ class _Tape:
 
 
 def _halt(one: LaunchRound, following: int) -> int:
-    """When its training was over: its first failure, or its end."""
+    """The end of a round's training: its first failure, or its end."""
     ends = (one.failure.at if one.failure else None, one.stopped, one.finished)
     return min((at for at in ends if at is not None), default=following)
 
 
 def _last(instants: Mapping[int, int], one: LaunchRound) -> int | None:
-    """When the last worker came to something; None if not all did."""
+    """The last of the workers' instants; None if some worker has none."""
     return max(instants.values()) if instants and len(instants) >= len(one.pids) else None
 
 
 def trains_from(one: LaunchRound) -> int | None:
-    """When the last worker had its state, or, in a script that loads none, its checkpointer; None: not all had it."""
+    """The instant at which the last worker had its state, or without a load its checkpointer; None if one has none."""
     loaded = _last({rank: load.at for rank, load in one.loads.items()}, one)
     return loaded if one.loads or not any(sample.steps for sample in one.samples) else _last(one.joined, one)
 
@@ -207,7 +207,7 @@ def _train(tape: _Tape, one: LaunchRound, halt: int, steps: Steps) -> None:
 
 
 def _tail(one: LaunchRound) -> str:
-    """What the time from the last step on was lost by."""
+    """The cause of the time from the last step on."""
     if one.finished is not None and one.failure is None:
         return END
     if one.stopped is None and one.failure is None:

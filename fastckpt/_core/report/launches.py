@@ -9,7 +9,7 @@ from fastckpt._core.report.events import Event, nanoseconds, objects, text, whol
 
 @dataclass(frozen=True)
 class Load:
-    """A rank's state was there: when, after how long, from which step and tier (-1, empty: there was none)."""
+    """A rank's load: its end, its duration, and the step and tier that were loaded (-1 and empty for none)."""
 
     at: int
     seconds: int
@@ -19,7 +19,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCause:
-    """What the agent found when all workers were stopped.
+    """The cause of a failure, as the agent found it when all workers were stopped.
 
     Attributes:
         exception: Type and message of what the worker raised; this and the next three are empty if not known.
@@ -51,7 +51,7 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class Failure(FailureCause):
-    """What ended a round: a rank that ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
+    """The failure that ended a round: a rank ``died`` or ``hung``; ``silent`` is how long before it was noticed."""
 
     at: int
     kind: str
@@ -62,7 +62,7 @@ class Failure(FailureCause):
 
 @dataclass(frozen=True)
 class Sample:
-    """How far the furthest worker of a node was.
+    """The progress of the furthest worker of a node.
 
     Attributes:
         at: When it was looked at.
@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass
 class LaunchRound:
-    """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None: it did not come to it.
+    """One generation of workers. Instants are nanoseconds of the agent's monotonic clock; None if not reached.
 
     Attributes:
         begin: When the agent began to look for the other nodes.
@@ -116,7 +116,7 @@ class LaunchRound:
 
     @property
     def is_over(self) -> bool:
-        """Whether its workers have ended."""
+        """Return whether its workers have ended."""
         return self.stopped is not None or self.finished is not None
 
 
@@ -147,7 +147,7 @@ class Launch:
 
 
 def weights(logs: Iterable[Sequence[Event]]) -> dict[str, tuple[bool, int]]:
-    """Whether each checkpoint directory is ever loaded from, and how often at most one agent's workers saved to it.
+    """For each checkpoint directory, whether it is ever loaded from, and how often one agent's workers saved, at most.
 
     The greater one shows how far the job is: others may have numbers of steps of their own, or none for long.
     """
@@ -189,7 +189,7 @@ def _at(event: Event) -> int:
 
 
 def _round_to_start(launch: Launch, at: int, *, has_begun: bool) -> LaunchRound:
-    """The round that is to start its workers: a new one if what ended the last one is not in the log."""
+    """The round that is to start its workers: a new one if the log lacks the end of the last one."""
     last = launch.rounds[-1]
     if last.is_over or has_begun:
         launch.rounds.append(LaunchRound(last.stopped or at))
@@ -271,5 +271,5 @@ def _progress(one: LaunchRound, event: Event) -> None:
 
 
 def _is_of(rank: Event, one: LaunchRound) -> bool:
-    """Whether a worker of this round reported it: before its first report, its predecessor's is still there."""
+    """Return whether a worker of this round reported it: before its first report, its predecessor's is still there."""
     return one.started is not None and (nanoseconds(rank, "beat") or 0) >= one.begin

@@ -22,18 +22,18 @@ class Placed:
 
     @property
     def begin(self) -> int:
-        """When it began, since the epoch."""
+        """The begin of the launch, since the epoch."""
         return self.launch.begin + self.offset
 
     @property
     def end(self) -> int:
-        """When it last logged an event, since the epoch."""
+        """The time of its last event, since the epoch."""
         return self.launch.end + self.offset
 
 
 @dataclass(frozen=True)
 class Recovery(FailureCause):
-    """A failure on a node and what followed, in nanoseconds after it was noticed; None: it did not come to it.
+    """A failure on a node and the recovery, in nanoseconds after it was noticed; None if not reached.
 
     Attributes:
         at: When it was noticed, since the epoch; of an agent, when it last logged an event.
@@ -67,7 +67,7 @@ class Recovery(FailureCause):
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
+    """Counts of checkpoints: ``saved_bytes`` are in the memory of all nodes; the time is of the slowest node.
 
     ``newest_upload`` is the newest that arrived in a remote store: history (-1 if that was not recorded) and step.
     """
@@ -101,7 +101,7 @@ class Supersession:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it.
+    """The report on a job.
 
     Attributes:
         nodes: The launches of each node, by its rank, in order.
@@ -136,7 +136,7 @@ class Report:
 
 
 def report(logs: Iterable[Log]) -> Report:
-    """The report on logs, oldest first: of several launches, of several nodes, torn or not to their end yet."""
+    """The report on logs, oldest first, of several launches and nodes; logs may be torn, or still grow."""
     logs = list(logs)
     agents = [events for log in logs for events in launches(log)]
     heavy = weights(agents)
@@ -182,14 +182,14 @@ def _chains(found: Iterable[Launch], offsets: Iterable[int]) -> dict[int, list[t
 
 
 def _had_ended(before: Launch, offset: int, after: Launch, later: int) -> bool:
-    """Whether one launch had ended when another began; a host that was booted in between may have another clock."""
+    """Return whether one launch had ended when another began; a host that was booted between may have another clock."""
     if before.host == after.host and before.boot != after.boot:
         return True
     return before.end + offset <= after.begin + later
 
 
 def _see_in_hindsight(chain: list[Launch]) -> None:
-    """Where an agent was killed, workers had come further than it had recorded, if the next launch resumes there."""
+    """Correct the progress of a killed agent: its workers had come further, if the next launch resumes there."""
     for before, after in pairwise(chain):
         one, following = before.rounds[-1], next((one for one in after.rounds if one.loads), None)
         if following is None or one.is_over or trains_from(one) is None:
@@ -201,13 +201,13 @@ def _see_in_hindsight(chain: list[Launch]) -> None:
 
 
 def _offset(launch: Launch, offsets: dict[tuple[str, str], int]) -> int:
-    """One for all launches in one boot of a host: whatever the wall clock does, its monotonic one goes on."""
+    """The offset of all launches in one boot of a host: its wall clock may jump, its monotonic one does not."""
     own = launch.wall - launch.begin
     return offsets.setdefault((launch.host, launch.boot), own) if launch.boot else own
 
 
 def _gaps(chain: list[Placed]) -> Iterator[int]:
-    """How long there was no agent, though the job was not over."""
+    """Times without an agent, though the job was not over."""
     for before, after in pairwise(chain):
         if before.launch.outcome != "succeeded":
             yield max(0, after.begin - before.end)
@@ -315,5 +315,5 @@ def _newest_upload(nodes: Mapping[int, list[Placed]]) -> tuple[int, int] | None:
 
 
 def _last_progress(placed: Placed) -> Iterable[Event]:
-    """What was counted in a launch, for each checkpoint directory."""
+    """The last counts in a launch, for each checkpoint directory."""
     return {text(event, "directory"): event for event in placed.launch.events if event["event"] == "progress"}.values()

@@ -43,12 +43,12 @@ class RequiredFiles:
     shards: tuple[str, ...] = ()
 
     def are_in(self, candidate: Candidate, place: RankInfo) -> bool:
-        """Whether this rank finds all that it can expect of a checkpoint of that many ranks."""
+        """Return whether this rank finds all that it can expect of a checkpoint of that many ranks."""
         files = candidate.files
         return self.main in files and (self.own in files or place.rank >= candidate.world_size)
 
     def are_in_memory(self, candidate: Candidate, place: RankInfo) -> bool:
-        """Whether it does in the memory of a node, of those that saved it."""
+        """Return whether the memory of a node, one of those that saved it, has all that this rank needs."""
         alone = not self.shards or candidate.details.get("nodes", 1) == 1
         shards = candidate.world_size == place.world_size and all(name in candidate.files for name in self.shards)
         return self.are_in(candidate, place) and (alone or shards)
@@ -63,7 +63,7 @@ class CandidateFinder:
         digests: Whether files are checked by their digests, where there are some, or by their sizes alone.
 
     Attributes:
-        has_far: Whether it takes a network and a client to see all that is durable.
+        has_far: Whether a durable tier is a store that is reached over a network.
     """
 
     def __init__(self, client: SaverClient, location: str, needs: RequiredFiles, *, digests: bool) -> None:
@@ -80,8 +80,10 @@ class CandidateFinder:
         """All checkpoints that hold what this rank needs. Those in memory stay until the client releases them.
 
         Args:
-            settle: Whether what nodes have written whole, and nobody has published, is published: in the first rank.
+            settle: Whether to publish checkpoints that nodes have written whole and none has published: in rank 0.
         """
+        # 1. list each tier   2. keep what has the files that this rank needs   3. add saves of which memory has some
+        # files and storage the others   4. name the reason for all the rest: none may be passed over silently
         here, listings = self._memory.list(), [tier.list() for tier in self._durable]
         durable = [self._needed(listing) for listing in listings]
         mixed = MixedTier(here.candidates, durable).list().candidates
@@ -106,17 +108,17 @@ class CandidateFinder:
         return Listing(candidates, rejected, published)
 
     def find_near(self) -> Listing:
-        """Those of them in memory."""
+        """The checkpoints of `find` that memory alone has."""
         return Listing(self._in_memory(self._memory.list()))
 
     def held(self) -> dict[CheckpointLocation, bool]:
-        """What this node holds in memory, and whether that is enough for this rank; it stays as in `find`."""
+        """Checkpoints in this node's memory, and whether each is enough for this rank; they stay as in `find`."""
         place = self._client.place
         listing = self._memory.list().candidates
         return {location: self._needs.are_in_memory(each, place) for location, each in listing.items()}
 
     def at(self, path: str) -> tuple[SaveId | None, Candidate]:
-        """What is at a path or URL: a checkpoint of ours, or files that something else wrote."""
+        """The checkpoint at a path or URL: one of ours, or files that something else wrote."""
         if is_url(path):
             return self._at_url(normalised(path))
         place, storage = Path(normalised(path)), self._durable[0]
@@ -131,16 +133,16 @@ class CandidateFinder:
         return None, Candidate(storage, {**files, self._needs.main: main}, {}, 1, None)
 
     def is_elsewhere(self, candidate: Candidate) -> bool:
-        """Whether what `at` found is of another checkpoint directory."""
+        """Return whether the result of `at` is of another checkpoint directory."""
         place = str(candidate.record.place) if candidate.record else ""
         return not any(place.startswith(f"{tier.location}/") for tier in self._durable)
 
     def reject(self, bad: list[tuple[Candidate, dict[str, str]]], damaged: list[Rejected], threads: int) -> None:
-        """Have what was found bad, or damaged, never offered again, and report it to the saver of each node.
+        """Quarantine or give up bad and damaged checkpoints, and report that to the saver of each node.
 
         Args:
             bad: Candidates, and those of their files that some rank found bad.
-            damaged: What this rank saw to be damaged when it looked for checkpoints.
+            damaged: Checkpoints that this rank saw to be damaged when it listed the tiers.
             threads: How many files are checked at once.
         """
         for candidate, faults in bad:
@@ -156,7 +158,7 @@ class CandidateFinder:
             tier.has_quarantined = False
 
     def close(self) -> None:
-        """Remove what was downloaded, once no local rank needs it any more, and disconnect."""
+        """Remove downloads, once no local rank needs them any more, and disconnect."""
         for tier in (*self._durable, *self._others):
             tier.close()
 
@@ -169,14 +171,14 @@ class CandidateFinder:
         return {at: each for at, each in listing.candidates.items() if self._needs.are_in(each, place)}
 
     def _tier_of(self, location: str) -> StorageTier:
-        """That of another checkpoint directory."""
+        """The storage tier of another checkpoint directory."""
         self._others.append(StorageTier(STORAGE, location, self._client, digests=self._digests))
         return self._others[-1]
 
     def _record_of(self, main: Path, listing: Listing) -> Stored | None:
         """The manifest of a file that no checkpoint of this directory has: it must not be loaded unchecked.
 
-        Another directory may have it; or it was named by its user, and the rest of its checkpoint is bad, or set aside.
+        Another directory may have it; or its user named it, and the rest of its checkpoint is bad or in quarantine.
         """
         beside = read_manifest(main.parent)
         if main.name == self._needs.main and beside:
@@ -192,7 +194,7 @@ class CandidateFinder:
         return max(records, key=lambda record: record.id, default=None)
 
     def _at_url(self, url: str) -> tuple[SaveId, Candidate]:
-        """The newest checkpoint that is at a URL, below it, or whose model was copied there."""
+        """The newest checkpoint that is stored at a URL, below it, or whose model was copied there."""
         match = _STEP.search(url)
         outside = match is not None and not url.startswith(f"{self.directory}/")
         root = url[: match.start()] if match and outside else self.directory

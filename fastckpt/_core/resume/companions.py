@@ -23,22 +23,22 @@ from fastckpt.errors import FastckptError
 logger = logging.getLogger("fastckpt")
 
 BESIDE = "beside"
-"""The detail of a checkpoint that says which directories were saved in step with it, and in which history each."""
+"""The detail of a checkpoint that has the directories saved in step with it, and the history of each."""
 
 PAIRED = "paired"
-"""Stands for the step before one that was loaded, and that another was in step with."""
+"""The step before one that was loaded, for a checkpointer that another was in step with."""
 
 
 class Pairing:
-    """What other checkpointers of a job can go on from.
+    """Checkpoints that other checkpointers of a job can go on from.
 
     Args:
-        loaded: What those of this process have loaded just now, by directory; None for nothing.
-        shm_dir: Where the memory of others is found.
-        group_rank: Of which node.
+        loaded: The checkpoints that those of this process have loaded just now, by directory; None for nothing.
+        shm_dir: The directory with the arenas of others.
+        group_rank: The rank of this node.
 
     Attributes:
-        refused: What was passed over, and which directories lack it.
+        refused: The checkpoints that were passed over, and the directories that lack each.
     """
 
     def __init__(self, loaded: Mapping[str, SaveId | None], shm_dir: str, group_rank: int) -> None:
@@ -47,7 +47,7 @@ class Pairing:
         self._known: dict[str, frozenset[SaveId]] = {}
 
     def accepts(self, location: CheckpointLocation, candidate: Candidate) -> bool:
-        """Whether all that were saved in step with a checkpoint have that step, too."""
+        """Return whether all that were saved in step with a checkpoint have that step, too."""
         step = location.step
         lacking = [each for each, h in beside(candidate.details).items() if not self._has(each, SaveId(h, step))]
         if lacking:
@@ -55,7 +55,7 @@ class Pairing:
         return not lacking
 
     def report(self, chosen: SaveId, directory: str) -> None:
-        """Log what was passed over for the sake of others, and is newer than what is resumed."""
+        """Log checkpoints newer than the resumed one that were passed over for the sake of others."""
         for save in sorted(save for save in self.refused if save > chosen):
             logger.warning(
                 "%s of %s is passed over for step %d: %s, which was saved in step with it, does not have that step",
@@ -71,10 +71,10 @@ class Pairing:
         if directory not in self._known:
             self._known[directory] = self._held(directory)
         held = self._known[directory]
-        return save in held or not held  # it may have been removed, or given up
+        return save in held or not held  # a directory without any may have been removed: that forbids nothing
 
     def _held(self, directory: str) -> frozenset[SaveId]:
-        """What another directory holds, and the memory of it on this node; nothing if it does not answer."""
+        """Checkpoints of another directory, and in its memory on this node; none if it does not answer."""
         if not (is_url(directory) or Path(directory).is_dir()):
             return frozenset()
         try:
@@ -99,12 +99,12 @@ class Member:
 
     Args:
         directory: Its checkpoint directory.
-        rank: The rank that it is of; those of other ranks are no companions.
+        rank: Its rank; checkpointers of other ranks are no companions.
         history: Gives the history that it writes.
 
     Attributes:
         recent: The last two steps that it saved, or loaded; None for nothing.
-        loaded: What it has loaded; None for nothing, or if it has saved since.
+        loaded: The checkpoint that it has loaded; None for nothing, or if it has saved since.
         has_loaded: Whether it has loaded, and not saved since.
     """
 
@@ -120,17 +120,17 @@ class Member:
         self._all.add(self)
 
     def save(self, save: SaveId) -> dict[str, int]:
-        """It saves; the detail that says which others are in step with it.
+        """Note a save; returns its detail with the directories that are in step with it.
 
-        They have saved the same two steps last, be it before this save or with it. One match alone may be chance: of
-        two that save every 500 and every 1,000 steps, the first must not go back to what the second has.
+        These have saved the same two steps last, before this save or with it. One match alone may be chance: of
+        two that save every 500 and every 1,000 steps, the first must not go back to the steps of the second.
         """
         before, self.recent = self.recent, (self.recent[1], save.step)
         self.loaded, self.has_loaded = None, False
         return {each.directory: each._history() for each in self._others if each.recent in (before, self.recent)}
 
     def load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
-        """It has loaded; log an ERROR for each other that was saved in step with it, and has loaded another step."""
+        """Note a load; logs an ERROR for each other that was saved in step with it and has loaded another step."""
         self.loaded, self.has_loaded, self._beside = save, True, beside(details)
         self.recent = (PAIRED if save and self._beside else object() if save else None, save.step if save else None)
         for other in self._others if self.rank == 0 else ():
@@ -151,7 +151,7 @@ class Member:
         return Pairing({each.directory: each.loaded for each in self._others if each.has_loaded}, shm_dir, group_rank)
 
     def leave(self) -> None:
-        """It is closed."""
+        """Stop being a companion of the others."""
         self._all.discard(self)
 
     @property

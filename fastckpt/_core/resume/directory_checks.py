@@ -20,14 +20,14 @@ from fastckpt.errors import ConfigError, FastckptError, NoLoadableCheckpoint
 logger = logging.getLogger("fastckpt")
 
 LISTED = 8
-"""How many nodes, and how many places, a message names."""
+"""Nodes, and places, that a message names at most."""
 
 Seen = tuple[int, str, str]
-"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, counts for nothing."""
+"""Number and host of a node, and the mark that it sees; an empty one, say of a read-only disk, is ignored."""
 
 
 def mark_seen(location: str, place: RankInfo) -> Seen | None:
-    """What the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
+    """The mark that the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
     if place.group_world_size == 1 or place.local_rank != 0:
         return None
     if is_url(location) and place.restart_count:
@@ -43,7 +43,7 @@ def mark_seen(location: str, place: RankInfo) -> Seen | None:
 def check_shared(ranks: Agreement, location: str, place: RankInfo, seen: Sequence[Seen | None]) -> None:
     """Raise ConfigError, in all ranks, if nodes see unlike marks; ``seen`` is what each rank has seen.
 
-    They look twice: of several that mark a store at once, the last has marked it.
+    They look twice: if several mark a store at once, the mark of the last one stays.
     """
     if _is_one(seen) or _is_one(seen := ranks.gather(mark_seen(location, place))):
         return
@@ -86,7 +86,7 @@ _WAYS = {
 
 
 def refuse_foreign(directory: str, ranks: Agreement) -> None:
-    """Raise NoLoadableCheckpoint, in all ranks, if a directory without checkpoints of ours has others'.
+    """Raise NoLoadableCheckpoint, in all ranks, if a directory has checkpoints of other libraries only.
 
     All ranks call it when there is nothing of ours to load. A URL is not searched.
     """
@@ -114,7 +114,7 @@ def _found(directory: str) -> str:
 
 
 def warn_of_unloaded(client: SaverClient, save: SaveId) -> None:
-    """Name the newest checkpoint that the job has not loaded before its first save, if there is one."""
+    """Warn before the first save of a job if the directory has a checkpoint that the job has not loaded."""
     try:
         newest = _newest_before(client, save.history)
     except (FastckptError, OSError) as error:

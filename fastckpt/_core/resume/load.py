@@ -34,15 +34,17 @@ LOAD_ERRORS = (
 
 
 def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
-    """What ``torch.load(path)`` gives, on the CPU, for about the price of one copy.
+    """Load as ``torch.load(path)`` does, on the CPU, for about the price of one copy.
 
     No tensor aliases the file: it may change once this returns. Tensors that shared a storage share one again, and
     storages are aligned as torch aligns them (64 bytes).
 
     Raises:
         BadCheckpoint: A tensor reaches beyond its storage.
-        Exception: Whatever torch.load raises for a file that it cannot read; see LOAD_ERRORS.
+        Exception: Any error of torch.load for a file that it cannot read; see LOAD_ERRORS.
     """
+    # 1. let torch.load map the file and rebuild the tensors on empty storages of their own   2. check that these are
+    # still the storages that were handed out   3. copy the mapped bytes into them, with all threads
     copies: list[Copy] = []
     fresh: list[torch.UntypedStorage] = []
 
@@ -52,7 +54,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
         fresh.append(target)
         return target
 
-    # torch.load calls it with untyped storages; its annotation says otherwise
+    # torch.load calls it with untyped storages, unlike its annotation
     locate = cast(Any, into_fresh_memory)
     try:
         state = torch.load(path, map_location=locate, mmap=True, weights_only=weights_only)
@@ -65,7 +67,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
         ) from error
     for target, (address, _, size) in zip(fresh, copies, strict=True):
         if (target.data_ptr(), target.nbytes()) != (address, size):
-            # For one that is too small torch makes a new one, of what size it may be, and frees what we had
+            # For a tensor larger than its storage torch resizes it, which frees the memory at this address.
             raise BadCheckpoint(f"{path} is damaged: a tensor of {target.nbytes()} bytes has a storage of {size}")
     filler = HostCopy(threads, fresh=True)
     try:
@@ -76,12 +78,12 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
 
 
 class RankState(dict[str, Any]):
-    """The state that a rank saved for itself; its KeyError says what belongs elsewhere.
+    """The state that a rank saved for itself; its KeyError explains which state belongs into the common one.
 
     Args:
-        state: What this rank saved; empty if it was no rank of the job that saved.
+        state: The state that this rank saved; empty if it was no rank of the job that saved.
         rank: This rank.
-        step: What was loaded.
+        step: The step that was loaded.
     """
 
     def __init__(self, state: Mapping[str, Any], rank: int, step: int) -> None:
@@ -89,7 +91,7 @@ class RankState(dict[str, Any]):
         self._rank, self._step = rank, step
 
     def __reduce__(self) -> tuple[type[OrderedDict[str, Any]], tuple[()], None, None, Iterator[tuple[str, Any]]]:
-        """As an OrderedDict: what a user saves in a file of their own is to load with ``weights_only=True``."""
+        """Pickle as an OrderedDict, so that a file in which a user saves it loads with ``weights_only=True``."""
         return OrderedDict, (), None, None, iter(self.items())
 
     def __missing__(self, name: str) -> NoReturn:

@@ -25,7 +25,7 @@ logger = logging.getLogger("fastckpt")
 Load = Callable[[Files], Any]
 Share = Callable[[Files, int, Sequence[int]], Sequence[str]]
 REPORTED = 20
-"""How many bad checkpoints are reported to the saver."""
+"""Bad checkpoints that are reported to the saver, at most."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ResumeResult:
         id: The checkpoint; None if none was ever saved.
         tier: One of `TIERS`; empty if there was none.
         state: The result of this rank's loader.
-        details: What was kept with the checkpoint.
-        elsewhere: Whether it is of another checkpoint directory, whose histories are others.
+        details: The details saved with the checkpoint.
+        elsewhere: Whether it is of another checkpoint directory, whose histories are numbered independently.
     """
 
     id: SaveId | None
@@ -51,10 +51,10 @@ class Resume:
     """One resume of one rank; all ranks make it together.
 
     Args:
-        answers_for: Selects the files of a checkpoint that this rank checks, given its number and those of all that
-            read the same, itself among them.
-        threads: How many of them at once.
-        pairing: What other checkpointers of the job can go on from.
+        answers_for: Selects the files of a checkpoint that this rank checks, given its number and those of all ranks
+            that read the same files, this one included.
+        threads: Files that are checked at once.
+        pairing: The constraints from other checkpointers of the job.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Resume:
         """Load the newest checkpoint, of those that are wanted, that all ranks can load; ``details`` as in `run_path`.
 
         Raises:
-            NoLoadableCheckpoint: Some exist, but each is bad for some rank, or they cannot even be looked for.
+            NoLoadableCheckpoint: Some exist, but each is bad for some rank, or the directory cannot be searched.
         """
         try:
             resumed = self._newest_paired(load, ranks, partial(_has_details, details))[0] if details else None
@@ -109,11 +109,12 @@ class Resume:
         """Load the checkpoint at ``path``: its directory or URL, or the file of its model.
 
         Args:
-            details: Unless empty, the newest checkpoint with these details that all ranks can load goes before.
+            details: Unless empty, the newest checkpoint with these details that all ranks can load takes precedence.
 
         Raises:
-            BadCheckpoint: Some rank cannot load it; says which and why.
+            BadCheckpoint: Some rank cannot load it; names the rank and the reason.
         """
+        # The same steps as in `run`, without a choice: all ranks load what is at the path, or none does.
         try:
             rolled_back = partial(_has_details, details)
             resumed = self._newest_paired(load, ranks, rolled_back)[0] if details else None
@@ -130,7 +131,7 @@ class Resume:
         return resumed
 
     def _newest_paired(self, load: Load, ranks: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
-        """`_newest` of those that other checkpointers of the job have, too; of all, if there is none."""
+        """`_newest` of those steps that other checkpointers of the job have, too; of all, if there is none."""
 
         def paired(location: CheckpointLocation, candidate: Candidate) -> bool:
             return wanted(location, candidate) and self._pairing.accepts(location, candidate)
@@ -143,7 +144,9 @@ class Resume:
         return resumed, tried
 
     def _newest(self, load: Load, ranks: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
-        """The newest wanted checkpoint that all ranks can load; else None, and all that there is."""
+        """The newest wanted checkpoint that all ranks can load; else None, and the obstacles."""
+        # Every branch below depends on gathered values alone, so that all ranks take it and none waits in vain. Memory
+        # is tried first where a durable tier is far: clients of stores are slow to start.
         chooser, tried = Chooser(ranks, self._place.rank), list[str]()
         bad, resumed = list[tuple[Candidate, Faults]](), None
         for look in [near, everywhere] if self._finder.has_far else [everywhere]:
@@ -157,6 +160,7 @@ class Resume:
                     continue
                 resumed = ResumeResult(SaveId(*mine.id), mine.tier, state, dict(candidate.details))
                 if self._place.group_world_size > 1:
+                    # newer memory of this node, which other nodes lack: the saver gives it up
                     newer = (each for each in survey.has[self._place.rank] if each.tier == MEMORY and each.id > mine.id)
                     self._abandoned = [list(each.id) for each in sorted(newer)]
             if resumed is not None:
@@ -177,16 +181,16 @@ class Resume:
         chooser: Chooser,
         bad: list[tuple[Candidate, Faults]],
     ) -> list[str]:
-        """Do not choose again what ranks object to; in words, and in ``bad`` what has consequences.
+        """Exclude checkpoints that ranks object to; returns them in words, and adds those to reject to ``bad``.
 
-        Only what was seen in the bytes of files has some. That a file does not load may be the fault of the script, or
-        of a library that changed: it is passed over, and left as it is.
+        Only damage in the bytes of files leads to a rejection. A file that does not load may be the fault of the
+        script, or of a library that changed: it is skipped, and left as it is.
         """
         tried = []
         for location in sorted({choices[rank] for rank, vote in enumerate(votes) if vote}):
             of_ranks = {rank: vote for rank, vote in enumerate(votes) if choices[rank] == location}
             objections, faults = _objections(of_ranks), _faults(of_ranks)
-            if is_unreadable(faults.values()):
+            if is_unreadable(faults.values()):  # whole, as far as known: retried before anything older is chosen
                 chooser.exclude(location, f"{_named(location)} is whole and cannot be read ({objections})")
             else:
                 chooser.exclude(location)
@@ -198,7 +202,7 @@ class Resume:
         return tried
 
     def _sharing(self, choices: Sequence[object], nodes: Sequence[int]) -> list[int]:
-        """The ranks that read what this one reads; of what may be downloaded, those of its node."""
+        """The ranks that read the same files as this one; if these may be downloaded, those of its node."""
         rank = self._place.rank
         same = [each for each, choice in enumerate(choices) if choice == choices[rank]]
         return [each for each in same if nodes[each] == nodes[rank] or not self._finder.has_far]
@@ -222,9 +226,9 @@ class Resume:
     def _attempt(
         self, candidate: Candidate, sharing: list[int], load: Load, ranks: Agreement
     ) -> tuple[Any, list[Faults]]:
-        """Verify, vote, load, vote: a state, and what each rank objects to, by file; "" stands for the whole.
+        """Verify, vote, load, vote: a state, and the objections of each rank, by file; "" stands for the whole.
 
-        No rank unpickles what another has found damaged: that can end the process.
+        No rank unpickles a file that another has found damaged: that can end the process.
         """
         names = self._answers_for(candidate.files, self._place.rank, sharing)
         with metrics.phase("resume.verify"):
@@ -237,11 +241,11 @@ class Resume:
                 state = load(candidate.files)
             except LOAD_ERRORS as error:
                 objection = {"": f"{type(error).__name__}: {error}"[:500]}
-        self._client.release()
+        self._client.release()  # the state is in memory of its own: slots may change while slower ranks still load
         return state, ranks.gather(objection)
 
     def _report_unfinished(self, resumed: ResumeResult | None) -> None:
-        """Log what nodes were writing that is newer than what all go on from; the first rank knows of it."""
+        """Log unfinished checkpoints on storage that are newer than the resumed one; the first rank knows of them."""
         save = resumed.id if resumed else None
         for each in self._unfinished:
             if isinstance(each.place, SaveId) and (save is None or each.place > save):
@@ -251,7 +255,7 @@ class Resume:
                 self._bad.append(str(each))
 
     def _report(self, resumed: ResumeResult | None) -> None:
-        """Report to the saver, for the end of the job; one rank of each node does."""
+        """Report the resume to the saver, for its summary at the end of the job; one rank of each node does."""
         if self._place.local_rank == 0:
             try:
                 self._client.report_resumed(resumed.tier if resumed else "", self._bad[:REPORTED], self._abandoned)
@@ -259,7 +263,7 @@ class Resume:
                 logger.warning("could not report the resume to the saver: %s", error)
 
     def _report_bad(self, bad: CheckpointLocation, objections: str) -> str:
-        """Log and count what ranks object to in a checkpoint; that in words."""
+        """Log and count the objections of ranks to a checkpoint; returns them in words."""
         text = f"{_named(bad)} ({objections})"
         metrics.counts["bad_checkpoints"] += 1
         self._bad.append(text)
@@ -280,7 +284,7 @@ def _objections(votes: Mapping[int, Faults]) -> str:
 
 
 def _faults(votes: Mapping[int, Faults]) -> Faults:
-    """The files that ranks found bad, in the place where they looked; of two faults of one, damage counts."""
+    """The files that ranks found bad; of two faults of a file, damage counts rather than a failed read."""
     found = [(name, why) for vote in votes.values() for name, why in vote.items() if name]
     return dict(sorted(found, key=lambda fault: not is_unreadable([fault[1]])))
 

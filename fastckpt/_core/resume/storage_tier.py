@@ -21,10 +21,10 @@ logger = logging.getLogger("fastckpt")
 
 
 class StorageTier:
-    """A durable place: a path, or the URL of a store, whose files are downloaded to a disk of this node.
+    """A durable tier: a path, or the URL of a store, whose files are downloaded to a disk of this node.
 
     Attributes:
-        is_far: Whether it takes a network and a client to see what it holds.
+        is_far: Whether it is a store that is reached over a network.
         has_quarantined: Whether something was rejected and the saver does not know of it yet.
     """
 
@@ -39,7 +39,7 @@ class StorageTier:
         return open_store(self.location)  # not before it is needed: memory may be enough, and clients are slow to start
 
     def list(self) -> Listing:
-        """What is whole, and what is damaged or was quarantined."""
+        """List whole checkpoints, damaged ones and those that were quarantined."""
         scan, kinds, candidates = self._store.scan(), RejectionKind, Candidates()
         rejected = [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
         rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]
@@ -56,16 +56,15 @@ class StorageTier:
         return Listing(candidates, rejected)
 
     def candidate(self, stored: StoredCheckpoint, names: frozenset[str] = frozenset()) -> Candidate:
-        """A checkpoint that it holds."""
+        """The candidate for one of its checkpoints."""
         manifest, into = stored.manifest, self._downloads(stored)
         files = {entry.name: self._store.file(stored, entry.name, into) for entry in manifest.files}
         return Candidate(self, files, dict(manifest.details), manifest.world_size, stored, names)
 
     def settle(self) -> tuple[bool, Sequence[Rejected]]:
-        """Publish what `list` saw that nodes have written whole and nobody has published; whether there was any.
+        """Publish checkpoints of which `list` saw all parts; whether there were any, and those that lack parts.
 
-        Also what lacks parts. The first rank calls it, when the agents of all nodes are there: none of an earlier
-        launch writes any more.
+        The first rank calls it, when the agents of all nodes have started: none of an earlier launch writes any more.
         """
         if not self._is_unpublished:
             return False, ()
@@ -81,7 +80,7 @@ class StorageTier:
         return bool(published), [Rejected(RejectionKind.UNFINISHED, each.id, each.why) for each in lacking]
 
     def check(self, candidate: Candidate, name: str) -> None:
-        """Compare a file with what was saved, and download it if the store is far; foreign files pass."""
+        """Compare a file with its manifest, and download it if the store is far; foreign files pass."""
         if candidate.record is not None:
             if self.is_far:
                 make_staging(self._staging)
@@ -89,7 +88,7 @@ class StorageTier:
             self._store.fetch(candidate.record, [name], into, digests=self._digests)
 
     def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
-        """Quarantine it, in the first rank, if that sees a fault, too: another rank's mount may be wrong."""
+        """Quarantine a candidate, in the first rank, if that sees a fault, too: another rank's mount may be wrong."""
         self.has_quarantined = True
         if self._client.place.rank == 0:
             checked = candidate.faults(list(faults), threads)
@@ -100,7 +99,7 @@ class StorageTier:
                 self.quarantine(candidate.record, "; ".join(confirmed.values()))
 
     def quarantine(self, bad: Any, why: str) -> None:
-        """Move a checkpoint, or a damaged place, to where it is never loaded nor deleted."""
+        """Move a checkpoint, or a damaged place, to the quarantine, where it is never loaded nor deleted."""
         self.has_quarantined = True
         if self._client.place.rank == 0:
             try:
@@ -109,12 +108,12 @@ class StorageTier:
                 logger.warning("%s; it stays where it is: %s", why, error)
 
     def drop(self, candidate: Candidate) -> None:
-        """Remove what was downloaded of a candidate, once for all local ranks."""
+        """Remove the download of a candidate, once for all local ranks."""
         if self.is_far and self._client.place.local_rank == 0:
             remove_staging(self._downloads(candidate.record))
 
     def close(self) -> None:
-        """Remove all that was downloaded, once no local rank needs it any more, and disconnect."""
+        """Remove all downloads, once no local rank needs them any more, and disconnect."""
         if self.is_far and self._client.place.local_rank == 0:
             remove_staging(self._staging)
         if "_store" in vars(self):
@@ -125,10 +124,10 @@ class StorageTier:
 
 
 class RemoteTier(StorageTier):
-    """A copy of what is durable, in the background: one that does not answer holds up nobody."""
+    """The remote tier, which has copies of durable checkpoints: one that does not answer blocks no resume."""
 
     def list(self) -> Listing:
-        """As of `StorageTier`; if it cannot be reached, that is something that exists and is no candidate."""
+        """List as `StorageTier` does; if the store cannot be reached, it is listed as rejected."""
         try:
             return super().list()
         except PersistError as error:

@@ -1,4 +1,4 @@
-"""Surveys what all ranks of a job see when they look for a checkpoint to resume, and chooses from that."""
+"""Surveys the checkpoints that all ranks of a job find, and chooses the one to resume."""
 
 import logging
 import time
@@ -20,28 +20,28 @@ from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
 logger = logging.getLogger("fastckpt")
 
 LIMIT = 45.0
-"""Seconds for which a checkpoint that cannot be read is tried again; one that takes longer to say so is tried once."""
+"""Seconds for which a checkpoint that cannot be read is tried again; an attempt that takes longer is the only one."""
 PAUSE = 3.0
 """Seconds between two attempts."""
 DEADLINE = 600.0
-"""Seconds that storage may take to have what all nodes have in memory."""
+"""Seconds that storage may take to receive the checkpoint that all nodes have in memory."""
 GIVEN_UP = "given up"
 LONGEST_PAUSE = 0.5
-"""Seconds between two looks at what is durable."""
+"""Seconds between two questions for the durable checkpoints, at most."""
 
 Wanted = Callable[[CheckpointLocation, Candidate], bool]
-"""Whether a checkpoint may be the one to resume."""
+"""Returns whether a checkpoint may be the one to resume."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What the ranks see.
+    """The candidates that all ranks have reported.
 
     Attributes:
-        own: What this rank found.
-        has: What each rank could load.
-        nodes: On which node each rank is.
-        unfinished: What nodes were writing, newer than all that counts on storage; the first rank knows of it.
+        own: The listing of this rank.
+        has: The checkpoints that each rank could load.
+        nodes: The node of each rank.
+        unfinished: Checkpoints that nodes were writing, newer than all that count on storage; in the first rank.
         unsearched: Why the checkpoint directory could not be searched; empty if it could.
     """
 
@@ -53,7 +53,7 @@ class Survey:
 
 
 def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
-    """What memory holds, and is as new as all that is durable: storage is not needed."""
+    """Survey memory for checkpoints as new as all that is durable: storage is not needed."""
     own, durable = Listing(), tuple[int, ...]()
     try:
         own, durable = finder.find_near(), client.durable
@@ -66,10 +66,11 @@ def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted:
 
 
 def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
-    """What all tiers hold; what nodes have written there whole is first published, if need be.
+    """Survey all tiers; publishes first, if need be, the checkpoints of which nodes have written all parts.
 
-    Raises NoLoadableCheckpoint if some rank cannot look for it, unless memory holds what is as new.
+    Raises NoLoadableCheckpoint if some rank cannot search them, unless memory has a checkpoint that is as new.
     """
+    # The first rank publishes in the first pass; if it did, all list again and see the same.
     unfinished: list[Rejected] = []
     for settle in (client.place.rank == 0, False):
         own, error = Listing(), ""
@@ -80,7 +81,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, w
         unfinished += own.of(RejectionKind.UNFINISHED)
         reports = ranks.gather([_wanted(own, wanted), client.place.group_rank, error, own.published])
         if not any(published for *_, published in reports):
-            break  # else all can see it now
+            break
     if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(reports) if error]:
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
         in_memory = near(finder, client, ranks, wanted)
@@ -93,7 +94,7 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, w
 
 
 def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreement) -> list[str]:
-    """What exists and is no candidate for all ranks, in words; all ranks call it when nothing could be resumed."""
+    """Checkpoints that exist and are no candidates for all ranks, in words; all ranks call it when none was resumed."""
     own = [str(each) for each in survey.own.rejected if each.kind is not RejectionKind.UNFINISHED] + client.lost
     if client.place.local_rank == 0:
         own += held_elsewhere(client.arena, directory)
@@ -110,10 +111,10 @@ def _wanted(own: Listing, wanted: Wanted) -> list[CheckpointLocation]:
 
 
 def held_elsewhere(arena: Path, directory: str) -> list[str]:
-    """Checkpoints in memory that this node, or another of this host that is no more, had when its rank was another.
+    """Checkpoints in arenas of this host that this node, or one that has ended, filled under another node rank.
 
     Args:
-        arena: Where this node has its memory now.
+        arena: The arena of this node now.
         directory: The checkpoint directory.
     """
     with suppress(OSError):
@@ -129,17 +130,17 @@ def held_elsewhere(arena: Path, directory: str) -> list[str]:
 
 
 def is_unreadable(faults: Collection[str]) -> bool:
-    """Whether all of what was found wrong is that a store, or room for a download, was not to be had."""
+    """Return whether all faults are of a store that did not answer, or of missing room for a download."""
     return bool(faults) and all(why.startswith(PersistError.__name__) for why in faults)
 
 
 class Chooser:
     """Chooses the next checkpoint to try, as `policy.resume.choose`; equal in all ranks.
 
-    Before an older checkpoint is chosen than one that is whole and cannot be read now, that is tried again for a while.
+    A checkpoint that is whole and cannot be read now is tried again for a while before an older one is chosen.
 
     Attributes:
-        excluded: What some rank has tried and found bad.
+        excluded: Checkpoints that some rank has tried and found bad.
     """
 
     def __init__(self, ranks: Agreement, rank: int) -> None:
@@ -149,7 +150,7 @@ class Chooser:
         self._end: float | None = None
 
     def exclude(self, location: CheckpointLocation, unreadable: str = "") -> None:
-        """Do not choose this one, as it is bad; or ``unreadable`` now, for the reason given."""
+        """Do not choose this one again: it is bad, or ``unreadable`` now, for the reason given."""
         self.excluded.add(location)
         if unreadable:
             self._unreadable[location] = unreadable
@@ -175,6 +176,7 @@ class Chooser:
 
     def _wait(self) -> None:
         assert self._end is not None
+        # Clocks differ: the ranks give up together, when the first of them would.
         if any(self._ranks.gather(time.monotonic() + PAUSE > self._end)):
             raise NoLoadableCheckpoint(
                 f"{'; '.join(self._unreadable.values())}. No older checkpoint is loaded in its place: all that is saved"
@@ -187,9 +189,11 @@ class Chooser:
 def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreement) -> None:
     """Return when storage has the newest save of which each node has its part, unless memory is enough for all ranks.
 
-    A node flushes the newest that it has by itself, which may be newer than what the others have, or not done yet.
-    Nothing is waited for while storage is in trouble.
+    Each agent flushes the newest save of its own node, which may be newer than those of the others, or not done yet.
+    If storage is in trouble, this does not wait.
     """
+    # 1. find the newest save that all nodes have in memory   2. ask each saver to persist it
+    # 3. wait, all ranks in step, until every node sees it durable or one has given up
     held = [[*location.id, location.attempt, is_enough] for location, is_enough in finder.held().items()]
     reports = ranks.gather([held, client.durable])
     common = set.intersection(*({tuple(save[:3]) for save in report} for report, _ in reports))
@@ -208,7 +212,7 @@ def join_on_storage(finder: CandidateFinder, client: SaverClient, ranks: Agreeme
 
 
 def _missing(save: SaveId, client: SaverClient, end: float) -> str:
-    """Empty once the save is durable, as far as this node knows."""
+    """The state of a persist as this node knows it; empty once the save is durable."""
     try:
         status = client.status()
     except FastckptError:

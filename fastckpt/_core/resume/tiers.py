@@ -1,4 +1,4 @@
-"""Tiers: the places that hold checkpoints, behind one protocol; the memory of this node, and memory with storage."""
+"""Tiers, the places that hold checkpoints, with one protocol; the memory of this node, and memory with storage."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 OTHER_KIND = "is of another kind of checkpointer"
 Files = dict[str, Path]
-"""Where the files of a checkpoint are, by name."""
+"""Paths of the files of a checkpoint, by name."""
 Faults = dict[str, str]
-"""Names of files, and what is wrong with them."""
+"""Names of files, and the fault of each."""
 
 
 class RejectionKind(Enum):
-    """Why a checkpoint that exists is no candidate, in words."""
+    """Reasons why a checkpoint that exists is no candidate, in words."""
 
     DAMAGED = "{place}: {why}"
     QUARANTINED = "{place}, set aside before: {why}"
@@ -36,7 +36,7 @@ class RejectionKind(Enum):
 
 @dataclass(frozen=True)
 class Rejected:
-    """A checkpoint that exists and is no candidate; ``place`` is where it is, or what was saved."""
+    """A checkpoint that exists and is no candidate; ``place`` is its location, or its id."""
 
     kind: RejectionKind
     place: Path | str | SaveId
@@ -52,12 +52,12 @@ class Candidate:
     """A checkpoint that this rank could load.
 
     Attributes:
-        tier: Where it is.
-        files: Where its files are; what is downloaded is there once it was checked.
-        details: What was kept with it.
-        world_size: How many ranks saved it.
-        record: What the tier knows it by.
-        names: What its directories on storage are called: one save may have been persisted under several names.
+        tier: The tier that holds it.
+        files: Paths of its files; a file to download exists once it was checked.
+        details: The details saved with it.
+        world_size: The number of ranks that saved it.
+        record: The tier's own record of it.
+        names: Names of its directories on storage: one save may have been persisted under several names.
     """
 
     tier: "Tier"
@@ -68,7 +68,7 @@ class Candidate:
     names: frozenset[str] = frozenset()
 
     def faults(self, names: Sequence[str], threads: int) -> Faults:
-        """Check these files, several at once; those that are not what was saved, and why."""
+        """Check these files, several at once; returns those that differ from what was saved, and why."""
         with ThreadPoolExecutor(max(1, min(threads, len(names))), "fastckpt-verify") as pool:
             found = zip(names, pool.map(self._fault, names), strict=True)
             return {name: why for name, why in found if why}
@@ -86,14 +86,14 @@ Candidates = dict[CheckpointLocation, Candidate]
 
 @dataclass(frozen=True)
 class Listing:
-    """What a tier holds, or all of them; ``published``: parts of nodes were published meanwhile, so look again."""
+    """The checkpoints of a tier, or of all; ``published``: parts of nodes were published meanwhile, so look again."""
 
     candidates: Candidates = field(default_factory=dict)
     rejected: Sequence[Rejected] = ()
     published: bool = False
 
     def of(self, kind: RejectionKind) -> list[Rejected]:
-        """What was rejected for this reason."""
+        """The checkpoints that were rejected for this reason."""
         return [each for each in self.rejected if each.kind is kind]
 
 
@@ -103,19 +103,19 @@ class Tier(Protocol):
     name: str
 
     def list(self) -> Listing:
-        """What it holds, with the files of each; raises FastckptError or OSError."""
+        """List its checkpoints, with the files of each; raises FastckptError or OSError."""
         ...
 
     def check(self, candidate: Candidate, name: str) -> None:
-        """Raise BadCheckpoint, PersistError or OSError if the file of that name is not what was saved."""
+        """Raise BadCheckpoint, PersistError or OSError if the file of that name differs from what was saved."""
         ...
 
     def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
-        """Have a candidate never offered again: some rank found these files bad."""
+        """Never list a candidate again: some rank found these files bad."""
         ...
 
     def drop(self, candidate: Candidate) -> None:
-        """Free what was downloaded of a candidate: the next one needs the room."""
+        """Remove the download of a candidate: the next one needs the room."""
         ...
 
 
@@ -123,7 +123,7 @@ class MemoryTier:
     """The shared memory of this node; ``main`` is the file that each checkpoint of the same kind has.
 
     Attributes:
-        given_up: What was rejected and the saver does not know of yet.
+        given_up: Rejected checkpoints that the saver does not know of yet.
     """
 
     name = MEMORY
@@ -133,7 +133,7 @@ class MemoryTier:
         self.given_up: list[SaveId] = []
 
     def list(self) -> Listing:
-        """What is committed on this node, be it enough for this rank or not; it stays until the client releases it."""
+        """List the committed checkpoints of this node, even if not enough for this rank; they stay until released."""
         candidates, rejected = Candidates(), list[Rejected]()
         place = self._client.place
         for slot in self._client.pin():
@@ -155,7 +155,7 @@ class MemoryTier:
         return Listing(candidates, rejected)
 
     def check(self, candidate: Candidate, name: str) -> None:
-        """Compare the size of an image, and its digest unless the saver has."""
+        """Compare the size of an image, and its digest unless the saver has compared it."""
         slot, _, sizes, digests = candidate.record
         if damage := slots.damage(slot, {name: sizes[name]}):
             raise BadCheckpoint(damage)
@@ -166,7 +166,7 @@ class MemoryTier:
             raise BadCheckpoint(f"{slot / name} is damaged: its xxh3-128 is {now}; {before}")
 
     def reject(self, candidate: Candidate, faults: Faults, threads: int) -> None:
-        """Have the saver give it up."""
+        """Have the saver give up a candidate."""
         self.given_up.append(candidate.record[1])
 
     def drop(self, candidate: Candidate) -> None:
@@ -182,7 +182,7 @@ class MixedTier:
         self._memory, self._durable = memory, durable
 
     def list(self) -> Listing:
-        """Each save that the nearest of the durable tiers surely has: equal steps may be of other attempts."""
+        """List saves of which a durable tier, the nearest such, has the same attempt: equal steps do not suffice."""
         of_save = {(*c.id, c.attempt): stored for tier in reversed(self._durable) for c, stored in tier.items()}
         found = Candidates()
         for location, here in self._memory.items():
@@ -193,7 +193,7 @@ class MixedTier:
         return Listing(found)
 
     def check(self, candidate: Candidate, name: str) -> None:
-        """Check the file where it is."""
+        """Check the file in the tier that has it."""
         here, stored = candidate.record
         part = here if name in here.files else stored
         part.tier.check(part, name)
@@ -202,11 +202,11 @@ class MixedTier:
         """Do nothing: each of both tiers is judged by itself."""
 
     def drop(self, candidate: Candidate) -> None:
-        """Free what was downloaded."""
+        """Remove the download of the durable part."""
         _, stored = candidate.record
         stored.tier.drop(stored)
 
 
 def attempt_of(details: Mapping[str, Any]) -> str:
-    """What the ranks of all nodes called their line of saves: see `CheckpointLocation`."""
+    """The name that the ranks of all nodes gave their line of saves: see `CheckpointLocation`."""
     return str(details.get("attempt", ""))

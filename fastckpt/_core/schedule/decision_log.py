@@ -1,4 +1,4 @@
-"""Reports of rank 0 to its agent on how often the job saves: each decision of all ranks once, and why."""
+"""Reports each decision on the intervals of saves once, with its reason, from rank 0 to its agent."""
 
 import time
 from math import isfinite
@@ -12,7 +12,7 @@ PAUSE, RARELY = 1.0, 0.01
 
 
 class DecisionLog:
-    """Reports decisions; never waits for an answer, and raises nothing if the saver is gone.
+    """Reports decisions to the saver; never waits for an answer, and raises nothing if the saver is gone.
 
     Args:
         link: Rank 0 alone reports, so that the logs of several nodes together have each decision once.
@@ -26,12 +26,12 @@ class DecisionLog:
         self._begun = self._reported = time.monotonic()
 
     def profiling(self, step: int, why: str) -> None:
-        """It is measured first what checkpoints cost, from this step on: no intervals are in force."""
+        """Report that the cost of checkpoints is measured from this step on: no intervals are in force."""
         if self._link is not None:
             self._link.tell_decided(Decided(step, None, None, None, self._bound, False, why))
 
     def report(self, decision: Decision | None) -> None:
-        """Report the last decision, unless it was; of those that change nothing some are left out."""
+        """Report the last decision, unless it was reported; some of those that change nothing are left out."""
         if self._link is None or decision is None or decision is self._last:
             return
         first, self._last, now = self._last is None, decision, time.monotonic()

@@ -9,7 +9,7 @@ class DelayedGather:
     """One all-gather at a time, of which no rank waits for the slowest to send, unless that is late by many steps.
 
     Args:
-        ranks: Those that take part; in use for nothing else while values are pending.
+        ranks: The agreement to use; in use for nothing else while values are pending.
     """
 
     def __init__(self, ranks: Agreement) -> None:
@@ -18,7 +18,7 @@ class DelayedGather:
 
     @property
     def pending(self) -> bool:
-        """Whether a value was sent and the result not read."""
+        """Return whether a value was sent and the result not read."""
         return self._outstanding is not None
 
     def send(self, value: Any, until: int) -> None:

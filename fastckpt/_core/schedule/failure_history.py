@@ -1,4 +1,4 @@
-"""The time that a job was observed, through all its resumes, and its failures."""
+"""The failures of a job, and the time that it was observed, across all its resumes."""
 
 import time
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from fastckpt._core.policy.frequency.failures import mean_time_between
 
 
 class FailureHistory:
-    """Failures of this process, and of those before it, as the checkpoint has them from which it goes on.
+    """Failures of this process, and of those before it, which the resumed checkpoint has recorded.
 
-    Restarts that follow each other without a save in between count, too: the launcher counts them.
+    Restarts without a save in between count, too: the launcher counts them.
 
     Args:
-        launch: What restarted workers have in common with those before them, and with no other launch.
-        restarts: Of this launch, so far.
-        before: What `state` gave; empty if there is nothing to go on from.
+        launch: The name that restarted workers share with those before them, and with no other launch.
+        restarts: Restarts of this launch, so far.
+        before: A result of `state`; empty without a checkpoint.
     """
 
     def __init__(self, launch: str, restarts: int, before: Sequence[Any] = ()) -> None:
@@ -30,5 +30,5 @@ class FailureHistory:
         return mean_time_between(self.failures, self._before)
 
     def state(self) -> list[Any]:
-        """To keep in a checkpoint."""
+        """The state to keep in a checkpoint."""
         return [self._before + time.monotonic() - self._since, self.failures, self._launch, self._restarts]

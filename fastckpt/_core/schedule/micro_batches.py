@@ -1,4 +1,4 @@
-"""Steps of a loop that end with an update of the weights, where each micro-batch of an accumulation is a step."""
+"""Finds the steps of a loop that end with an update of the weights, where each micro-batch is a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,15 +11,15 @@ from fastckpt._core.torch_private.tensors import untraced
 
 
 class MicroBatches:
-    """Tells whole steps, after which step number, position in the data and generators are those of the weights.
+    """Finds whole steps, after which step number, position in the data and generators belong to the weights.
 
-    The loader says with ``accumulate`` how many batches make an update; it is left to this class then to see where one
-    was made, since a loop may make another at the end of an epoch, or none. Where GradScaler leaves one out, its
-    micro-batches are used up all the same. Without ``accumulate``, and where gradients are saved, each step is whole.
+    The loader's ``accumulate`` is the number of batches of an update. This class detects where an update was made,
+    because a loop may make another at the end of an epoch, or none. Where GradScaler skips one, its micro-batches are
+    used up all the same. Without ``accumulate``, and where gradients are saved, each step is whole.
 
     Args:
         optimizers: A step of any of them is an update.
-        data: What hands out the batches; from now on its state counts each of them.
+        data: The loader of the batches; from now on its state counts each of them.
         saved: Whether gradients are part of the state.
     """
 
@@ -35,20 +35,20 @@ class MicroBatches:
             optimizer.register_step_post_hook(self._updates)
 
     def begin(self, step: int) -> None:
-        """Training goes on after this step, which was whole: nothing is due."""
+        """Note that training goes on after this step, which was whole: nothing is due."""
         self._owed, self._epoch = Due(False, False), {}
         self._whole_is(step)
 
     def turn(self, step: int) -> None:
-        """A step of the loop has ended."""
+        """Note that a step of the loop has ended."""
         self._since += 1
         if self._updated or self._since >= self._most:
             self._whole_is(step)
 
     def due(self, due: Due, epoch: dict[str, float]) -> tuple[Due, dict[str, float]]:
-        """What the last step of the loop is to end with, and the epoch that has ended; nothing, unless it was whole.
+        """The saves due at the end of the loop's last step, and the epoch that has ended; nothing, unless it was whole.
 
-        What does not come then waits for the next whole step.
+        A save that is not made then waits for the next whole step.
         """
         owed = Due(self._owed.snapshot or due.snapshot, self._owed.persist or due.persist), self._epoch | epoch
         nothing = Due(False, False), dict[str, float]()

@@ -13,7 +13,7 @@ class PersistGate:
     training with it; here the snapshot is made, and a later one is persisted in its place.
 
     Args:
-        ranks: With whom to agree; in use for nothing else.
+        ranks: The agreement to use; in use for nothing else.
         watch: Knows whether a persist is under way.
         notice: Turns before a persist is due at which ranks send each other whether they
             are idle, so that nobody waits for the slowest.
@@ -24,7 +24,7 @@ class PersistGate:
         self._owed = False
 
     def begins(self, turn: int, intervals: Intervals) -> bool:
-        """Whether this turn's snapshot is to be persisted: one is due, or was put off, and none is under way."""
+        """Return whether to persist this turn's snapshot: one is due, or was put off, and none is under way."""
         every, due = (intervals.memory, intervals.snapshots) if self._owed else (intervals.storage, intervals.persists)
         ahead = min(self._notice, every - 1)
         if not self._gather.pending and (due(turn) or due(turn + ahead)):

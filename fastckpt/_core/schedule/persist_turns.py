@@ -16,7 +16,7 @@ from fastckpt.errors import FastckptError
 MOST_AHEAD = 64
 """Saves between the first rank's announcement and the one that is persisted, at most; at first there are none."""
 PATIENCE = 60.0
-"""Seconds until a checkpoint of which nodes have not written their parts is not waited for any more, at first."""
+"""Seconds, at first, to wait for a checkpoint of which nodes have not written their parts."""
 
 _NEXT = "next"
 
@@ -24,15 +24,15 @@ _NEXT = "next"
 class PersistTurns:
     """Decides which of the saves whose storage type was left out are persisted, alike on all nodes.
 
-    When nothing is on its way to storage, the first rank sets in the store of the process group from which step on the
-    next save is to be persisted: that after its own. The collectives of a step lie between two saves, so no rank comes
-    to that one before it was set. The first rank of each node asks the store in each save. Where nodes run apart, and
-    some have missed it, the next one is set more saves ahead.
+    When no persist is under way, the first rank sets in the store of the process group the step from which on the next
+    save is to be persisted: the one after its own. The collectives of a step come between two saves, so no rank reaches
+    that save before it was set. The first rank of each node asks the store in each save. If nodes drift apart, and some
+    have missed it, the next one is set more saves ahead.
 
     Args:
         directory: The checkpoint directory.
-        place: Who this rank is.
-        status: Asks this node's saver how far persistence is.
+        place: The place of this rank.
+        status: Asks this node's saver for the progress of persists.
     """
 
     def __init__(self, directory: str, place: RankInfo, status: Callable[[], Status]) -> None:
@@ -45,7 +45,7 @@ class PersistTurns:
         self._history, self._last, self._next, self._is_set = history, -1, -1, False
 
     def comes(self, save: SaveId) -> bool:
-        """Whether all nodes persist this save; to be called for each whose storage type was left out."""
+        """Return whether all nodes persist this save; to be called for each whose storage type was left out."""
         if self._place.group_world_size == 1 or self._place.local_rank:
             return False
         if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:
@@ -66,7 +66,7 @@ class PersistTurns:
             self._next = int(store.get(_NEXT))
 
     def _send(self, store: "dist.distributed_c10d.Store", step: int, stride: int) -> None:
-        """Unless a persist is under way, name the step from which on the next one is persisted."""
+        """Unless a persist is under way, set the step from which on the next save is persisted."""
         with contextlib.suppress(FastckptError):  # the saver is gone, or in trouble
             if self._status().persists:
                 if time.monotonic() < self._since + self._patience:

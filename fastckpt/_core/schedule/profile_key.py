@@ -1,4 +1,4 @@
-"""The circumstances of a job: a profile counts under the very same."""
+"""The circumstances of a job: a profile is valid only under equal ones."""
 
 from collections.abc import Iterable
 
@@ -22,11 +22,11 @@ def circumstances(
 
     Args:
         model: The module.
-        optimizers: What trains it.
+        optimizers: Its optimizers.
         directory: A path, or a URL.
         size: Bytes of the model, alike on all ranks.
         world_size: Their number.
-        overlaps: Whether what optimizers change is copied in the background.
+        overlaps: Whether tensors that only optimizers change are copied in the background.
     """
     device = device_of(model)
     names = ", ".join(type(each).__name__ for each in optimizers)
@@ -46,5 +46,5 @@ def size_of(model: torch.nn.Module) -> int:
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """Where a model is; the processor, if it has no tensors."""
+    """The device of a model; the processor, if it has no tensors."""
     return next((each.device for each in (*model.parameters(), *model.buffers())), torch.device("cpu"))

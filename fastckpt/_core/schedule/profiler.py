@@ -1,4 +1,4 @@
-"""Measures what iterations and saves of a job take while it trains and saves, alike on all ranks."""
+"""Measures the iterations and saves of a job while it trains and saves, alike on all ranks."""
 
 from collections import defaultdict, deque
 from dataclasses import asdict
@@ -22,7 +22,7 @@ from fastckpt._core.schedule.delayed_gather import DelayedGather
 from fastckpt._core.schedule.stopwatch import Stopwatch
 
 NOTICE = 2
-"""Steps from when ranks send what they measured until they act on it: nobody waits for the slowest to send it."""
+"""Steps from the time that ranks send measurements until they act on them: none waits for the slowest to send."""
 
 
 LATEST = 200
@@ -30,27 +30,27 @@ LATEST = 200
 
 
 class Due(NamedTuple):
-    """What a step is to end with."""
+    """The saves that are due at the end of a step."""
 
     snapshot: bool
     persist: bool
 
 
 class Profiler:
-    """Measures what iterations and checkpoints take, with and without saves by turns, while training is kept safe.
+    """Measures iterations with and without saves in turn, while saves keep the job safe.
 
-    The first step is persisted. Ranks send each other what they measured after the second, then at turns that are
-    farther and farther apart, and save as `provisional` says. A persist that failed is repeated.
+    The first step is persisted. Ranks exchange measurements after the second, then at turns that are farther and
+    farther apart, and save at `provisional` intervals. A persist that failed is repeated.
 
     Args:
-        ranks: With whom to agree.
-        watch: Measures.
-        terms: What to keep to.
-        turns: Those to profile, at most.
-        before: What earlier runs have measured, alike on all ranks.
+        ranks: The agreement to use.
+        watch: The stopwatch.
+        terms: The constraints.
+        turns: The turns to profile, at most.
+        before: The profile of earlier runs, alike on all ranks.
 
     Attributes:
-        progress: What is known by now, alike on all ranks.
+        progress: The profile so far, alike on all ranks.
         saved: The last turn that was to end with a save.
     """
 
@@ -76,7 +76,7 @@ class Profiler:
         self._iterations = defaultdict[tuple[bool, bool], deque[Iteration]](partial(deque, maxlen=LATEST))
 
     def due(self, turn: int) -> Due:
-        """What this turn is to end with."""
+        """The saves that are due at the end of this turn."""
         snapshot = turn - self.saved >= self._intervals.memory or turn < self._each_until
         persist = snapshot and self._persists_from is not None and turn >= self._persists_from
         if snapshot:
@@ -91,7 +91,7 @@ class Profiler:
             self._seen.append(seen.seconds)
             self._iterations[seen.snapshot, seen.persisting].append(seen)
         if not self._gather.pending and turn >= self._check:
-            # The first time they wait for each other: what the next saves cost must be known before they are made.
+            # The first time ranks wait for each other: the cost of saves must be known before more are made.
             self._asked, notice = turn, NOTICE if turn > self._first + 1 else 0
             self._gather.send(self._report(), turn + notice)
         if (answers := self._gather.poll(turn)) is not None:
@@ -113,10 +113,10 @@ class Profiler:
         self._plan_persist(turn, idle=all(each["idle"] for each in answers))
 
     def _distance(self, turn: int, pace: float) -> int:
-        """Turns until ranks send each other what they have measured next.
+        """Turns until ranks exchange measurements next.
 
-        Farther and farther apart, for what all send to all costs more the more there are; but as long as iterations are
-        profiled, soon enough to see that they take longer than before.
+        The distance grows, because an all-gather costs more the more ranks there are; but as long as iterations are
+        profiled, it is short enough to notice that they take longer than before.
         """
         growing = max(1, (turn - self._first) // 2)
         return min(growing, self._left, steps_within(MEMORY, pace)) if self._left else growing
@@ -132,7 +132,7 @@ class Profiler:
         return COPIES - (self.progress.snapshots if self.progress else 0)
 
     def _plan_persist(self, turn: int, *, idle: bool) -> None:
-        """Plan the next persist; what ranks reported before the last one began does not count."""
+        """Plan the next persist; reports from before the last one began do not count."""
         if idle and self._persisted < self._asked:
             known = self.progress is not None and self.progress.persists > 0
             self._persists_from = self._persisted + self._intervals.storage if known else turn

@@ -21,7 +21,7 @@ GIVEN = "the user gave these intervals"
 
 
 class Schedule(Protocol):
-    """Says when a checkpoint is due; equal on all ranks that are given equal steps.
+    """Decides when a checkpoint is due; equal on all ranks that are given equal steps.
 
     Attributes:
         decision: The last one; None as long as it profiles.
@@ -30,7 +30,7 @@ class Schedule(Protocol):
     decision: Decision | None
 
     def turn(self, step: int) -> Due:
-        """This step has ended: what is due now."""
+        """Note that a step has ended; returns the saves that are due."""
         ...
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
@@ -49,13 +49,13 @@ class FixedSchedule:
         self.decision: Decision | None = Decision(step, self._intervals, nan, True, GIVEN)
 
     def turn(self, step: int) -> Due:
-        """What is due now."""
+        """The saves that are due now."""
         last, self._last = self._last, step
         memory, storage = self._intervals.memory, self._intervals.storage
         return Due(step // memory > last // memory, step // storage > last // storage)
 
     def saved(self, save: SaveId | None, *, persist: bool) -> None:
-        """Nothing is measured."""
+        """Do nothing: fixed intervals need no measurement."""
 
 
 class AdaptiveSchedule:
@@ -64,15 +64,15 @@ class AdaptiveSchedule:
     It counts turns: steps that a job leaves out, or numbers otherwise, do not matter.
 
     Args:
-        ranks: With whom to agree.
-        terms: What to keep to.
-        watch: Measures.
-        profiler: How to find out what checkpoints cost, unless that is known.
-        known: What an earlier run found out.
-        turns: How many there were before.
+        ranks: The agreement to use.
+        terms: The constraints.
+        watch: The stopwatch.
+        profiler: Measures the cost of checkpoints, unless it is known.
+        known: The results of an earlier run.
+        turns: The number of turns before.
 
     Attributes:
-        known: What is known by now.
+        known: The results so far.
         decision: The last one; None as long as it profiles.
     """
 
@@ -95,7 +95,7 @@ class AdaptiveSchedule:
         self._iterations: list[Iteration] = []
 
     def turn(self, step: int) -> Due:
-        """What is due now."""
+        """The saves that are due now."""
         seen = self._watch.turn()
         self._turns, self._step = self._turns + 1, step
         turn = self._turns
@@ -117,7 +117,7 @@ class AdaptiveSchedule:
 
     @property
     def progress(self) -> Profile | None:
-        """How far the profile is, alike on all ranks."""
+        """The profile so far, alike on all ranks."""
         return self._profiler.progress
 
     @property
@@ -145,7 +145,7 @@ class AdaptiveSchedule:
             self._gather.send(self._measured(), turn + NOTICE)
 
     def _measured(self) -> dict[str, Any] | None:
-        """What this rank has seen since it was asked last; None if nothing."""
+        """The measurements of this rank since the last call; None if there are none."""
         iterations, self._iterations = self._iterations, []
         durations, self._watch.durations = self._watch.durations, []
         overruns, self._watch.overruns = self._watch.overruns, 0

@@ -1,4 +1,4 @@
-"""Measures what training and its checkpoints take on this rank, step by step."""
+"""Measures training and its checkpoints on this rank, step by step."""
 
 import time
 from collections import deque
@@ -11,7 +11,7 @@ from fastckpt._core.policy.frequency.overhead import Iteration
 
 
 class Stopwatch:
-    """What the iterations of this rank take, and the persists that were asked for.
+    """Times of this rank's iterations, and of the persists that were requested.
 
     Attributes:
         durations: Seconds of each persist that has ended, from the beginning of its snapshot; their reader clears it.
@@ -28,7 +28,7 @@ class Stopwatch:
         self._had_snapshot = self._had_persist = False
 
     def turn(self) -> Iteration | None:
-        """A step is done, and a checkpoint may begin: the iteration since the last turn.
+        """Note the end of a step, where a checkpoint may begin; returns the iteration since the last turn.
 
         None for the first one, and for one that cannot be measured.
         """
@@ -51,12 +51,12 @@ class Stopwatch:
             self._had_persist = True
 
     def overran(self) -> None:
-        """A persist is due now: count it if one is under way."""
+        """Note that a persist is due: an overrun if one is under way."""
         self.overruns += bool(self._under_way) and not self._troubled
 
     @property
     def idle(self) -> bool:
-        """Whether no persist is under way, as far as is known."""
+        """Return whether no persist is under way, as far as is known."""
         return not self._under_way
 
     def _look(self) -> None:
@@ -69,6 +69,6 @@ class Stopwatch:
             save, begun = self._under_way.popleft()
             if save == durable and status.since > begun and not self._troubled:
                 self.durations.append(status.since - begun)
-        if not status.waiting:  # what is not durable now never will be
+        if not status.waiting:  # none is under way: those that are not durable now failed or were overtaken
             self._under_way.clear()
         self._troubled = bool(self._under_way and (status.trouble or self._troubled))

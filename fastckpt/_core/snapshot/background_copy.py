@@ -18,16 +18,16 @@ from fastckpt.errors import OverlapError
 logger = logging.getLogger("fastckpt")
 
 GLANCE = 0.001
-"""Seconds between two looks at whether training has gone on."""
+"""Seconds between two checks whether training has gone on."""
 
 
 @dataclass(frozen=True)
 class SaveOutcome:
-    """What became of a snapshot.
+    """The outcome of a snapshot.
 
     Attributes:
         skipped: Why it was not taken; empty if it was.
-        trouble: What keeps persists from succeeding at the moment; empty for nothing.
+        trouble: Why persists fail at the moment; empty if they do not.
         pending: Whether it is still being finished in the background.
     """
 
@@ -41,9 +41,9 @@ class DeferredCopies:
     """Copies that can wait until a save has returned.
 
     Attributes:
-        host: From memory of the processor, of what nothing mutates until the next step of an optimizer.
-        device: The same from memory of devices.
-        moving: From memory of devices, of what may change at once: it is set aside there before the save returns.
+        host: From host memory, of tensors that nothing mutates until the next step of an optimizer.
+        device: The same from device memory.
+        moving: From device memory, of tensors that may change at once: they are staged there before the save returns.
     """
 
     host: Sequence[Copy] = ()
@@ -55,12 +55,12 @@ class DeferredCopies:
 
 
 class BackgroundCopy:
-    """What is left of a snapshot once its save has returned.
+    """The part of a snapshot that is copied once its save has returned.
 
     Attributes:
         waited: Set once training waits for it.
-        torn: Where a tensor stands that was written to while it was copied, and so the snapshot was discarded; empty
-            as long as that is not known of any.
+        torn: The path of a tensor that was written to while it was copied, so that the snapshot was discarded; empty
+            as long as none is known.
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class BackgroundCopy:
 
     @property
     def can_be_held(self) -> bool:
-        """Whether training need not wait for the end: what lies on devices is held there."""
+        """Return whether training need not wait for the end: device streams can be held instead."""
         return bool(self._transfers) and self._digests is None
 
     def hold(self) -> str:
-        """Let training mutate the tensors: on devices, once they were read. Which was mutated before, if any."""
+        """Let training mutate the tensors, on devices once they were read; the path of one mutated before, or empty."""
+        # The optimizer is about to step in this thread. Host copies must end before it writes; copies from devices
+        # need not: the step's stream is made to wait for the event after the last read.
         self.backlog.help()
         self._copied.wait()
         for transfer in self._transfers:
@@ -100,7 +102,9 @@ class BackgroundCopy:
         return verdict
 
     def do(self, finish: Callable[[], SaveOutcome]) -> SaveOutcome:
-        """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if that was not to be seen."""
+        """Copy, and ``finish`` if nothing was written to meanwhile; raises OverlapError if versions missed it."""
+        # 1. copy   2. wait until the operation that training is in has raised the versions of what it wrote
+        # 3. compare versions and samples with those at the save   4. commit and notify (finish)
         step = self.save.step
         try:
             with metrics.phase("overlap.copy", step=step):
@@ -122,6 +126,7 @@ class BackgroundCopy:
 
     def _copy(self) -> None:
         with ExitStack() as stack:
+            # Whatever fails, `hold` must not wait for ever: it waits for `_copied`, then for each transfer.
             for transfer in self._transfers:
                 stack.callback(transfer.close)
             stack.callback(self._copied.set)
@@ -133,17 +138,18 @@ class BackgroundCopy:
                 transfer.finish(self.save.step)
 
     def _judge(self) -> str:
-        """Where something was written to before the copy was held; what is written later does not count."""
+        """The path of a tensor written to before the copy was held, else empty; later writes do not count."""
         with self._judging:
+            # The first of both threads decides: writes after `hold` has released training are allowed.
             if self._verdict is None:
                 self._verdict = self._mutations.changed()
             return self._verdict
 
     def _wait_between_operations(self) -> None:
-        """Return when what the training thread was writing as this was called, it has written.
+        """Return when the operation that the training thread was in at the call has ended.
 
-        An operation raises the version of a tensor after it has written to it, without the GIL. It is over when the
-        thread has come to another place in the program. Autograd's engine writes to gradients alone.
+        An operation writes to a tensor without the GIL, and raises its version afterwards. It has ended when the
+        thread is at another place in the program. Autograd's engine writes to gradients alone.
         """
         if self._digests is not None:
             self.waited.wait()
@@ -163,7 +169,7 @@ class BackgroundCopy:
 
 
 def _position(thread: int) -> tuple[int, int] | None:
-    """Where in the program a thread is; None in autograd's engine, or once it has ended."""
+    """The place in the program that a thread is at; None in autograd's engine, or once it has ended."""
     frame = sys._current_frames().get(thread)
     if frame is None or is_in_backward(frame):
         return None

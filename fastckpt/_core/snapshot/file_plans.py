@@ -29,10 +29,10 @@ def check_names(names: Collection[str]) -> None:
 
 
 class FilePlans:
-    """What a writer knows of its files, by their names.
+    """Planners and sizes of a writer's files, by name.
 
     Attributes:
-        sizes: Bytes that their images had last.
+        sizes: Bytes of their images in the last save.
     """
 
     def __init__(self, *, weights_only: bool) -> None:
@@ -48,18 +48,18 @@ class FilePlans:
         }
 
     def capacity(self, name: str, plan: Plan) -> int:
-        """The size of the image: that of the last save if it fits, so that mappings last."""
+        """The size of the image: that of the last save if it fits, so that its mapping can be kept."""
         last = self.sizes.get(name)
         return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
 
     def forget_but(self, names: Collection[str]) -> None:
-        """Remember not for ever what other files were called, as by the number of a step."""
+        """Drop sizes and planners of other files once there are many: names may contain the number of the step."""
         if len(self.sizes) > 2 * len(names) + REMEMBERED:
             self.sizes = {name: size for name, size in self.sizes.items() if name in names}
             self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
 
     def _planner(self, name: str, state: Any) -> Any:
-        """Who plans the file of this name, as one of the kind that the state makes it."""
+        """The planner of the file of this name, of the kind that the state asks for."""
         key = name, type(state) if isinstance(state, Tensors | Raw) else object
         if key not in self._planners:
             makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}

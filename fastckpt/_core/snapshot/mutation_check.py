@@ -15,19 +15,19 @@ from fastckpt._core.transfer.device_copy import CopyPiece
 from fastckpt._core.transfer.host_copy import Copy, Span
 
 WORTH = 16 << 10
-"""Below this many bytes a storage in the processor's memory is copied in less time than it takes to watch it."""
+"""Bytes below which a storage in host memory is copied in less time than it takes to watch it."""
 
 
 class MutationCheck:
     """The storages of a state that only steps of the given optimizers change, as they are now.
 
-    A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or lies in its
+    A storage is one of them only if every tensor of the state in it is a parameter of an optimizer or is in its
     ``state``: param_groups (a tensor lr follows its scheduler), buffers, gradients and averages change elsewhere. Of a
     storage that has more than is saved, such as one with padding, the part that is saved counts as a storage.
 
     Args:
-        beside: Tensors that change only behind such a step, such as what a framework makes of an optimizer's
-            parameters: all storages that they lie in stand still.
+        beside: Tensors that change only after such a step begins, such as those that a framework derives from an
+            optimizer's parameters: none of their storages changes before.
     """
 
     def __init__(
@@ -44,6 +44,8 @@ class MutationCheck:
         ]
         owners = _owners(optimizers, {tensor.data_ptr() for _, _, tensor, _ in found})
         standing = {storage_key(tensor.untyped_storage()) for tensor in beside}
+        # One tensor that others may change is enough to copy its storage at once. Another process may write to a
+        # shared storage, and tensors of inference mode have no version: neither could be detected.
         moving = {
             storage_key(whole)
             for _, whole, tensor, _ in found
@@ -62,7 +64,7 @@ class MutationCheck:
                 self._tensors.setdefault(storage_key(storage), []).append(tensor)
                 self._paths.setdefault(storage_key(storage), path)
                 self._places.append((tensor, tensor.data_ptr(), path))
-                # those of the optimizers, too: what came into the state by way of .data counts on its own
+                # those of the optimizers, too: a tensor taken by way of .data has a version counter of its own
                 watched = (tensor, *owners.get(_layout(tensor), ()))
                 self._versions += [(each, version_of(each), path) for each in watched]
 
@@ -75,23 +77,23 @@ class MutationCheck:
         return now, later
 
     def holds(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage is one of them."""
+        """Return whether a storage is one of them."""
         return storage_key(storage) in self._paths
 
     def in_memory(self) -> list[torch.UntypedStorage]:
-        """Those of them in the processor's memory, whole."""
+        """Those of them in host memory, whole."""
         return [tensor.untyped_storage() for tensor, _, _ in self._places if tensor.is_cpu]
 
     def path(self, storage: torch.UntypedStorage) -> str:
-        """Where a tensor in one of the storages stands in the state."""
+        """The path in the state of a tensor in one of the storages."""
         return self._paths[storage_key(storage)]
 
     def sample(self, copies: Sequence[Copy]) -> None:
-        """Keep some of the bytes to copy from the processor's memory, as they are now."""
+        """Sample the bytes to copy from host memory, as they are now."""
         self._samples = SampledBytes(copies, self._tensors_of)
 
     def sample_device(self, copies: Sequence[Copy]) -> Sequence[CopyPiece]:
-        """Have the current stream of their device keep some of the bytes to copy; what is to be sent to the host."""
+        """Have the current stream of their device sample the bytes to copy; the samples, to be sent to the host."""
         if not any(size for _, _, size in copies):
             return ()
         self._device_samples.append(samples := SampledDeviceBytes(copies, self._tensors_of))
@@ -102,17 +104,18 @@ class MutationCheck:
         self._samples.compare(piece, copied)
 
     def changed(self) -> str:
-        """Where a tensor stands that was written to or moved since; empty if that is not seen of any.
+        """The path of a tensor that was written to or moved since; empty if none is seen to be.
 
-        An operation raises the version of what it writes when it has written. Writes by way of ``.data``, numpy,
+        An operation raises the version of a tensor when it has written to it. Writes by way of ``.data``, numpy,
         collectives or another process raise none: these are seen in the samples, if they change much.
         """
+        # cheap checks first: addresses, then versions, then samples
         moved = (path for tensor, place, path in self._places if tensor.data_ptr() != place)
         written = (path for tensor, version, path in self._versions if version_of(tensor) != version)
         return next(moved, "") or next(written, "") or self._path(self._samples.differing_source())
 
     def miscopied(self) -> str:
-        """Where a tensor stands whose copy, which has been made, is not what it was as the samples were taken."""
+        """The path of a tensor whose finished copy differs from the samples taken at the save; empty for none."""
         on_devices = (self._path(each.differing_copy()) for each in self._device_samples)
         return self._path(self._samples.differing_copy()) or next(filter(None, on_devices), "")
 
@@ -124,7 +127,7 @@ class MutationCheck:
 
 
 class Digests:
-    """Of the storages to copy, as they are now: shows each change, seen or unseen."""
+    """Digests of the storages to copy, as they are now: each change shows, also one that raises no version."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._digests = [(copy, _digest_of(copy[1], copy[2])) for copy in copies]
@@ -138,7 +141,7 @@ class Digests:
 
 
 def _is_shared(storage: torch.UntypedStorage) -> bool:
-    """With other processes; of storages on a device torch says so of each."""
+    """Return whether other processes share it; torch reports every storage on a device as shared."""
     return storage.device.type == "cpu" and storage.is_shared()
 
 

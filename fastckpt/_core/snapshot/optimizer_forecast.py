@@ -28,12 +28,12 @@ _FORESEEN: dict[type[torch.optim.Optimizer], Callable[[Tensor, State], State]] =
 
 
 def _like(parameter: Tensor) -> Tensor:
-    # The memory is never touched, so it is never there.
+    # The memory is never touched, so the kernel never provides its pages.
     return torch.empty_like(parameter, requires_grad=False, device="cpu")
 
 
 def with_optimizer_state(state_dict: State, optimizer: torch.optim.Optimizer | None) -> State:
-    """The state with the optimizer's part as it will be; unchanged for optimizers that are not known here."""
+    """The state with the optimizer's part as after its first step; unchanged for optimizers not known here."""
     if optimizer is None or optimizer.state or type(optimizer) not in _FORESEEN:
         return state_dict
     foresee = _FORESEEN[type(optimizer)]

@@ -31,17 +31,17 @@ logger = logging.getLogger("fastckpt")
 
 
 class Overlap:
-    """Snapshots of which a part, that nothing mutates until the next step of an optimizer, is copied by a thread.
+    """Snapshots whose tensors that nothing mutates until the next step of an optimizer are copied by a thread.
 
     After Mohan, Phanishayee, Chidambaram, "CheckFreq" (FAST'21), section 4.3.1, where the weight update waits for the
-    snapshot. Here a snapshot also counts only if nothing was written to what the thread has copied. The first one is
-    copied at once, and watched: a model that writes to its weights in each forward is known by then.
+    snapshot. Here a snapshot also counts only if nothing was written to the tensors that the thread copies. The first
+    one is copied at once, and watched: so a model that writes to its weights in each forward is detected.
 
     Args:
-        optimizers: Whose parameters and ``state`` only their steps mutate; without any, nothing is deferred.
+        optimizers: Only their steps mutate their parameters and ``state``; without any, nothing is deferred.
         streams: Copy from the memory of devices.
         stall: Reports that training waits, as `Heartbeat.stall`.
-        check: Digest what is deferred before and after, and commit at the next wait only.
+        check: Digest the deferred tensors before and after, and commit at the next wait only.
     """
 
     def __init__(
@@ -69,22 +69,24 @@ class Overlap:
         self.defer(optimizers)
 
     def defer(self, optimizers: Sequence[Optimizer], beside: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """From the next snapshot on, copy what these change in the background; they take the place of those before.
+        """Copy tensors that these change in the background, from the next snapshot on; they replace those before.
 
         Args:
-            beside: Gives tensors that change only behind the beginning of such a step, as `MutationCheck` takes them.
+            beside: Gives tensors that change only after such a step begins, as `MutationCheck` takes them.
         """
         self._optimizers, self._beside = optimizers, beside
         if optimizers and self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._before_step)
-            # Not atexit: that comes when thread pools take no more work. Of these the last comes first: before the
-            # saver of this process ends.
+            # Not atexit: that runs when thread pools take no more work. Callbacks of threading run in reverse order,
+            # so this one runs before the saver of this process ends.
             threading._register_atexit(_wait_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
 
     def part(
         self, plans: Collection[Plan], copies: Sequence[Copy]
     ) -> tuple[MutationCheck | None, Sequence[Copy], DeferredCopies]:
-        """The check of what must not be mutated, if there is any; the copies to do at once; and those that can wait."""
+        """The mutation check, if any; the copies to do at once; and those that can wait."""
+        # 1. divide the copies by whether only an optimizer's step changes their storages   2. sample those on the host
+        # now, while they are surely unchanged   3. defer nothing in the first snapshot, which is only watched
         if not self._optimizers:
             return None, copies, DeferredCopies()
         mutations = MutationCheck(plans, self._optimizers, self._beside())
@@ -99,13 +101,14 @@ class Overlap:
         return mutations, now, DeferredCopies(host, device, moving)
 
     def watch(self, save: SaveId, mutations: MutationCheck) -> None:
-        """See by the next step whether anything was mutated."""
+        """Check at the next step that nothing was mutated."""
         self._watched = save, mutations
 
     def begin(
         self, save: SaveId, mutations: MutationCheck, later: DeferredCopies, finish: Callable[[], SaveOutcome]
     ) -> None:
-        """Do the copies in the background; then ``finish``, if nothing was written to them meanwhile."""
+        """Copy in the background; then ``finish``, if nothing was written to the tensors meanwhile."""
+        # The guard goes up before the thread starts: moving a storage to shared memory frees what the thread reads.
         sample = (lambda _: ()) if self._check else mutations.sample_device
         transfers = self._streams.begin(later.device, later.moving, sample)
         copying = BackgroundCopy(save, mutations, later, transfers, check=self._check)
@@ -115,15 +118,15 @@ class Overlap:
 
     @property
     def pending(self) -> bool:
-        """Whether something is being copied."""
+        """Return whether a copy is under way."""
         return self._pending is not None and not self._pending[1].done()
 
     def wait(self) -> None:
         """Return when nothing is being copied, at once if nothing is; raises OverlapError if it must not go on."""
         if os.getpid() != self._pid:
-            return
+            return  # a forked child has the attributes, but not the thread
         if self._pending is not None:
-            with self._waits:
+            with self._waits:  # reentrant: a signal handler may save while this thread waits
                 self._end()
         watched, self._watched = self._watched, None
         if watched is not None and (path := watched[1].changed()):
@@ -131,7 +134,7 @@ class Overlap:
             self._give_up(watched[0], path, lost=lost)
 
     def endings(self) -> list[tuple[SaveId, SaveOutcome]]:
-        """What became of snapshots that were finished since the last call, oldest first."""
+        """Outcomes of the snapshots that were finished since the last call, oldest first."""
         endings, self._endings = self._endings, []
         return endings
 
@@ -153,7 +156,7 @@ class Overlap:
             copying.backlog.help()
             copying.waited.set()
             wait([outcome])
-        if self._pending is pending:  # else a handler of signals has waited
+        if self._pending is pending:  # else a signal handler has waited during the wait above
             self._pending = None
             self._barrier.lift()
             error = outcome.exception()
@@ -177,8 +180,9 @@ class Overlap:
 
     @untraced
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        # This runs in torch's pre-hook of every optimizer's step, before it writes to anything.
         if self._optimizers and records_graph():
-            self.wait()
+            self.wait()  # replays of the graph run no hooks
             self._optimizers = ()
             logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
         if os.getpid() != self._pid:
@@ -191,7 +195,7 @@ class Overlap:
             pending[0].hold()  # this step may be in another stream than the first
 
     def _hold(self) -> None:
-        """Return when a step may write to what is being copied: on devices, once it was read."""
+        """Return when a step may write to the tensors being copied: on devices, once they were read."""
         pending, watched = self._pending, self._watched
         if pending is None or watched is None or not pending[0].can_be_held:
             self.wait()
@@ -205,14 +209,14 @@ class Overlap:
 
 
 class ShareMemoryGuard:
-    """What ``share_memory_`` and a queue of torch.multiprocessing wait for before they move one of these storages.
+    """A lock that ``share_memory_`` and queues of torch.multiprocessing take before they move one of these storages.
 
-    Both free the memory where a storage was. torch lets a thread that is to share a storage wait for one that is at
-    it, by an entry in a map; this is such an entry.
+    Both free the memory where a storage was. While one thread shares a storage, torch has others wait for a lock in a
+    map; this object is put there as such a lock.
 
     Args:
-        storages: Not to be moved until `lift`.
-        wait: Returns when they may be.
+        storages: They are not moved until `lift`.
+        wait: Returns when they may be moved.
     """
 
     def __init__(self, storages: Iterable[torch.UntypedStorage], wait: Callable[[], None]) -> None:
@@ -226,7 +230,7 @@ class ShareMemoryGuard:
         self._wait()
 
     def __exit__(self, *_: object) -> None:
-        """As a lock; there is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def lift(self) -> None:
         """Let them be moved at once."""
@@ -237,7 +241,7 @@ class ShareMemoryGuard:
 
 
 def optimizers_in(overlap: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:
-    """The optimizers that a user gives; raises ConfigError for what is none."""
+    """The optimizers that a user gives; raises ConfigError for any other object."""
     given = tuple(overlap) if isinstance(overlap, Iterable) else () if overlap is None else (overlap,)
     for each in given:
         if not isinstance(each, Optimizer):
@@ -254,4 +258,4 @@ def _wait_at_exit(reference: "weakref.ref[Overlap]") -> None:
             overlap.wait()
         except OverlapError as error:
             logger.error("%s", error)
-        overlap._optimizers = ()  # what is saved from now on, by atexit or a thread that goes on, is copied at once
+        overlap._optimizers = ()  # later saves, by atexit or a thread that still runs, are copied at once

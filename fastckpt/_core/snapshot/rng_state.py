@@ -11,14 +11,14 @@ logger = logging.getLogger("fastckpt")
 
 
 def rng_state() -> dict[str, Any]:
-    """The global generators, as what loads with ``weights_only=True``.
+    """The states of the global generators, in types that load with ``weights_only=True``.
 
-    Those of Python, of numpy, of the CPU and, if accelerators are in use, of the current one by its kind, of others by
-    name.
+    Python's, numpy's, torch's of the CPU and, if accelerators are in use, that of the current one by its kind and of
+    others by name.
     """
     state: dict[str, Any] = {"cpu": torch.get_rng_state(), "python": _of_python(), "numpy": _of_numpy()}
     for name, accelerator in _accelerators().items():
-        # to look for devices would keep workers of a loader from being forked
+        # Looking for devices may initialize the driver, after which a data loader cannot fork its workers.
         if getattr(accelerator, "is_initialized", accelerator.is_available)():
             state[name] = accelerator.get_rng_state()
             state |= {f"{name}:{index}": accelerator.get_rng_state(index) for index in _others(accelerator)}
@@ -26,7 +26,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put the generators into a state that `rng_state` gave; earlier versions gave none of Python and numpy."""
+    """Set the generators to a result of `rng_state`; earlier versions saved none of Python and numpy."""
     torch.set_rng_state(state["cpu"])
     if "python" in state:
         version, numbers, gauss = state["python"]
@@ -47,12 +47,12 @@ def _of_python() -> list[Any]:
 
 
 def _of_numpy() -> dict[str, Any]:
-    """As numpy gives it, with tensors for its arrays, which are of numbers without sign."""
+    """The state as numpy gives it, with signed tensors in place of its unsigned arrays."""
     return dict(_each(np.random.get_state(legacy=False)))
 
 
 def _each(state: Any) -> Any:
-    """A dict of dicts with tensors, with sign, for arrays, and arrays for tensors."""
+    """The same dict with unsigned arrays replaced by signed tensors of the same bytes, or the other way round."""
     if isinstance(state, dict):
         return {name: _each(value) for name, value in state.items()}
     if isinstance(state, np.ndarray):
@@ -61,7 +61,7 @@ def _each(state: Any) -> Any:
 
 
 def _restore_numpy(state: dict[str, Any]) -> None:
-    """Leave it as it is, and say so, if numpy's generator is of another kind now."""
+    """Restore numpy's generator; if it is of another kind now, leave it as it is, with a warning."""
     kind: Any = np.random.get_state(legacy=False)
     if state["bit_generator"] != kind["bit_generator"]:
         logger.warning(
@@ -74,11 +74,11 @@ def _restore_numpy(state: dict[str, Any]) -> None:
 
 
 def _others(accelerator: Any) -> list[int]:
-    """The devices that are not the current one: a model may lie on several."""
+    """The devices other than the current one: a model may be on several."""
     return [index for index in range(accelerator.device_count()) if index != torch.accelerator.current_device_index()]
 
 
 def _accelerators() -> dict[str, Any]:
-    """The module of the kind that this torch was built for, by its name; torch has one kind at most."""
+    """The device module of the accelerator that this torch was built for, by its name; there is one at most."""
     found = torch.accelerator.current_accelerator()
     return {} if found is None else {found.type: torch.get_device_module(found)}

@@ -16,20 +16,20 @@ LINE = 64
 STRETCH = (1 << 20) // LINE
 """Lines of which one is sampled."""
 
-_draw = random.Random().random  # neither follows a training's seeds nor changes its numbers
+_draw = random.Random().random  # a generator apart: it neither follows a job's seeds nor changes its random numbers
 
 TensorsOf = Callable[[torch.UntypedStorage], Sequence[torch.Tensor]]
 """The tensors in a storage that are saved."""
 
 
 class SampledBytes:
-    """64 bytes of each MiB of storages in the processor's memory, as they are now, before these are copied.
+    """64 bytes of each MiB of storages in host memory, as they are now, before these are copied.
 
     Each save draws its own places, so that none is left out for good. Of each tensor there is at least one. A write
-    that is undone before the copy ends leaves no trace in the storages: what was copied meanwhile shows it.
+    that is undone before the copy ends leaves no trace in the storages, only in their copies.
 
     Args:
-        copies: What will be copied.
+        copies: The copies to come.
         tensors_of: Gives the tensors in a storage.
     """
 
@@ -45,10 +45,11 @@ class SampledBytes:
         self._differing: torch.UntypedStorage | None = None
 
     def compare(self, piece: Span, copied: bool) -> None:
-        """Compare a part of a storage before it is copied, and after that; a difference counts from then on.
+        """Compare a part of a storage before and after it is copied; a difference counts from then on.
 
-        So is noticed what a copy has of a write that begins or ends while the part is copied, less than is sampled. If
-        it begins and ends then, copy and storage differ, both of which are still in the processor's cache.
+        This detects a write that begins or ends during the copy of the part, although it may tear less than is
+        sampled. A write that begins and ends during that copy leaves copy and storage unlike: both are compared while
+        they are still in the processor's cache.
         """
         target, start, size = piece
         part = self._sorted[bisect_left(self._starts, start) : bisect_left(self._starts, start + size)]
@@ -61,14 +62,14 @@ class SampledBytes:
                 self._differing = storage
 
     def differing_source(self) -> torch.UntypedStorage | None:
-        """A storage that is not what it was, or was seen not to be; None if there is none."""
+        """A storage that differs from its samples, or did in `compare`; None if there is none."""
         written = (
             storage for source, _, sample, storage in self._taken if ctypes.string_at(source, len(sample)) != sample
         )
         return next(written, self._differing)
 
     def differing_copy(self) -> torch.UntypedStorage | None:
-        """A storage whose copy, which has been made, is not what the storage was; None if there is none."""
+        """A storage whose finished copy differs from its samples; None if there is none."""
         torn = (
             storage for _, target, sample, storage in self._taken if ctypes.string_at(target, len(sample)) != sample
         )
@@ -76,9 +77,9 @@ class SampledBytes:
 
 
 class SampledDeviceBytes:
-    """The same of storages in the memory of one device; the current stream takes them when it comes to it.
+    """The same of storages in the memory of one device, taken by the current stream in its order.
 
-    The host does not wait for that: the samples travel with what is copied.
+    The host does not wait for that: the samples are sent with the copies.
 
     Raises:
         torch.OutOfMemoryError: There is no room for them on the device.
@@ -97,7 +98,7 @@ class SampledDeviceBytes:
         self.piece = CopyPiece(self._arrived.data_ptr(), taken)
 
     def differing_copy(self) -> torch.UntypedStorage | None:
-        """As of `SampledBytes`, once the samples have arrived, too."""
+        """A storage whose finished copy differs from its samples, once these have arrived, too; None if none does."""
         start = self._arrived.data_ptr()
         for target, length, storage in self._compared:
             if ctypes.string_at(target, length) != ctypes.string_at(start, length):
@@ -109,7 +110,7 @@ class SampledDeviceBytes:
 def _lines(source: torch.Tensor, places: Sequence[int], lengths: Sequence[int]) -> Iterator[torch.Tensor]:
     """The bytes at these places, in order, in few tensors: each costs the launch of a kernel or a part of one."""
     whole = [place for place, length in zip(places, lengths, strict=True) if length == LINE]
-    if len(whole) == len(places) > 2:
+    if len(whole) == len(places) > 2:  # one gather for all: rows of overlapping windows, without copying the storage
         rows = torch.tensor(places, device="cpu").to(source.device, non_blocking=True)
         yield source.unfold(0, LINE, 1).index_select(0, rows).view(-1)
     else:

@@ -34,13 +34,13 @@ logger = logging.getLogger("fastckpt")
 TROUBLE = (AgentLost, ProtocolError, SaverError)
 """Errors of the saver, not of the save."""
 PREFAULT_DEADLINE = 600.0
-"""Seconds after which a slot that was not made ready is not waited for any more."""
+"""Seconds to wait for a slot to be made ready."""
 
 
 class Snapshotter:
     """Takes snapshots of this writer's states; one state is one image.
 
-    All but the part of a save that ``overlap`` finishes is for when that is over: see `Overlap.wait`.
+    While ``overlap`` finishes a save in the background, nothing else here may be called: see `Overlap.wait`.
     """
 
     def __init__(
@@ -85,14 +85,13 @@ class Snapshotter:
         details: dict[str, Any] | None = None,
         commit: bool = True,
     ) -> SaveOutcome:
-        """Copy the states into a slot. Once this returns, they may be changed, but for what waits for the overlap.
+        """Copy the states into a slot. Once this returns they may be changed, except deferred tensors: see `Overlap`.
 
-        A state is a file of torch.save, unless it is `Tensors`, a file of safetensors, or `Raw`, one of bytes, or a
-        `Plan`: a file that was planned elsewhere. Without ``commit`` another call has more of the
-        same save.
+        A state becomes a file of torch.save; `Tensors` one of safetensors, `Raw` one of bytes, and a `Plan` the file
+        that was planned elsewhere. Without ``commit`` another call adds to the same save.
 
-        A saver that is gone or in trouble skips the save, and so does a state that has outgrown memory since it was
-        saved first, or found its memory taken by others: that is no reason to end training.
+        The save is skipped if the saver is gone or in trouble, and if the state has outgrown memory since the first
+        save, or others have taken that memory: this is no reason to end training.
 
         Raises:
             NotLoadable, ArenaTooSmall: The save cannot be made; the checkpoints before it stay.
@@ -107,7 +106,7 @@ class Snapshotter:
             logger.warning("step %d was not saved: %s", step, error)
             return SaveOutcome(str(error), str(error))
         except ArenaTooSmall as error:
-            if self._last is None:
+            if self._last is None:  # the first save: the job cannot be saved at all, which the user must learn
                 raise
             if not self._outgrown:
                 logger.warning("saves are skipped from step %d on: %s", step, error)
@@ -129,7 +128,7 @@ class Snapshotter:
         # 1. map the images and write the skeletons   2. copy what must be copied at once   3. hand the rest to the
         # background thread, which commits it   4. or commit and notify the saver
         try:
-            self._link.stay()
+            self._link.stay()  # the arena may have been removed and made again
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
                 images = {name: self._images.image(slot / name) for name in plans}
                 copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
@@ -138,7 +137,7 @@ class Snapshotter:
         except (OSError, ArenaInUse) as error:
             return SaveOutcome(f"{slot} cannot be written to: {error}", "")
         if self._begun is not None and self._begun[0] == done.id:
-            images = self._begun[1] | images
+            images = self._begun[1] | images  # the commit names the files of all calls of this save
         if request is None:
             self._begun = done.id, images
             return SaveOutcome("", "")
@@ -158,6 +157,7 @@ class Snapshotter:
         """Commit and notify the saver, when all is copied; ``stage`` begins the names of the phases."""
         try:
             with metrics.phase(f"{stage}.commit", step=done.id.step):
+                # Bytes written to a mapping whose file was removed or replaced are in no slot: do not commit them.
                 if lost := [image.path for image in images if not image.is_current()]:
                     raise FileNotFoundError(f"{lost[0]} was removed")
                 self._commit(slot, done)
@@ -171,11 +171,11 @@ class Snapshotter:
         self._last, self._outgrown = (slot, done), False
 
     def lend(self, save: SaveId | None, states: Mapping[str, Any]) -> dict[str, int]:
-        """Leave files in the arena that later saves of the others take as this writer's part; their sizes in bytes.
+        """Leave files in the arena that later saves of others take as this writer's part; returns sizes in bytes.
 
         Args:
             save: The last that was begun: if its files are in memory, these are lent.
-            states: Else these are, as files of ``torch.save``: the state as of that save.
+            states: The states as of that save, lent as files of ``torch.save`` otherwise.
 
         Raises:
             OSError: Memory is full.
@@ -193,7 +193,7 @@ class Snapshotter:
         return sizes
 
     def refusal(self, save: SaveId) -> str:
-        """Why the saver skips a save to which this writer has nothing to give; empty if it does not."""
+        """The saver's reason to skip a save to which this writer has nothing to give; empty if it does not skip it."""
         try:
             self._link.begin(save, {}, self._departures.found(save.history))
             answer = self._link.slot()
@@ -202,7 +202,7 @@ class Snapshotter:
         return answer.reason if isinstance(answer, Skipped) else ""
 
     def add_details(self, details: dict[str, Any]) -> None:
-        """Keep more with the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
+        """Add details to the checkpoint that was saved last, as long as it is not persisted; raises OSError."""
         if self._last is None:
             return
         slot, done = self._last
@@ -212,7 +212,8 @@ class Snapshotter:
     def _plan_and_begin(
         self, save: SaveId, states: Mapping[str, Any]
     ) -> tuple[dict[str, Plan], dict[str, int], Granted | Skipped]:
-        """Let the saver choose a slot while we plan; then ask for room in it, unless it has what we need."""
+        """Have the saver choose a slot while the save is planned; then ask for room in it, unless it has enough."""
+        # `begin` takes the connection's lock and `slot` releases it, so `slot` is called after an error, too.
         self._link.begin(save, {}, self._departures.found(save.history))
         try:
             plans = self._plan(states)
@@ -226,19 +227,19 @@ class Snapshotter:
         return plans, sizes, answer
 
     def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
-        self._images.unmap(slot, sizes)
+        self._images.unmap(slot, sizes)  # the kernel frees a replaced file only when nobody maps it
         try:
             self._link.begin(save, sizes)
             return self._link.slot()
         except ArenaTooSmall:
-            self._images.unmap(slot, sizes)  # the saver may have given up a slot that we had mapped
+            self._images.unmap(slot, sizes)  # the saver may have given up another slot that is still mapped here
             self._link.begin(save, sizes)
             return self._link.slot()
 
     def notify(self, save: SaveId, request: SaveRequest, *, path: str = "", stage: str = "snapshot") -> str:
-        """Tell the saver of what is in memory, and whether to persist it, with its model at ``path``.
+        """Report a committed save to the saver, and whether to persist it, with its model at ``path``.
 
-        Returns why it could not be told; empty if it was.
+        Returns why that failed; empty if it did not.
         """
         try:
             with metrics.phase(f"{stage}.notify", step=save.step):
@@ -266,6 +267,7 @@ class Snapshotter:
 
     def close(self) -> None:
         """Unmap all images, when nothing writes to them; raises OverlapError."""
+        # the overlap first: its thread writes to the images
         self._closing.set()
         try:
             self._overlap.close()
@@ -278,7 +280,7 @@ class Snapshotter:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Hold back Python's cycle collector: the many small objects of a plan would set it off, to no avail."""
+    """Disable Python's cycle collector: the many small objects of a plan would trigger it, and none is garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -42,18 +42,18 @@ __all__ = [
 
 Arguments = ParamSpec("Arguments")
 EXTRA_STATE = _EXTRA_STATE_KEY_SUFFIX
-"""How the name of a module's extra state ends."""
+"""The ending of the name of a module's extra state."""
 PLAN_PARTS = metadata._MEM_FORMAT_ENCODING, torch.serialization._get_layout
-"""What a pickled plan of DCP has beside its public classes."""
+"""The private names in a pickled plan of DCP."""
 StorageInfo = _StorageInfo
-"""Where DCP finds a piece: file, offset, length."""
+"""The place of an item in DCP's files: file, offset, length."""
 flatten_sharded_tensors = _flatten_sharded_tensors
 """The same state dict with the one shard that this rank has in place of each ShardedTensor."""
 _OF_TWO_GROUPS = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
 
 
 def spec_of(tensor: DTensor) -> Any:
-    """How a DTensor is laid out on its mesh."""
+    """The layout of a DTensor on its mesh."""
     return tensor._spec
 
 
@@ -63,7 +63,7 @@ def group_of(tensor: ShardedTensor) -> Any:
 
 
 def reduces_gradients(module: FSDPModule) -> bool:
-    """Whether FSDP2 reduces the gradients of this module after its backward; it does, unless told not to.
+    """Return whether FSDP2 reduces this module's gradients after its backward; it does, unless switched off.
 
     In torch 2.10 a module has one group of parameters, or None; later it has any number.
     """
@@ -75,20 +75,20 @@ def reduces_gradients(module: FSDPModule) -> bool:
 
 
 def flat_parameters(model: Module) -> list[tuple[str, tuple[int], tuple[int, ...], torch.Tensor]]:
-    """Of each flat parameter of FSDP1: its name, which part of it this rank has, the ranks that share it, this part."""
+    """The flat parameters of FSDP1: name, index of this rank's part, the ranks that share it, that part."""
     found = []
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and (handle := module._handle) is not None:
             ranks, flat = dist.get_process_group_ranks(handle.process_group), handle.flat_param
             part = ranks.index(dist.get_rank()) if handle.uses_sharded_strategy else 0
             first = ".".join(filter(None, (name, flat._fqns[0]))).replace("_fsdp_wrapped_module.", "")
-            # between a forward and a backward it may be whole
+            # FSDP1 may have gathered the whole parameter between a forward and a backward: take the shard
             found.append((first, (part,), tuple(ranks), getattr(flat, "_local_shard", flat)))
     return found
 
 
 def asks_rank_0(model: Module) -> bool:
-    """Whether torch would ask global rank 0, in a group without it, of which parameters of FSDP1 there are states.
+    """Return whether torch would ask global rank 0, in a group without it, which parameters of FSDP1 have states.
 
     It asks that of optimizers of flat parameters, all ranks of the group that shards the model.
     """
@@ -101,7 +101,7 @@ def asks_rank_0(model: Module) -> bool:
 def saying_why(read: Callable[Arguments, Metadata]) -> Callable[Arguments, Metadata]:
     """A reader's ``read_metadata`` whose error reaches the caller of ``dcp.load``.
 
-    torch before 2.12 drops it, and says only that metadata are None: it is raised when they are first used instead.
+    torch before 2.12 drops it and reports only that metadata is None, so it is raised at the first use of them instead.
     """
     if torch.__version__ >= (2, 12):  # type: ignore[operator]
         return read
@@ -117,7 +117,7 @@ def saying_why(read: Callable[Arguments, Metadata]) -> Callable[Arguments, Metad
 
 
 class _Unread(Metadata):
-    """In the place of metadata that could not be read."""
+    """The stand-in for metadata that could not be read: raises the error at the first use."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 _Hook = TypeVar("_Hook", bound=Callable[..., Any])
 
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
-"""What all Python objects of one storage have in common."""
+"""The identity of a storage: all Python objects of one storage share it."""
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""A number that each operation which writes to a tensor raises, once it has written."""
+"""The version counter of a tensor: each operation that writes to it raises the counter, once it has written."""
 share_memory_lock, share_memory_map = _share_memory_lock, _share_memory_map
-"""What a thread holds that is to move a storage to shared memory, and where it waits for others that do."""
+"""The lock that a thread takes to move a storage to shared memory, and the map of locks of storages being moved."""
 copy_each = torch._foreach_copy_
 """Copies many tensors on a device with few kernels."""
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a DTensor; another tensor as it is."""
+    """The local part of a DTensor; another tensor as it is."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
@@ -47,17 +47,17 @@ def untraced(hook: _Hook) -> _Hook:
 
 
 def is_in_backward(frame: FrameType) -> bool:
-    """Whether a thread is in autograd's engine, which writes to gradients alone."""
+    """Return whether a thread is in autograd's engine, which writes to gradients alone."""
     return frame.f_code is _engine_run_backward.__code__
 
 
 def makes_optimizer_states(frame: FrameType) -> bool:
-    """Whether `torch.distributed.checkpoint.state_dict` makes states of an optimizer here, by a step of its own."""
+    """Return whether `torch.distributed.checkpoint.state_dict` makes optimizer states here, by a step of its own."""
     return frame.f_code.co_name == "_init_optim_state" and str(frame.f_globals.get("__name__")).startswith("torch.")
 
 
 def has_hooks(optimizer: "Optimizer") -> bool:
-    """Whether torch's ``Optimizer.__init__`` was called: others' wrappers may be of that type alone."""
+    """Return whether torch's ``Optimizer.__init__`` was called: others' wrappers may be of that type alone."""
     return "_optimizer_step_post_hooks" in vars(optimizer)
 
 
@@ -73,10 +73,10 @@ def group_stores() -> list[tuple["dist.ProcessGroup", "dist.distributed_c10d.Sto
 
 
 def init_method() -> Any:
-    """By which URL the process group was formed; None if there was none."""
+    """The URL by which the process group was formed; None if there was none."""
     return dist.distributed_c10d._default_pg_init_method
 
 
 def compiled_module(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The module that ``torch.compile`` has wrapped, whose type takes seconds to import; None for another one."""
+    """The module inside a wrapper of ``torch.compile``, whose type takes seconds to import; None for other modules."""
     return getattr(model, "_orig_mod", None)

@@ -18,22 +18,22 @@ from fastckpt._core.transfer.host_copy import Copy, copy_without_gil
 logger = logging.getLogger("fastckpt")
 
 STAGING = 64 << 20
-"""Bytes of each of the buffers through which bytes go to memory that is not pinned."""
+"""Bytes of each of the buffers by way of which bytes are copied to memory that is not pinned."""
 BUFFERS = 3
-"""How many there are: of what is bounded, one is filled while another is emptied."""
+"""The number of buffers: bounded, and enough to fill one while another is emptied."""
 ALIGNMENT = 256
-"""Bytes that each copy within a device begins at a multiple of."""
+"""Alignment in bytes of each copy within a device."""
 
 
 class CopyPiece(NamedTuple):
-    """An address of this process, and the bytes of a device that go there, as a tensor of them."""
+    """An address of this process, and the bytes of a device to copy there, as a tensor."""
 
     target: int
     source: torch.Tensor
 
 
 class Lane:
-    """The way out of one device: a stream, and buffers for what goes to memory that is not pinned."""
+    """A stream that copies from one device, and buffers for copies to memory that is not pinned."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -42,12 +42,12 @@ class Lane:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[torch.Stream]:
-        """Have the stream, and its device, be those of this thread; a stream alone would touch device 0 at its end."""
+        """Make the stream and its device current for this thread; a stream alone would touch device 0 at its end."""
         with torch.accelerator.device_index(self.device.index), self.stream as stream:
             yield stream
 
     def send(self, pieces: Sequence[CopyPiece]) -> None:
-        """Have pieces copied by the stream, which is current; those to memory that is not pinned by way of buffers."""
+        """Enqueue copies of pieces in the stream, which is current; to memory that is not pinned, by way of buffers."""
         staged = []
         for piece in pieces:
             place = _bytes_at(piece.target, piece.source.nbytes)
@@ -60,6 +60,8 @@ class Lane:
 
     def _stage(self, pieces: Sequence[CopyPiece]) -> None:
         self._buffers = self._buffers or [host_buffer(STAGING) for _ in range(BUFFERS)]
+        # A device writes asynchronously to pinned memory alone. So it fills pinned buffers in turn, while this thread
+        # empties those that are full, the oldest first.
         free, filling = list(self._buffers), deque[_Batch]()
         for batch in batches(pieces, STAGING):
             if not free:
@@ -84,7 +86,7 @@ class _Batch:
         self._filled = stream.record_event()
 
     def land(self) -> torch.Tensor:
-        """Copy the pieces to where they go; the buffer, which is free again."""
+        """Copy the pieces to their targets once the buffer is filled; returns the buffer, which is free again."""
         self._filled.synchronize()
         for target in self._targets:
             copy_without_gil(*target)
@@ -92,14 +94,14 @@ class _Batch:
 
 
 class DeviceCopy:
-    """Copies from one device that one thread runs, while another trains and is held only where it has to be.
+    """Copies from one device that a thread runs while another trains, and waits only where it must.
 
     Args:
-        lane: The way that they take.
-        still: What stands still until `hold` was called.
-        moving: What may change once this has returned: it is set aside within the device before. Raises
-            torch.OutOfMemoryError if there is no room.
-        samples: What else is sent, after all others; the current stream made it before.
+        lane: The stream and buffers to use.
+        still: Copies of storages that do not change until `hold` was called.
+        moving: Copies of storages that may change once this has returned: they are staged within the device before.
+            Raises torch.OutOfMemoryError if there is no room.
+        samples: Further pieces, sent after all others; the current stream has made them before.
     """
 
     def __init__(
@@ -118,11 +120,13 @@ class DeviceCopy:
         self._settled = threading.Event()
 
     def wait_until_aside(self) -> None:
-        """Return when what moves is set aside: it may be changed by other streams than the current one then."""
+        """Return when the moving storages are staged: from then on any stream may change them."""
         self._ready.synchronize()
 
     def begin(self) -> None:
-        """Have all sent; what goes by way of buffers has arrived then."""
+        """Enqueue all copies; those by way of buffers have arrived when this returns."""
+        # The lane's stream waits for the training stream, which has computed the storages and staged the moving ones.
+        # Still storages come first, because `hold` waits for the event after them.
         with self._lane.current() as stream:
             begun = _timed(stream, after=self._ready)
             self._lane.send(self._still)
@@ -134,7 +138,7 @@ class DeviceCopy:
     def finish(self, step: int = -1) -> None:
         """Return when all that `begin` sent has arrived.
 
-        The device timed what it did: ``device.copy`` of `metrics.seconds`.
+        The time that the device took is ``device.copy`` of `metrics.seconds`.
         """
         assert self._times is not None
         begun, ended = self._times
@@ -142,21 +146,24 @@ class DeviceCopy:
         metrics.took("device.copy", _seconds(begun, ended), step=step)
 
     def close(self) -> None:
-        """Let go of who waits in `hold`, and, once nothing is copied any more, also after a failure, of the rest."""
+        """Release threads that wait in `hold`, and the storages once no copy is under way; also after a failure."""
         self._settled.set()
         with contextlib.suppress(RuntimeError):  # of a device that failed
             self._lane.stream.synchronize()
         self._still, self._moving = [], []
 
     def hold(self) -> None:
-        """Have the current stream of this thread wait until what stands still was read; for each that writes to it."""
+        """Have the current stream wait until the still storages were read; call it in each stream that writes to them.
+
+        The host waits only until the reads are enqueued.
+        """
         self._settled.wait()
-        if self._read is not None:  # else it failed, as `begin` says
+        if self._read is not None:  # else `begin` has failed, and raised in its thread
             torch.accelerator.current_stream(self._lane.device).wait_event(self._read)
 
 
 def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]:
-    """The same bytes in lists that fit into ``room`` bytes, in order; what is larger is cut."""
+    """The same bytes in lists that fit into ``room`` bytes, in order; larger pieces are cut."""
     batch, left = list[CopyPiece](), room
     for target, source in pieces:
         offset = 0
@@ -172,13 +179,13 @@ def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]
 
 
 def records_graph() -> bool:
-    """Whether this thread records a CUDA graph instead of having something computed."""
+    """Return whether this thread captures a CUDA graph instead of launching work."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def lane(device: torch.device) -> Lane | None:
-    """The way out of a device; None where torch has no streams or timed events for it, or does not count its memory."""
-    try:
+    """The lane of a device; None where torch has no streams or timed events for it, or does not count its memory."""
+    try:  # everything that a copy will need, once: better to fail here than in the middle of a save
         made = Lane(device)
         with made.current() as stream:
             begun, ended = _timed(stream), _timed(stream)
@@ -198,19 +205,20 @@ def copy_at_once(copies: Sequence[Copy]) -> None:
 
 
 def _pieces(copies: Sequence[Copy]) -> list[CopyPiece]:
-    """What is to be copied of storages on one device; of an empty one nothing is."""
+    """The pieces to copy from storages on one device; none of an empty storage."""
     return [CopyPiece(target, bytes_of(storage, size)) for target, storage, size in copies if size]
 
 
 def bytes_of(storage: torch.UntypedStorage, size: int) -> torch.Tensor:
-    """The first bytes of a storage, as a tensor of them."""
+    """The first bytes of a storage, as a tensor."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
 
 
 def _set_aside(pieces: Sequence[CopyPiece]) -> list[CopyPiece]:
-    """The same, copied by the current stream to another place of the device's memory."""
+    """The same pieces, staged: the current stream copies them to other memory of the device."""
     if not pieces:
         return []
+    # one allocation and few kernels, however many tensors there are
     ends, end = [], 0
     for _, source in pieces:
         ends.append(end := -(-end // ALIGNMENT) * ALIGNMENT + source.nbytes)
@@ -225,7 +233,7 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
 
 
 def host_buffer(size: int) -> torch.Tensor:
-    """So many bytes of the processor's memory, pinned where that is possible."""
+    """A tensor of ``size`` bytes in host memory, pinned where that is possible."""
     with contextlib.suppress(RuntimeError):
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     return torch.empty(size, dtype=torch.uint8, device="cpu")

@@ -11,7 +11,7 @@ from fastckpt._core.transfer.device_memory import room
 from fastckpt._core.transfer.host_copy import Copy
 
 Sample = Callable[[Sequence[Copy]], Sequence[CopyPiece]]
-"""Takes samples of what is to be copied from one device; raises torch.OutOfMemoryError."""
+"""Takes samples of the storages to copy from one device; raises torch.OutOfMemoryError."""
 
 
 class DeviceStreams:
@@ -22,7 +22,7 @@ class DeviceStreams:
         self._trained = defaultdict[torch.device, set[torch.Stream]](set)
 
     def copy(self, copies: Sequence[Copy]) -> list[Copy]:
-        """Do the copies from memory of devices, until every byte has arrived; the others, which are left to do."""
+        """Do the copies from device memory, until every byte has arrived; returns the others, which are left to do."""
         host, device = by_place(copies)
         for each, part in _by_device(device).items():
             if (own := self._lane(each)) is None:
@@ -34,18 +34,18 @@ class DeviceStreams:
         return host
 
     def trains(self) -> None:
-        """An optimizer steps in the streams that are current for this thread."""
+        """Note that an optimizer steps in the streams that are current for this thread."""
         for device, own in self._lanes.items():
             if own is not None:
                 self._trained[device].add(torch.accelerator.current_stream(device))
 
     def begin(self, still: Sequence[Copy], moving: Sequence[Copy], sample: Sample) -> list[DeviceCopy]:
-        """Copies to be run in the background, which may change ``moving`` now, and ``still`` once it was held.
+        """Copies to run in the background: training may change ``moving`` now, and ``still`` after `DeviceCopy.hold`.
 
         Samples of ``still`` are taken by the current stream, and sent after all others.
 
-        Of a device that has no room to set aside what moves, that is copied at once, and so is all of one that has no
-        lane. Where optimizers step in another stream than the current one, what moves is aside when this returns.
+        If a device has no room to stage ``moving``, that is copied at once, and so is everything from a device without
+        a lane. Where optimizers step in another stream than the current one, ``moving`` is staged when this returns.
         """
         standing, changing = _by_device(still), _by_device(moving)
         transfers = []
@@ -62,6 +62,7 @@ class DeviceStreams:
         except torch.OutOfMemoryError:
             self.copy([*still, *moving])
             still, moving, samples = [], [], ()
+        # Staging must not take memory that training needs at its peak: that would end the job, not the save.
         if moving and sum(size for _, _, size in moving) > room(lane.device):
             self.copy(moving)
             moving = []
@@ -70,6 +71,7 @@ class DeviceStreams:
         except torch.OutOfMemoryError:
             self.copy(moving)
             transfer = DeviceCopy(lane, still, (), samples)
+        # Staging is ordered before later work of the current stream alone, not of another one that an optimizer uses.
         trained = self._trained.pop(lane.device, set())
         if trained - {torch.accelerator.current_stream(lane.device)}:
             transfer.wait_until_aside()
@@ -82,7 +84,7 @@ class DeviceStreams:
 
 
 def by_place(copies: Sequence[Copy]) -> tuple[list[Copy], list[Copy]]:
-    """Copies from the processor's memory, and those from memory of devices."""
+    """Copies from host memory, and those from device memory."""
     host: list[Copy] = []
     device: list[Copy] = []
     for copy in copies:

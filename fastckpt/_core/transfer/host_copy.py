@@ -1,4 +1,4 @@
-"""Copies the bytes of storages in the processor's memory to their places, on all cores that training leaves idle."""
+"""Copies the bytes of storages in host memory to their places, on all cores that training leaves idle."""
 
 import ctypes
 import os
@@ -13,14 +13,16 @@ from fastckpt._core import metrics
 PIECE = 32 << 20
 """Bytes that a thread copies at a time."""
 FRESH_PIECE = 1 << 20
-"""The same into memory that is not there yet: few enough that the pages are still cached when they are copied to."""
+"""The same into memory without pages yet: few enough that the new pages are still cached when they are copied to."""
 PAGE = 4096
 MADV_POPULATE_WRITE = 23
 SHARED_PIECE = 4 << 20
-"""The same, where another thread may come to help."""
+"""The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""
 SMALL = 128 << 10
-"""Below this many bytes a copy is over before another thread could have taken it."""
+"""Bytes below which a copy is over before another thread could have taken it."""
 
+# ctypes releases the GIL around a call of CFUNCTYPE and keeps it in one of PYFUNCTYPE: for a small copy, taking it back
+# would cost more than the copy.
 _address = ctypes.cast(ctypes.CDLL(None).memmove, ctypes.c_void_p).value or 0
 _signature = (None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _copy_holding_gil = ctypes.PYFUNCTYPE(*_signature)(_address)
@@ -31,18 +33,18 @@ copy_without_gil = ctypes.CFUNCTYPE(*_signature)(_address)
 differ = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
     ("memcmp", ctypes.CDLL(None))
 )
-"""Whether so many bytes at two addresses are not the same; without the GIL."""
+"""Not 0 if so many bytes at two addresses are unlike; without the GIL."""
 
 
 Copy = tuple[int, torch.UntypedStorage, int]
-"""An address of this process, the storage whose bytes go there, and how many bytes."""
+"""An address of this process, the storage whose bytes to copy there, and their number."""
 
 Span = tuple[int, int, int]
-"""An address, the address of the bytes that go there, and how many they are."""
+"""An address, the address of the bytes to copy there, and their number."""
 
 
 def idle_cores(workers: int) -> int:
-    """How many threads may copy while the ``workers`` of this node wait: all cores, at most 16, at least one.
+    """The number of threads that each of ``workers`` may copy with while training waits: its share of cores, 1 to 16.
 
     Args:
         workers: Workers on this node that copy states of full size at the same time.
@@ -63,7 +65,7 @@ class HostCopy:
         self._pool: ThreadPoolExecutor | None = None
 
     def fill(self, copies: Sequence[Copy]) -> None:
-        """Do all ``copies``; returns when every byte has arrived."""
+        """Make all ``copies``; returns when every byte has arrived."""
         with metrics.phase("fill.copy"):
             self._fill(copies)
 
@@ -94,17 +96,17 @@ class HostCopy:
 
 
 class Backlog:
-    """Copies from memory of the processor that are left to do, by whichever threads come, without the GIL.
+    """Deferred copies from host memory, made without the GIL by all threads that call `help`.
 
     Args:
-        copies: What to copy.
+        copies: The copies.
         compare: Called with each piece before and after its copy, and whether it is copied.
     """
 
     def __init__(
         self, copies: Sequence[Copy], compare: Callable[[Span, bool], None] = lambda piece, copied: None
     ) -> None:
-        self._alive = copies
+        self._alive = copies  # pieces are addresses alone: this keeps the storages
         self._compare = compare
         spans = [(target, source.data_ptr(), size) for target, source, size in copies]
         self._pieces = [
@@ -113,16 +115,16 @@ class Backlog:
             for offset in range(0, size, SHARED_PIECE)
         ]
         self._done = [False] * len(self._pieces)
-        self._turns = iter(range(len(self._pieces)))
+        self._turns = iter(range(len(self._pieces)))  # `next` is atomic under the GIL: no piece has two turns
 
     def help(self) -> None:
-        """Do what nobody has begun."""
+        """Copy the pieces that no thread has begun."""
         for turn in self._turns:
             self._copy(self._pieces[turn])
             self._done[turn] = True
 
     def finish(self) -> None:
-        """Return when every byte has arrived; for one thread. What another has only begun is copied twice."""
+        """Return when every byte has arrived; for one thread. Pieces that another has only begun are copied twice."""
         self.help()
         for piece, done in zip(self._pieces, self._done, strict=True):
             if not done:
@@ -144,7 +146,7 @@ def _run_fresh(spans: list[Span]) -> None:
         for offset in range(0, size, FRESH_PIECE):
             start, piece = target + offset, min(FRESH_PIECE, size - offset)
             first = start // PAGE * PAGE
-            _madvise(first, start + piece - first, MADV_POPULATE_WRITE)  # where it is refused, the copy faults
+            _madvise(first, start + piece - first, MADV_POPULATE_WRITE)  # if it fails, the copy faults the pages in
             copy_without_gil(start, source + offset, piece)
 
 

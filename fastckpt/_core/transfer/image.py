@@ -31,7 +31,7 @@ class Image:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map ``path`` and fault its pages in; raises OSError if it is not there, or is none of our files."""
+        """Map ``path`` and fault its pages in; raises OSError if it does not exist or is no regular file."""
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -53,7 +53,7 @@ class Image:
         self._sizes: list[int] = []
 
     def is_current(self) -> bool:
-        """Whether the name still leads to the file that is mapped."""
+        """Return whether the name still leads to the file that is mapped."""
         try:
             status = self.path.lstat()
         except OSError:
@@ -61,9 +61,9 @@ class Image:
         return (status.st_dev, status.st_ino) == self._inode
 
     def pin(self, device: torch.device) -> None:
-        """Have the device write to the mapping by itself, if it can; once, for that takes long.
+        """Pin the mapping, so that the device writes to it by itself, if it can; once, because that takes long.
 
-        Never of a file on a disk: the kernel would not see what to write back.
+        A file on a disk is never pinned: the kernel would not see which pages to write back.
         """
         if self._asked is None:
             self._asked, self._pinned = device, self._in_memory and pin(self.address, self.size, device)
@@ -71,7 +71,7 @@ class Image:
     def install(self, plan: Plan) -> list[Copy]:
         """Write all of a plan but the bytes of its storages; returns the copies that are left to do.
 
-        Where the last save had the same skeleton, only the numbers that changed are written.
+        If the last save had the same skeleton, only the numbers that changed are written.
         """
         if self._skeleton is not plan.skeleton:
             self._write_skeleton(plan.skeleton)
@@ -79,7 +79,7 @@ class Image:
         return list(zip(self._targets, plan.storages, self._sizes, strict=True))
 
     def _write_skeleton(self, skeleton: Skeleton) -> None:
-        self._skeleton = None
+        self._skeleton = None  # if writing fails half-way, the next save writes all again
         for offset, data in (*skeleton.segments, skeleton.padding(self.size)):
             self._mapping.view[offset : offset + len(data)] = data
         self._numbers = []
@@ -92,7 +92,7 @@ class Image:
         if len(old) != len(new):
             changed = list(range(len(new)))
         else:
-            # 0.0 equals -0.0, and nan nothing: only what is equal and not zero is sure to have equal bytes
+            # 0.0 equals -0.0, and NaN nothing: only numbers that are equal and not zero are sure to have equal bytes
             changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b or not a]
         places = plan.skeleton.places
         for i in changed:
@@ -111,7 +111,7 @@ class ImageCache:
     """Images by their paths.
 
     Attributes:
-        device: An accelerator that is to write to them by itself, if it can; None if there is none.
+        device: An accelerator to pin them for, so that it writes to them by itself; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -120,14 +120,14 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def image(self, path: Path) -> Image:
-        """The image that is at a path now; raises OSError if there is none."""
+        """The image of the file that is at a path now; raises OSError if there is none."""
         with self._lock:
             if path in self._images and not self._images[path].is_current():
                 self._images.pop(path).close()
         return self.map(path)
 
     def map(self, path: Path) -> Image:
-        """The image at a path as it was mapped first: it may be in use by another thread."""
+        """The image at a path, also if its file was replaced since it was mapped: another thread may use it."""
         with self._lock:
             if path not in self._images:
                 self._images[path] = Image(path)
@@ -136,14 +136,14 @@ class ImageCache:
             return self._images[path]
 
     def have(self, slot: Path, sizes: Sizes[str, int]) -> bool:
-        """Whether a slot's images of these sizes in bytes are mapped, and there."""
+        """Return whether a slot's images of these sizes in bytes are mapped and their files still in place."""
         images = {name: self._images.get(slot / name) for name in sizes}
         return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
     def unmap(self, slot: Path, sizes: Sizes[str, int]) -> None:
-        """Let go of all of a slot but those that are to have these sizes, and have them; and of all that were replaced.
+        """Unmap the images of a slot that do not have these sizes, and all whose files were replaced.
 
-        Their memory is free only then.
+        The kernel frees the memory of a removed file only when nobody maps it.
         """
         with self._lock:
             wanted = {slot / name: size for name, size in sizes.items()}
@@ -153,7 +153,7 @@ class ImageCache:
                     self._images.pop(path).close()
 
     def close(self) -> None:
-        """Let go of all, when nothing writes to them."""
+        """Unmap all, when nothing writes to them."""
         with self._lock:
             for image in self._images.values():
                 image.close()
@@ -161,24 +161,24 @@ class ImageCache:
 
 
 def pin(address: int, size: int, device: torch.device) -> bool:
-    """Have the driver lock mapped memory, for all devices like this one; whether it did.
+    """Have the driver pin mapped memory, for all devices of this kind; returns whether it did.
 
-    Where it does not (a limit on locked memory, an accelerator other than CUDA), copies go by way of buffers.
+    If it does not (a limit on locked memory, an accelerator other than CUDA), copies go by way of buffers.
     """
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):  # a thread's own is the first one: that of another rank
+    with torch.cuda.device(device):  # a new thread's current device is the first one, which is another rank's
         code = int(_runtime().cudaHostRegister(address, size, PORTABLE))
         if code == 0:
             return True
         logger.info("%d bytes of shared memory cannot be pinned (CUDA error %d): copies are staged", size, code)
         with contextlib.suppress(RuntimeError):
-            torch.zeros(1, device=device)  # the next launch reports that error again, and so clears it
+            torch.zeros(1, device=device)  # CUDA keeps the error; the next launch reports it once more and clears it
         return False
 
 
 def unpin(address: int, device: torch.device) -> None:
-    """Give memory back that was pinned for a device, before it is unmapped."""
+    """Unpin memory that was pinned for a device, before it is unmapped."""
     with torch.cuda.device(device):
         _runtime().cudaHostUnregister(address)
 

@@ -48,7 +48,7 @@ def _pieces(node: Any, depth: int) -> Iterator[Any]:
 
 
 def _children(node: Any) -> list[Any] | None:
-    """What a container or an object consists of, in an order that is its own; None if it has content at once."""
+    """The children of a container or an object, in an order of its own; None if it has content at once."""
     if _has_objects(node):
         return [node.shape, node.tolist()]
     if isinstance(node, torch.Tensor) or hasattr(node, "tobytes"):
@@ -68,7 +68,7 @@ def _attributes(node: Any) -> Mapping[str, Any] | None:
 
 
 def _has_objects(node: Any) -> bool:
-    """Whether it is an array of Python objects, whose bytes are addresses."""
+    """Return whether it is an array of Python objects, whose bytes are addresses."""
     return bool(getattr(getattr(node, "dtype", None), "hasobject", False))
 
 

@@ -17,7 +17,7 @@ from fastckpt.data.streams.trial import MIDDLE, Trial, Tried, look, look_again
 
 
 class ShardStart(NamedTuple):
-    """Where a shard goes on.
+    """The position at which a shard continues.
 
     Attributes:
         used: Samples of it.
@@ -36,7 +36,7 @@ class ShardRequest(NamedTuple):
     """The next batch of a shard.
 
     Attributes:
-        sequence: Tells one pass over the data from the next.
+        sequence: Distinguishes one pass over the data from the next.
         seed: For the generators.
         epoch: From 0.
         start: Where the pass begins, in the first request for a shard; None only passes a worker's turn.
@@ -51,7 +51,7 @@ class ShardRequest(NamedTuple):
 
 
 class ShardStep(NamedTuple):
-    """How far a batch brings.
+    """A batch of a shard and the position after it.
 
     Attributes:
         shard: Of which loader worker.
@@ -65,7 +65,7 @@ class ShardStep(NamedTuple):
 
 
 class ShardReader:
-    """Iterates one shard per worker, and tells with each batch where the shard goes on.
+    """Iterates one shard per worker, and reports with each batch where the shard continues.
 
     Args:
         dataset: The user's.
@@ -222,6 +222,6 @@ class ShardReader:
         return None
 
     def _key(self, request: ShardRequest | Trial) -> tuple[int, ...]:
-        """What numbers are drawn from: of the shard, if it is one; else the same for all, as the data are."""
+        """The key of random numbers: the shard's, if it is one; else one for all, because all have the same data."""
         own = () if self._shards else (self._split.rank, self.worker)
         return request.seed, request.epoch, *own

@@ -88,11 +88,11 @@ class ShardedStream(Source):
         self._begins, self._turn = [ShardStart()] * self._shards, 0
 
     def batches(self) -> int:
-        """Batches of this rank in a whole epoch; raises TypeError because nobody knows."""
+        """Batches of this rank in a whole epoch; raises TypeError because that is not known."""
         raise TypeError("how many batches each shard has is not known before the end")
 
     def states(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """How many shards there are is common to all ranks; where they are is this rank's own."""
+        """State common to all ranks, the number of shards, and this rank's own, their positions."""
         common = {"version": VERSION, "seed": self.seed, "world": self._split.world, "shards": self._shards}
         counts, saved = [start.used for start in self._begins], [start.state for start in self._begins]
         own = {"version": VERSION, "rank": self._split.rank, "epoch": self.epoch, "turn": self._turn,

@@ -31,7 +31,7 @@ class StepRequest(NamedTuple):
 
 
 class Step(NamedTuple):
-    """How far a batch brings.
+    """The position after a batch.
 
     Attributes:
         after: The cursor after it; END if there is no batch.
@@ -161,7 +161,7 @@ class StreamReader:
         return samples, checksum(last) if self._compares else None
 
     def _padding(self, places: range, length: int, seed: int, epoch: int) -> list[Any]:
-        """What fills up the last row: samples from the beginning of the stream, read once more."""
+        """Samples that fill up the last row: those at the beginning of the stream, read once more."""
         beyond = [place for place in places if place >= length]
         if not beyond:
             return []
@@ -180,7 +180,7 @@ class StreamReader:
 
 
 def ended_before(used: int, length: int) -> ConfigError:
-    """What to raise if data that were used are not there."""
+    """The error to raise if data that were used are missing."""
     return ConfigError(
         f"{used} samples of the stream were used, but it has {length} only: what is left of the epoch would be lost. "
         "Give the data set that the position was saved with, or call set_epoch() to begin another epoch"
@@ -204,7 +204,7 @@ class Streamed(Source):
         self._last: tuple[int, int, int | None] = (0, 0, None)
 
     def requests(self) -> Iterator[StepRequest | Trial]:
-        """One for each step from the position on; nobody knows where the end is. Before them, perhaps a trial."""
+        """One for each step from the position on; the end is not known. Before them, perhaps a trial."""
         seed, epoch, begun = self._position.seed, self.epoch, self._position.cursor
         yield from self._judge.ask(seed, epoch, self._workers)
         last = self._checksum if self._judge.compares else None

@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What a worker found: two openings, and whether the data set's own state leads elsewhere."""
+    """The finding of a loader worker: two openings, and whether the data set's own state leads elsewhere."""
 
     seen: Seen
     again: Seen
@@ -143,7 +143,7 @@ class Judge:
 
     @property
     def compares(self) -> bool:
-        """Whether the last sample is compared when a resume passes over it."""
+        """True if the last sample is compared when a resume passes over it."""
         return self._compares
 
     def resumed(self) -> None:
@@ -173,7 +173,7 @@ class Judge:
         self._refuse(self._seen, tried.seen, "in another loader worker")
 
     def warn(self, place: str) -> None:
-        """Say once that the sample used last is another one now."""
+        """Warn once that the sample used last is another one now."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -205,6 +205,6 @@ class Judge:
 
 
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
-    """What the first rank that came here saw. Nobody waits: a rank may iterate late, or never."""
+    """The finding of the first rank to arrive. No rank waits: one may iterate late, or never."""
     store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]

@@ -25,13 +25,13 @@ class Held:
         self._waits = threading.Event()
 
     def see(self, phase: str, fields: dict[str, Any]) -> None:
-        if phase == "overlap.wait":
-            self._waits.set()
         if phase == "overlap.copy":
             assert not self.holds or self._waits.wait(DEADLINE), "nothing waits for the copy"
             self._waits.clear()
         if phase.startswith("overlap."):
             self.said.append((phase, fields["step"]))
+        if phase == "overlap.wait":
+            self._waits.set()  # only once it is noted: the copy goes on at once, and is noted next
         self.on.get(phase, int)()
 
     def __enter__(self) -> "Held":

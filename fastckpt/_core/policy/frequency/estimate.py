@@ -10,10 +10,10 @@ BATCHES = 8
 
 
 class Estimate(NamedTuple):
-    """The mean of what was measured.
+    """The mean of some measurements.
 
     Attributes:
-        samples: How many measurements.
+        samples: Their number.
         mean: Their mean; 0 if there are none.
         variance: That of one measurement.
     """
@@ -28,13 +28,14 @@ class Estimate(NamedTuple):
         if self.samples < 2:
             return inf
         freedom = self.samples - 1
+        # the second factor widens the error of few samples, as Student's t does
         return sqrt(self.variance / freedom) * (1 + 8 / freedom**2)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         """The estimate from these measurements, in the order in which they were made.
 
-        What disturbs one may disturb the next: the variance is that of batch means, if it is larger (R. W. Conway,
+        Neighbouring measurements may be correlated: the variance is that of batch means, if it is larger (R. W. Conway,
         Management Science 10(1), 1963).
         """
         if not values:
@@ -60,9 +61,9 @@ def pool(estimates: Iterable[Estimate]) -> Estimate:
 
 
 def difference(those: Estimate, others: Estimate) -> Estimate:
-    """By how much those are larger than the others.
+    """The difference of two means, with its error.
 
-    A few that lie close together may do so by chance: both are taken to vary like those that vary more.
+    A few values may be close together by chance, so both are taken to vary like those that vary more.
     """
     variance = max(those.variance, others.variance) * (1 / those.samples + 1 / others.samples) * (those.samples - 1)
     return Estimate(those.samples, those.mean - others.mean, variance)

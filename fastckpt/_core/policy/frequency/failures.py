@@ -6,17 +6,17 @@ from statistics import NormalDist
 from fastckpt.errors import ConfigError
 
 CONFIDENCE = 0.8
-"""How sure we want to be that failures are not more frequent than we take them to be."""
+"""Confidence that failures are not more frequent than they are taken to be."""
 
 
 def daly(cost: float, mtbf: float) -> float:
     """Seconds of training between checkpoints, to higher order (J. T. Daly, FGCS 22(3), 2006).
 
-    The time to restart does not move the optimum. Of a checkpoint that costs more than twice the mean time between
-    failures nothing is known but that the next should come after that time.
+    The time to restart does not move the optimum. For a checkpoint that costs more than twice the mean time between
+    failures the series does not hold: the interval is that time.
 
     Args:
-        cost: Seconds that a checkpoint costs training. What it takes in the background does not count: it delays each
+        cost: Seconds that a checkpoint costs training. Time in the background does not count: it delays each
             checkpoint alike.
         mtbf: Mean seconds between failures.
     """
@@ -31,7 +31,7 @@ def daly(cost: float, mtbf: float) -> float:
 
 
 def mean_time_between(failures: int, seconds: float) -> float | None:
-    """The mean time between failures that the observed ones allow us to count on; None if there were none.
+    """A cautious mean time between failures, from those observed; None if there were none.
 
     It is the lower bound at `CONFIDENCE` for failures that come at random: if they came as often as that, so few would
     be seen once in five times. After one failure it is a third of the time observed, after 100 nine tenths of their
@@ -39,8 +39,8 @@ def mean_time_between(failures: int, seconds: float) -> float | None:
     the Poisson distribution is taken from that of chi-square by Wilson and Hilferty (1931); it is within 1%.
 
     Args:
-        failures: How many there were.
-        seconds: How long the job was observed.
+        failures: Their number.
+        seconds: The time for which the job was observed.
     """
     if failures < 0 or not (isfinite(seconds) and seconds >= 0):
         raise ConfigError(f"{failures} failures in {seconds} s; give counts and times of 0 or more")

@@ -9,12 +9,12 @@ from fastckpt.errors import ConfigError
 LONGEST = 10**9
 """Steps of the longest interval: in effect, never."""
 SHORTEST = 1e-9
-"""Seconds of the shortest iteration that can be believed."""
+"""Seconds below which the time of an iteration is implausible."""
 ROOM = 1.25
-"""Intervals between persists are so much longer than a persist: it ends in time even if it takes a little longer, and
-some iterations run without one, to compare with."""
+"""Factor by which intervals between persists are longer than a persist: it ends in time even if it takes a little
+longer, and some iterations run without one, to compare with."""
 _ROUNDING = 1e-9
-"""So much above a whole number is a rounding error."""
+"""Relative excess over a whole number that counts as a rounding error."""
 
 
 def checked_overhead(overhead: float) -> float:
@@ -34,7 +34,7 @@ def whole_steps(steps: float) -> int:
 
 @dataclass(frozen=True)
 class Intervals:
-    """When to snapshot and when to persist; the same on all ranks.
+    """Intervals of snapshots and persists; the same on all ranks.
 
     Attributes:
         memory: Steps from one snapshot to the next.
@@ -54,27 +54,27 @@ class Intervals:
             )
 
     def snapshots(self, step: int) -> bool:
-        """Whether a snapshot is due at this step."""
+        """Return whether a snapshot is due at this step."""
         return step > self.anchor and (step - self.anchor) % self.memory == 0
 
     def persists(self, step: int) -> bool:
-        """Whether that snapshot is to be persisted."""
+        """Return whether that snapshot is to be persisted."""
         return step > self.anchor and (step - self.anchor) % self.storage == 0
 
     def changed(self, memory: int, storage: int, step: int) -> Self:
-        """Others, after this step: counted from the last persist up to it, so that the next keeps its distance."""
+        """Other intervals after this step, counted from the last persist before: the next one keeps its distance."""
         last = self.anchor + max(0, step - self.anchor) // self.storage * self.storage
         return type(self)(memory, storage, last)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What checkpoints cost, as far as the frequency matters.
+    """Costs of checkpoints, as far as they decide the frequency.
 
     Attributes:
         iteration: Seconds of an iteration without any checkpoint.
         snapshot: Seconds by which a snapshot delays training.
-        persist: Seconds by which a persist delays it, all in all.
+        persist: Seconds by which a whole persist delays it.
         duration: Seconds from the beginning of a persisted snapshot until it is durable.
     """
 
@@ -90,7 +90,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What is not ours to choose.
+    """Constraints on the intervals, from users and failures.
 
     Attributes:
         memory: Steps between snapshots; None to choose.
@@ -110,9 +110,9 @@ def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
     """The shortest intervals at which snapshots and persists together stay within the overhead, if any can.
 
     A persist ends at least an iteration before the next begins. The overhead is shared so that the sum of both
-    intervals, that is of what is lost by failures that leave memory whole and that do not, is least: by Lagrange, they
-    are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a persist c. What is fixed
-    is kept, and may break the bound.
+    intervals is least, which is the work lost by a failure that leaves memory whole and by one that does not: by
+    Lagrange, they are as s + sqrt(s c) for memory and c + sqrt(s c) for storage, if a snapshot costs s and a persist c.
+    Fixed intervals are kept, and may break the bound.
     """
     least = max(fixed.least, apart(costs))
     budget = overhead * costs.iteration
@@ -125,7 +125,9 @@ def fit(costs: Costs, overhead: float, fixed: Fixed = FREE) -> Intervals:
 
 
 def _candidates(costs: Costs, budget: float, least: int) -> list[int]:
-    """Intervals of snapshots, one of which is about the best: the best number to a persist, or the most."""
+    """Intervals of snapshots, one of which is about the best: the best number of them for each persist, or the most."""
+    # An interval of persists is n snapshots long. Without rounding the best n is sqrt(persist / snapshot); if persists
+    # must be `least` steps apart, the most that fit. Both are rounded in both directions, and the caller compares.
     snapshot, persist = costs.snapshot, costs.persist
     left = budget - persist / least
     alone = whole_steps(snapshot / left if left > 0 else inf)
@@ -135,13 +137,16 @@ def _candidates(costs: Costs, budget: float, least: int) -> list[int]:
 
 
 def apart(costs: Costs) -> int:
-    """Steps between persists, at least, so that one ends in time and leaves iterations to compare with."""
+    """The least number of steps between persists so that one ends in time and leaves iterations to compare with."""
     during = costs.duration / costs.iteration
     return max(whole_steps(ROOM * during), whole_steps(during) + 1) if during else 1
 
 
 def _storage(costs: Costs, budget: float, memory: int, least: int) -> int:
-    """The shortest interval of persists between snapshots at ``memory``; if those alone take all, within it alone."""
+    """The shortest interval of persists for snapshots every ``memory`` steps, a multiple of that.
+
+    If the snapshots alone use the whole budget, persists get a budget of the same size of their own.
+    """
     left = budget - costs.snapshot / memory
     share = left if left > budget * _ROUNDING else budget
     wanted = max(least, whole_steps(costs.persist / share) if costs.persist else 1)

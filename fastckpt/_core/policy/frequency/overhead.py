@@ -11,21 +11,21 @@ from fastckpt._core.policy.frequency.intervals import SHORTEST, Costs, Intervals
 from fastckpt.errors import ConfigError
 
 PAUSE = 4.0
-"""An iteration counts for so many median ones at most: beyond that the script does something else, such as evaluate."""
+"""Median iterations that one counts for at most: beyond that the script does something else, such as evaluate."""
 RECENT = 4
 """Windows that count as recent."""
 ESTIMATES = ("stall", "plain", "busy", "snapshot", "slowdown")
 FEW = 3
-"""Fewer iterations without checkpoints are none to compare with."""
+"""Iterations without checkpoints that are needed, at least, to compare others with."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One step of training as a rank saw it, from the instant at which a snapshot is begun if one is due.
+    """One step of training as a rank measured it, from the instant at which a snapshot begins if one is due.
 
     Attributes:
-        seconds: How long it took, without what the script itself marked as something else.
-        stall: Those of them in which training waited for a snapshot to be made.
+        seconds: Its duration, without phases that the script has marked as something else.
+        stall: Seconds of it in which training waited for a snapshot.
         snapshot: Whether a snapshot was made in it.
         persisting: Whether a persist was under way in it.
     """
@@ -44,16 +44,16 @@ class Iteration:
 
     @property
     def work(self) -> float:
-        """Seconds in which it went on."""
+        """Seconds of it in which training did not wait."""
         return self.seconds - self.stall
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a rank saw in a window of iterations; or all ranks together.
+    """Measurements of one rank in a window of iterations; or of all ranks together.
 
     Attributes:
-        iterations: How many.
+        iterations: Their number.
         iteration: Seconds of one without any checkpoint; of one without a persist if each has a snapshot.
         pace: Seconds of one as it is, with checkpoints.
         stall: Seconds that training waited for a snapshot.
@@ -61,10 +61,10 @@ class Measurement:
         busy: Seconds of one with a snapshot and no persist, its stall left out.
         snapshot: Seconds by which a snapshot delayed training: its stall, and the iteration that it slowed down.
         slowdown: Seconds by which an iteration took longer while a persist was under way.
-        persisting: In how many iterations a persist was under way.
-        persists: How many ended.
+        persisting: Iterations in which a persist was under way.
+        persists: Persists that ended.
         durations: Seconds that each of them took, from the beginning of its snapshot.
-        overruns: How many were due before the one before had ended.
+        overruns: Persists that were due before the previous one had ended.
     """
 
     iterations: int
@@ -86,7 +86,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
+        """Read the result of `to_json`."""
         estimates = {name: Estimate(*values[name]) for name in ESTIMATES}
         return cls(**{**values, **estimates, "durations": tuple(values["durations"])})
 
@@ -100,7 +100,7 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
     if not iterations:
         raise ConfigError("a window without iterations has no measurement; measure at least one")
     work = _work(iterations)
-    kinds: dict[tuple[bool, bool], list[float]] = {}
+    kinds: dict[tuple[bool, bool], list[float]] = {}  # seconds by (with a snapshot, with a persist under way)
     for each, seconds in zip(iterations, work, strict=True):
         kinds.setdefault((each.snapshot, each.persisting), []).append(seconds)
     slowdown, ended = _slowdown(kinds), tuple(sorted(durations))
@@ -124,13 +124,13 @@ def measured(iterations: Sequence[Iteration], durations: Iterable[float] = (), o
 
 
 def _work(iterations: Sequence[Iteration]) -> list[float]:
-    """Seconds in which each went on, without pauses."""
+    """Seconds of work of each iteration, without pauses."""
     most = PAUSE * median(each.work for each in iterations)
     return [min(each.work, most) for each in iterations]
 
 
 def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
-    """What a persist adds to an iteration: compared among those without snapshots, or with, whichever are more."""
+    """Seconds that a persist adds to an iteration: among those without snapshots, or with, whichever are more."""
     pairs = [(kinds.get((snapshot, True), []), kinds.get((snapshot, False), [])) for snapshot in (False, True)]
     during, without = max(pairs, key=lambda pair: min(map(len, pair)))
     if not during or len(without) < FEW:
@@ -141,7 +141,7 @@ def _slowdown(kinds: Mapping[tuple[bool, bool], list[float]]) -> Estimate:
 def _snapshot(
     iterations: Sequence[Iteration], work: Sequence[float], alone: Estimate, slowdown: Estimate
 ) -> Estimate | None:
-    """What a snapshot adds to its iteration; None if there are too few without one."""
+    """Seconds that a snapshot adds to its iteration; None if there are too few without one."""
     extra = [
         each.stall + seconds - alone.mean - (slowdown.mean if each.persisting else 0.0)
         for each, seconds in zip(iterations, work, strict=True)
@@ -153,10 +153,10 @@ def _snapshot(
 
 
 def joined(ranks: Sequence[Measurement]) -> Measurement:
-    """The measurement of all ranks together, in whatever order they come; raises ConfigError if there is none.
+    """The measurement of all ranks together, in any order; raises ConfigError if there is none.
 
-    Ranks wait for each other, so the iterations of each show what checkpoints cost the job: the upper median is taken.
-    Of stalls and durations, which are seen where they happen alone, the longest are.
+    Ranks wait for each other, so the iterations of each show the cost of checkpoints for the job: the upper median is
+    taken. Stalls and durations show only on the rank where they happen: of these the longest are taken.
     """
     if not ranks:
         raise ConfigError("no rank has measured anything; give the measurement of each")
@@ -205,9 +205,9 @@ def pooled(windows: Sequence[Measurement]) -> Measurement:
 
 
 def completed(seen: Measurement, before: Measurement) -> Measurement:
-    """What was seen, and of what was not, what was known before.
+    """The measurement, with gaps filled from what was known before.
 
-    Where every iteration has a snapshot, what that costs is seen against earlier iterations.
+    Where every iteration has a snapshot, its cost is the difference from earlier iterations.
     """
     snapshot, iteration = seen.snapshot if seen.snapshot.samples else before.snapshot, seen.iteration
     if seen.plain.samples < FEW <= min(seen.busy.samples, seen.stall.samples) and before.plain.samples:
@@ -230,14 +230,14 @@ def paid(seen: Measurement, intervals: Intervals) -> float:
 
 
 def error(seen: Measurement, intervals: Intervals) -> float:
-    """The standard error of that part; what makes one cost seem high makes the other, so they add up."""
+    """The standard error of that part; one disturbance makes both costs seem high, so their errors add up."""
     snapshot = seen.snapshot.error / intervals.memory if seen.snapshot.samples else 0.0
     persist = seen.slowdown.error * _during(seen) / intervals.storage if seen.slowdown.samples else 0.0
     return (snapshot + persist) / seen.iteration
 
 
 def _during(seen: Measurement) -> float:
-    """Iterations in which a persist is under way: as counted, if that fits to how long one takes."""
+    """Iterations in which a persist is under way: as counted, within an iteration of what its duration implies."""
     if not seen.durations:
         return 0.0
     least = whole_steps(median(seen.durations) / seen.pace)
@@ -245,7 +245,7 @@ def _during(seen: Measurement) -> float:
 
 
 def costs(seen: Measurement, errors: float = 0.0) -> Costs:
-    """What was measured as costs; so many standard errors above the mean."""
+    """Costs from a measurement; so many standard errors above the mean."""
     slowdown, snapshot = (max(0.0, _above(each, errors)) for each in (seen.slowdown, seen.snapshot))
     persist = slowdown * _during(seen) if slowdown else 0.0
     return Costs(seen.iteration, snapshot, persist, longest(seen.durations))

@@ -1,6 +1,6 @@
 """The profile of a job in its checkpoints: as JSON once it is complete, before as numbers.
 
-Numbers are what a save can change without pickling its state again. What cannot be used is ignored, with the reason.
+A save can change numbers without pickling its state again. A profile that cannot be used is ignored, with the reason.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ _MEASURED = tuple(each.name for each in fields(Profile) if each.name not in COUN
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """What a profile depends on.
+    """Circumstances that a profile depends on.
 
     Attributes:
         size: Bytes of the state.
         world_size: Ranks of the job.
         storage: The kind of storage, such as "ext4" or "s3".
         device: The device on which training runs, such as "cpu" or "NVIDIA H200".
-        versions: Of what takes part, by name.
-        optimizers: Their kinds: the states that they will have are not there yet.
+        versions: Versions of the software that takes part, by name.
+        optimizers: Their classes, which stand for the states that they will have.
     """
 
     size: int
@@ -40,11 +40,11 @@ class ProfileKey:
 
 @dataclass(frozen=True)
 class Remembered:
-    """What an earlier run found out.
+    """Results of an earlier run.
 
     Attributes:
-        profile: What it measured.
-        intervals: Those to which it was tuned at last; None if it was not.
+        profile: Its measurements.
+        intervals: The last intervals that tuning chose; None if it did not get there.
     """
 
     profile: Profile
@@ -53,7 +53,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A profile that is of no use, and why."""
+    """The reason why a profile is of no use."""
 
     reason: str
 
@@ -68,7 +68,7 @@ def to_json(remembered: Remembered, circumstances: ProfileKey, overhead: float) 
 
 
 def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remembered | Ignored:
-    """What `to_json` gave, if it is of these circumstances; for another overhead the intervals are forgotten."""
+    """Read the result of `to_json`, if it is of these circumstances; for another overhead without the intervals."""
     try:
         content = json.loads(text)
         found, wanted = content["circumstances"], _plain(circumstances)
@@ -92,7 +92,7 @@ def to_numbers(profile: Profile | None, circumstances: ProfileKey | None) -> dic
 
 
 def from_numbers(numbers: Any, circumstances: ProfileKey) -> Profile | None:
-    """What `to_numbers` gave, if it is of these circumstances and was measured; else None."""
+    """Read the result of `to_numbers`, if it is of these circumstances and was measured; else None."""
     if not isinstance(numbers, Mapping) or numbers.get("circumstances") != _number(circumstances):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The profile of a job: what its first iterations and saves take, and how long to measure them."""
+"""The profile of a job: the times of its first iterations and saves, and how many of them to measure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,15 +18,15 @@ MOST, FEWEST = 50, 8
 PART = 0.01
 """Part of an epoch that is profiled."""
 EARLY, PATIENCE = 6, 60.0
-"""No more iterations are profiled than fit into so many seconds, but so many at least."""
+"""Iterations that are profiled at least, and the seconds into which further ones must fit."""
 COPIES = 3
-"""Snapshots that are profiled, at least: the first ones take memory that nobody had before."""
+"""Snapshots that are profiled, at least: the first ones fault in memory and are slower."""
 WARM_UP = 2
 """First iterations that never count: state is made, code compiled."""
 FAR = 5.0
 """Median deviations from the median beyond which an iteration at the beginning is part of the warm-up."""
 CONSISTENT = 1.4826
-"""Times the median absolute deviation is the standard deviation, of what is normally distributed."""
+"""The ratio of standard deviation to median absolute deviation of a normal distribution."""
 
 
 def length(epoch: int | None = None) -> int:
@@ -51,7 +51,7 @@ def deviation(values: Sequence[float]) -> float:
 def settled(seconds: Sequence[float]) -> Sequence[float]:
     """The times without the warm-up before them: `WARM_UP` iterations, and those after them that are still far slower.
 
-    The later half defines what is far slower. Of a few, all that is left of them is taken.
+    The later half defines the usual time. At least one time is left.
     """
     later = seconds[len(seconds) // 2 :]
     slow = median(later) + FAR * max(deviation(later), 0.01 * median(later))
@@ -63,7 +63,7 @@ def settled(seconds: Sequence[float]) -> Sequence[float]:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a job before its intervals are chosen, and on how much that rests.
+    """Measurements of a job before its intervals are chosen, and the number of samples behind each.
 
     Attributes:
         iteration: Seconds of an iteration without any checkpoint.
@@ -71,9 +71,9 @@ class Profile:
         duration: Seconds from the beginning of a persisted snapshot until it is durable; 0 as long as none was.
         slowdown: Seconds by which an iteration takes longer while a checkpoint is persisted.
         copy_slowdown: Seconds by which it takes longer while a snapshot is copied in the background, beyond the stall.
-        iterations: Those without a persist that were measured.
-        snapshots: How many.
-        persists: How many have ended.
+        iterations: Iterations without a persist that were measured.
+        snapshots: Snapshots that were measured.
+        persists: Persists that have ended.
         plain: Iterations without a save or a persist that were measured.
     """
 
@@ -98,7 +98,7 @@ class Profile:
 
     @property
     def compared(self) -> bool:
-        """Whether enough iterations without a save are known to compare others with."""
+        """Return whether enough iterations without a save are known to compare others with."""
         return self.plain >= FEWEST
 
     def needed(self, most: int) -> int:
@@ -106,17 +106,17 @@ class Profile:
         return min(most, max(EARLY, int(min(most, PATIENCE / self.iteration))))
 
     def complete(self, most: int) -> bool:
-        """Whether intervals can be chosen."""
+        """Return whether intervals can be chosen."""
         return self.iterations >= self.needed(most) and self.snapshots >= COPIES and self.persists > 0
 
 
 def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Profile | None:
     """The profile of one rank, by medians, which a pause of one iteration, or the first copy, does not move.
 
-    Where fewer than `FEW` iterations are without a save and a persist, others stand for them.
+    If fewer than `FEW` iterations are without a save and a persist, others are used instead.
 
     Args:
-        iterations: Those that were measured, in order.
+        iterations: The measured iterations, in order.
         durations: Seconds of each persist that has ended.
 
     Returns:
@@ -145,13 +145,13 @@ def profiled(iterations: Sequence[Iteration], durations: Sequence[float]) -> Pro
 
 
 def _slowdown(normal: list[Iteration], slowed: Sequence[float]) -> float:
-    """By means, for a persist may slow down few iterations, and those much."""
+    """The slowdown by a persist, from means: it may slow down few iterations, and those much."""
     during = [Iteration(seconds, persisting=True) for seconds in slowed]
     return max(0.0, measured(normal + during).slowdown.mean)
 
 
 def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
-    """What is beyond doubt of it: where iterations vary by more, a copy in the background is not what they wait for."""
+    """The slowdown that is beyond its standard error: else other variation may be taken for it."""
     seen = measured(normal + [Iteration(seconds, snapshot=True) for seconds in copied])
     if min(seen.plain.samples, seen.busy.samples) < FEW:
         return 0.0
@@ -160,7 +160,7 @@ def _copy_slowdown(normal: list[Iteration], copied: Sequence[float]) -> float:
 
 
 def joined(ranks: Sequence[Profile | None]) -> Profile | None:
-    """One profile for all ranks, in whatever order they come: of saves the slowest; None until all have measured."""
+    """One profile for all ranks, in any order, with the slowest saves; None until all have measured."""
     known = [each for each in ranks if each is not None]
     if len(known) < len(ranks):
         return None
@@ -179,7 +179,7 @@ def joined(ranks: Sequence[Profile | None]) -> Profile | None:
 
 
 def continued(before: Profile | None, since: Profile | None) -> Profile | None:
-    """What a run has measured, together with what the runs before it had: each counts for what it rests on."""
+    """A profile of this run joined with that of earlier runs, weighted by their numbers of measurements."""
     if before is None or since is None:
         return before or since
 

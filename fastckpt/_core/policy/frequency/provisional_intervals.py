@@ -8,25 +8,25 @@ from fastckpt._core.policy.frequency.profiling import Profile
 MEMORY, STORAGE = 5.0, 30.0
 """Seconds from one save to memory to the next, and from one persist to the next, at most."""
 COST = 0.2
-"""Part of training time that those saves may stall: if they would take more, they are further apart than `MEMORY`."""
+"""Part of training time that those saves may stall; if they would stall more, they are further apart than `MEMORY`."""
 COMPARED = 2
 """Steps from one save to the next, at least, until enough iterations without a save were measured to compare with."""
 RECOVERY = 2.0
-"""Times the duration of a persist until the next one begins: iterations without one are left to compare with."""
+"""Least distance of persists, in durations of one: so iterations without a persist are left to compare with."""
 
 
 def provisional(turn: float | None, profile: Profile | None, overhead: float, fixed: Fixed = FREE) -> Intervals:
-    """How often to save until the intervals are chosen, counted from the last save.
+    """Intervals until the final ones are chosen, counted from the last save.
 
-    As often as stalls stay within the overhead, but at least every `MEMORY` and `STORAGE` seconds, as far as the stalls
-    stay within `COST`. Where less than `COMPARED` steps fit into that time, each step is saved.
+    Saves are as frequent as the overhead allows, but at least every `MEMORY` and `STORAGE` seconds as long as stalls
+    stay within `COST`. Where fewer than `COMPARED` steps fit into that time, each step is saved.
 
     Args:
         turn: Seconds from the end of one step to the end of the next, with saves, on the slowest rank; None as long as
             nothing was measured: then each step is saved.
-        profile: What is known of saves.
+        profile: The profile so far.
         overhead: The part of training time that checkpoints may cost.
-        fixed: What the user wants; saves are no rarer than that, and more frequent as far as measuring needs it.
+        fixed: Intervals that the user requests; saves are no rarer, and more frequent if measuring needs it.
     """
     if turn is None:
         return Intervals(1, LONGEST)

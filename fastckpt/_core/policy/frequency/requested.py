@@ -14,21 +14,21 @@ Often = int | timedelta | None
 
 @dataclass(frozen=True)
 class RequestedIntervals:
-    """What a user wants of snapshots in memory and of persists to storage."""
+    """Intervals of snapshots and persists that a user asks for."""
 
     memory: Often = None
     storage: Often = None
 
     @property
     def automatic(self) -> bool:
-        """Whether anything is left to choose, or follows the clock."""
+        """Return whether an interval is left to choose, or follows the clock."""
         return not (isinstance(self.memory, int) and isinstance(self.storage, int))
 
     def fixed(self, iteration: float, least: int = 1) -> Fixed:
-        """In steps, for iterations that take so many seconds.
+        """The intervals in steps, for iterations of so many seconds.
 
-        A time gives way to steps: for storage it becomes a multiple of what memory is to have, for memory a part of
-        what storage is to have.
+        A time is rounded to fit steps: for storage to a multiple of the interval of memory, for memory to a divisor of
+        that of storage.
         """
         memory, storage = _steps(self.memory, iteration), _steps(self.storage, iteration)
         if memory and storage:

@@ -4,11 +4,11 @@ from fastckpt._core.policy.frequency.intervals import Fixed, Intervals, divisor,
 from fastckpt._core.policy.frequency.requested import RequestedIntervals
 
 GAIN = 0.8
-"""An interval is worth changing if it becomes so much of what it was, or what it was so much of it."""
+"""The least change of an interval that is worth it, as the ratio of the shorter to the longer one."""
 
 
 def grows(now: Intervals, fixed: Fixed) -> bool:
-    """Whether a time or failures ask for intervals that are clearly longer."""
+    """Return whether a time or failures ask for intervals that are clearly longer."""
     return any(
         wanted is not None and now_ <= GAIN * wanted
         for now_, wanted in ((now.memory, fixed.memory), (now.storage, fixed.storage), (now.storage, fixed.least))

@@ -29,32 +29,34 @@ from fastckpt._core.policy.frequency.requested import AUTO, RequestedIntervals
 from fastckpt._core.policy.frequency.stepping import GAIN, grows, less_often, more_often
 
 TARGET = 0.85
-"""Part of the overhead that is aimed at: below the bound, so that noise does not break it."""
+"""Part of the overhead to aim at: below the bound, so that noise does not break it."""
 AGREE = 3
 """Windows in a row that must agree."""
 LATELY = 16
-"""Windows that are taken together to see through noise."""
+"""Windows that are averaged against noise."""
 DOUBT = {1: 4.0, RECENT: 1.2}
-"""Standard errors by which so many windows must be above the bound. One accident is one standard error above it."""
+"""Numbers of windows, and standard errors by which their cost must be above the bound for a decision.
+
+One accident in a window is about one standard error.
+"""
 CROWDED = 0.9
 """Part of the iterations of a window during which a persist may be under way: else too few are left to compare."""
 ACCIDENT = 1
-"""Persists that were due before the one before had ended, in recent windows: more are no accident."""
+"""Overruns in recent windows, of persists due before the previous one had ended, that may be accidents."""
 MOST_PATIENCE = 48
-"""Windows that must agree to save more often, at most, where that had to be taken back again and again."""
+"""Windows that must agree to save more often, at most, if that had to be taken back again and again."""
 ASKED = "a time, or failures, ask for it"
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What tuning has to keep to; the same on all ranks.
+    """Constraints on tuning; the same on all ranks.
 
     Attributes:
         overhead: Part of training time that snapshots and persists may cost together.
-        every: What the user wants.
+        every: The intervals that the user requests.
         mtbf: Mean seconds between failures as observed; None for no opinion.
-        notice: Steps from the end of a window until a decision takes effect, in which ranks send each other what they
-            measured.
+        notice: Steps from the end of a window until a decision takes effect, in which ranks exchange measurements.
     """
 
     overhead: float
@@ -68,16 +70,16 @@ class Terms:
 
 @dataclass(frozen=True)
 class TuningState:
-    """Where tuning stands; equal on all ranks that were given the same.
+    """The state of tuning; equal on all ranks that were given the same measurements.
 
     Attributes:
-        terms: What it keeps to.
-        intervals: Those in force.
+        terms: The constraints.
+        intervals: The intervals in force.
         ends: The step that ends the window to be measured next.
-        before: What was known before these intervals.
-        windows: What was measured lately, under these intervals or others.
-        agreed: Windows in a row that want a change to the same side.
-        side: -1 if they want checkpoints more often, 1 if less often.
+        before: The measurement before these intervals.
+        windows: Recent measurements, under these intervals or others.
+        agreed: Windows in a row that ask for a change in the same direction.
+        side: -1 if they ask for checkpoints more often, 1 if less often.
         patience: Windows that must agree to save more often.
         tried: Whether checkpoints were made more often, and not less often since.
     """
@@ -95,14 +97,14 @@ class TuningState:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a window led to.
+    """The decision at the end of a window.
 
     Attributes:
-        step: The step after which the intervals count.
-        intervals: When to checkpoint from then on.
-        overhead: What checkpoints cost, as a part of training time, as measured.
-        changed: Whether the intervals are others than before.
-        why: For the event log.
+        step: The step after which the intervals are in force.
+        intervals: The intervals from then on.
+        overhead: The measured cost of checkpoints, as a part of training time.
+        changed: Whether the intervals differ from those before.
+        why: The reason, for the event log.
     """
 
     step: int
@@ -123,10 +125,10 @@ def started(
     """The first intervals, from a profile.
 
     Args:
-        profile: What was measured of the job.
-        terms: What to keep to.
-        step: The step after which they count; the next checkpoints are counted from it.
-        known: Those to which an earlier run was tuned: they take precedence over the profile, if they are as requested.
+        profile: The profile of the job.
+        terms: The constraints.
+        step: The step after which they are in force; the next checkpoints are counted from it.
+        known: Intervals to which an earlier run was tuned: if they are as requested, the profile does not count.
     """
     persist = profile.slowdown * whole_steps(profile.duration / profile.iteration)
     first = Costs(profile.iteration, profile.stall + profile.copy_slowdown, persist, profile.duration)
@@ -144,16 +146,19 @@ def started(
 
 
 def tuned(state: TuningState, measurements: Sequence[Measurement]) -> tuple[TuningState, Decision]:
-    """What the window that ended at ``state.ends`` leads to.
+    """Decide at the end of the window that ended at ``state.ends``.
 
-    Checkpoints are made less often at once, if they seem to cost more than the bound, or persists do not end in time.
-    To make them more often, or if a time or failures ask for another interval, several windows must agree. A change is
-    by a factor of two at most. To save more often takes more windows each time that it had to be taken back.
+    Checkpoints become less frequent at once if they cost more than the bound, or persists do not end in time. Before
+    they become more frequent, or follow a time or failures, several windows must agree. A change is by a factor of two
+    at most. Each time that more frequent checkpoints had to be taken back, the next attempt takes more windows.
 
     Args:
         state: As the last call returned it.
         measurements: One of each rank, in any order; raises ConfigError if there is none.
     """
+    # 1. add the window to the recent ones   2. the bound is broken for certain: less often, now   3. persists crowd
+    # out the iterations to compare with, or overrun: further apart, now   4. enough windows agree: the change they
+    # ask for   5. else as before
     state = replace(state, windows=(*state.windows, joined(measurements))[-LATELY:])
     state = _counted(state)
     for span, sigmas in DOUBT.items():
@@ -178,19 +183,19 @@ def _seen(state: TuningState, span: int) -> Measurement:
 
 
 def _fixed(terms: Terms, cost: Costs, pace: float) -> Fixed:
-    """What users and failures ask for, in steps."""
+    """Constraints of users and failures, in steps."""
     least = daly(cost.snapshot + cost.persist, terms.mtbf) if terms.mtbf else 0.0
     return terms.every.fixed(pace, whole_steps(least / pace))
 
 
 def _wanted(state: TuningState, seen: Measurement, errors: float) -> Intervals:
-    """The intervals for what was seen, so many standard errors above the mean."""
+    """The intervals for a measurement, taken so many standard errors above its mean."""
     above = costs(seen, errors)
     return fit(above, TARGET * state.terms.overhead, _fixed(state.terms, above, seen.pace))
 
 
 def _counted(state: TuningState) -> TuningState:
-    """Count windows in a row that want a change to the same side."""
+    """Count windows in a row that ask for a change in the same direction."""
     sides = [_side(state, _seen(state, span)) for span in (RECENT, LATELY) if len(state.windows) >= AGREE]
     side = next((each for each in sides if each), 0)
     agreed = state.agreed + 1 if side == state.side else 1
@@ -198,7 +203,7 @@ def _counted(state: TuningState) -> TuningState:
 
 
 def _side(state: TuningState, seen: Measurement) -> int:
-    """-1 if checkpoints should be more often even if they cost a standard error more, 1 if less often, else 0."""
+    """-1 to checkpoint more often, even at a standard error above the measured cost, 1 for less often, else 0."""
     above, now = costs(seen, 1.0), state.intervals
     if grows(now, _fixed(state.terms, above, seen.pace)):
         return 1
@@ -214,7 +219,7 @@ def _apart(state: TuningState, seen: Measurement) -> Intervals:
 
 
 def _nearer(state: TuningState) -> Intervals:
-    """Intervals towards those that are wanted; those in force if these would not keep within the bound."""
+    """Intervals towards those that windows ask for; those in force if the new ones would break the bound."""
     now, every = state.intervals, state.terms.every
     for span in (RECENT, LATELY):
         seen = _seen(state, span)
@@ -230,7 +235,7 @@ def _nearer(state: TuningState) -> Intervals:
 
 
 def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: str) -> tuple[TuningState, Decision]:
-    """The state after a window, and what it led to."""
+    """The state after a window, and the decision."""
     was, step, cost = state.intervals, state.ends + state.terms.notice, paid(seen, state.intervals)
     if (intervals.memory, intervals.storage) == (was.memory, was.storage):
         reason = f"as before: {_numbers(state, seen)}"
@@ -242,6 +247,7 @@ def _decided(state: TuningState, seen: Measurement, intervals: Intervals, why: s
     elif tried:
         patience, tried = min(2 * patience, MOST_PATIENCE), False
     before = _seen(state, RECENT)
+    # Overruns of the old intervals do not count against the new ones.
     windows = tuple(replace(each, overruns=0) for each in state.windows[-RECENT:])
     following = TuningState(
         state.terms, changed, step + window(changed), before, windows, patience=patience, tried=tried

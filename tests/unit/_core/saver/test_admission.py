@@ -209,8 +209,6 @@ def test_of_two_that_take_over_the_second_takes_nothing_from_the_first(tmp_path:
         os.kill(two.pid, signal.SIGCONT)
         other.go_on()
         two.wait_until_stopped()
-        os.kill(two.pid, signal.SIGCONT)
-        os.kill(two.pid, signal.SIGSTOP)
 
     at_first_wait(three, both_go_on)
     with pytest.raises(PlaceInUse, match=rf"which lives: process {two.pid} on "):

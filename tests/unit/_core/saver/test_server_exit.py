@@ -18,7 +18,7 @@ JOB = """
     from fastckpt._core.saver import server as saver
     from fastckpt._core.client.connection import SaverClient
     from fastckpt._core.client.save_results import TO_MEMORY
-    from fastckpt._core.client.saver_options import wishes
+    from fastckpt._core.client.saver_options import saver_options
     from fastckpt._core.format.ids import SaveId
     from fastckpt._core.memory import slots
 
@@ -29,7 +29,7 @@ JOB = """
     def rank(number):
         place = RankInfo(rank=number, local_rank=number, world_size=2, local_world_size=2, master="launch:1")
         address = service.saver_address(place, Settings.from_environment())
-        return SaverClient(wishes(sys.argv[1], None, "never"), place, address)
+        return SaverClient(saver_options(sys.argv[1], None, "never"), place, address)
 
     def begin(link, step):
         files = {f"rank_{link.place.rank}.pt": 4096}
