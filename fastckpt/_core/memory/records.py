@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def read_record(path: Path) -> dict[str, Any]:
         return parse_record(read_small(path))
     except OSError:
         return {}
+
+
+def read_records(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
+    """The records of these names in a directory, read in this order, each as `read_record` does."""
+    return [read_record(directory / name) for name in names]
 
 
 def parse_record(data: bytes) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastckpt._core.format.ids import LARGEST, SaveId
 from fastckpt._core.format.manifest import COMMON, METADATA, OF_EACH_NODE
-from fastckpt._core.memory.records import names_in, read_record, remove_any, write_record
+from fastckpt._core.memory.records import names_in, read_record, read_records, remove_any, write_record
 
 _BEGIN = ".begin"
 _DONE = ".done-"
@@ -50,47 +50,23 @@ class Records:
     """All records of a slot, read at one time.
 
     Attributes:
-        digested: What the images were found to hold, and of which save they were then.
+        committed: The id of the whole checkpoint in the slot; None if there is none, and then the others are empty.
+        files: Names and sizes in bytes of the images of the committed checkpoint.
+        details: What the writers kept with it; the first local rank speaks last.
+        digests: Digests (xxh3-128, in hexadecimal) of its images, by name; {} until it has some.
     """
 
     begin: SlotBegin | None
     done: dict[int, SlotDone]
-    digested: tuple[SaveId, dict[str, str]] | None = None
-
-    @property
-    def committed(self) -> SaveId | None:
-        """The id of the whole checkpoint in the slot; None if there is none."""
-        if self.begin is None:
-            return None
-        ids = {writer: done.id for writer, done in self.done.items()}
-        whole = all(ids.get(writer) == self.begin.id for writer in self.begin.writers)
-        return self.begin.id if whole and self.begin.writers else None
-
-    @property
-    def files(self) -> dict[str, int]:
-        """Names and sizes in bytes of the images of the committed checkpoint."""
-        assert self.begin is not None
-        return {name: size for w in sorted(self.begin.writers) for name, size in self.done[w].files.items()}
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Digests (xxh3-128, in hexadecimal) of images of the committed checkpoint, by name; {} until it has some."""
-        save = self.committed
-        return self.digested[1] if self.digested is not None and save is not None and self.digested[0] == save else {}
+    committed: SaveId | None
+    files: dict[str, int]
+    details: dict[str, Any]
+    digests: dict[str, str]
 
     @property
     def common(self) -> Sequence[str]:
         """The files of the committed checkpoint that each node has of its own, with equal contents."""
         return self.details.get(OF_EACH_NODE, COMMON)  # type: ignore[no-any-return]
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """What the writers kept with the checkpoint; the first local rank speaks last."""
-        assert self.begin is not None
-        merged: dict[str, Any] = {}
-        for writer in sorted(self.begin.writers, reverse=True):
-            merged |= self.done[writer].details
-        return merged
 
 
 def begin(slot: Path, record: SlotBegin) -> set[str]:
@@ -153,13 +129,23 @@ def read(slot: Path, known: Mapping[int, SlotDone] = MappingProxyType({})) -> Re
 
     Done records that are ``known`` are only seen to be there still.
     """
-    names = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
-    writers = [int(name) for name in names if _NUMBER.fullmatch(name)]
-    done = {writer: known.get(writer) or read_done(slot, writer) for writer in writers}
-    begun = _begin(read_record(slot / _BEGIN))
-    return Records(
-        begun, {writer: record for writer, record in done.items() if record}, _digested(read_record(slot / _DIGESTS))
-    )
+    numbers = [name.removeprefix(_DONE) for name in names_in(slot) if name.startswith(_DONE)]
+    writers = [int(number) for number in numbers if _NUMBER.fullmatch(number)]
+    unknown = [f"{_DONE}{writer}" for writer in writers if writer not in known]
+    *dones, begun, digested = read_records(slot, [*unknown, _BEGIN, _DIGESTS])
+    fresh = iter(dones)
+    found = {writer: known.get(writer) or _done(next(fresh)) for writer in writers}
+    done = {writer: record for writer, record in found.items() if record}
+    begin = _begin(begun)
+    parts = [done.get(writer) for writer in sorted(begin.writers)] if begin else []
+    if begin is None or not parts or any(part is None or part.id != begin.id for part in parts):
+        return Records(begin, done, None, {}, {}, {})
+    files, details = dict[str, int](), dict[str, Any]()
+    for part in filter(None, parts):
+        files |= part.files
+        details = part.details | details
+    save, digests = _digested(digested) or (None, {})
+    return Records(begin, done, begin.id, files, details, digests if save == begin.id else {})
 
 
 def images_in(slot: Path) -> dict[str, int]:
