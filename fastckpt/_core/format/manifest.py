@@ -162,11 +162,6 @@ def file_named(target: str) -> str:
     return "" if target.endswith("/") else target
 
 
-def directory_named(target: str) -> str:
-    """The directory that a target names for all files; empty if it names none."""
-    return target[:-1] if target.endswith("/") else ""
-
-
 def _parse(text: str | bytes) -> dict:  # type: ignore[type-arg]  # what it holds is checked where it is used
     _demand(len(text) <= MAX_TEXT, "length of the manifest", len(text), f"at most {MAX_TEXT} bytes")
     try:
@@ -222,6 +217,6 @@ def _is_inner(value: object) -> bool:
 
 
 def _is_target(value: object) -> bool:
-    if isinstance(value, str) and directory_named(value):
+    if isinstance(value, str) and value.endswith("/"):
         return _is_inner(value[:-1]) and "/" not in value[:-1]
     return _is_inner(value) or (isinstance(value, str) and value.startswith("/") and _is_inner(value[1:]))

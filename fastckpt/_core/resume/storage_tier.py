@@ -11,7 +11,7 @@ from fastckpt._core.client.connection import SaverClient
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind, attempt_of
+from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Listing, Rejected, RejectionKind
 from fastckpt._core.storage.download_dir import make_staging, remove_staging, staging_path
 from fastckpt._core.storage.share import Unfinished
 from fastckpt._core.storage.store import Store, StoredCheckpoint, is_url, open_store
@@ -43,22 +43,20 @@ class StorageTier:
         scan, kinds, candidates = self._store.scan(), RejectionKind, Candidates()
         rejected = [Rejected(kinds.DAMAGED, place, why, self) for place, why in scan.damaged]
         rejected += [Rejected(kinds.QUARANTINED, place, why) for place, why in scan.quarantined]
-        names: defaultdict[SaveId, set[str]] = defaultdict(set)
+        places = defaultdict[SaveId, list[StoredCheckpoint]](list)
         for stored in scan.places:
-            names[stored.id].add(str(stored.place).rpartition("/")[2])
-        for stored in scan.distinct:
-            candidate = self.candidate(stored, frozenset(names[stored.id]))
-            save, attempt = stored.id, attempt_of(candidate.details)
-            location = CheckpointLocation(save.history, save.step, self.name, 0, attempt)
-            candidates[location] = candidate
-        newest = max((stored.id for stored in scan.whole), default=None)
+            places[stored.manifest.id].append(stored)
+        for save, (stored, *others) in places.items():
+            names = frozenset(str(each.place).rpartition("/")[2] for each in (stored, *others))
+            location = CheckpointLocation(*save, self.name, 0, str(stored.manifest.details.get("attempt", "")))
+            candidates[location] = self.candidate(stored, names)
+        newest = max((stored.id for stored in scan.whole), default=None) if scan.gathered else None
         self._is_unpublished = any(newest is None or id > newest for id in scan.gathered)
         return Listing(candidates, rejected)
 
     def candidate(self, stored: StoredCheckpoint, names: frozenset[str] = frozenset()) -> Candidate:
         """The candidate for one of its checkpoints."""
-        manifest, into = stored.manifest, self._downloads(stored)
-        files = {entry.name: self._store.file(stored, entry.name, into) for entry in manifest.files}
+        manifest, files = stored.manifest, self._store.files(stored, self._downloads(stored))
         return Candidate(self, files, dict(manifest.details), manifest.world_size, stored, names)
 
     def settle(self) -> tuple[bool, Sequence[Rejected]]:
@@ -120,7 +118,7 @@ class StorageTier:
             self._store.close()
 
     def _downloads(self, stored: StoredCheckpoint) -> Path:
-        return self._staging / "{}-{}".format(*stored.id)
+        return self._staging / "{}-{}".format(*stored.manifest.id)
 
 
 class RemoteTier(StorageTier):

@@ -141,7 +141,7 @@ class MemoryTier:
             if (save := records.committed) is None:
                 continue
             details = records.details
-            attempt = attempt_of(details)
+            attempt = details.get("attempt", "")
             if place.group_world_size > 1 and not attempt:
                 why = "the other nodes may have another of this step"
                 rejected.append(Rejected(RejectionKind.PARTIAL, f"{save} in {slot}", why))
@@ -205,8 +205,3 @@ class MixedTier:
         """Remove the download of the durable part."""
         _, stored = candidate.record
         stored.tier.drop(stored)
-
-
-def attempt_of(details: Mapping[str, Any]) -> str:
-    """The name that the ranks of all nodes gave their line of saves: see `CheckpointLocation`."""
-    return str(details.get("attempt", ""))

@@ -130,11 +130,11 @@ class StoreOf(Protocol[Kept, Place]):
     def verify(self, stored: Kept, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all; raises BadCheckpoint if one is not what was saved."""
 
-    def file(self, stored: Kept, name: str, into: Path) -> Path:
-        """Where a file of a checkpoint can be read once it is fetched: in place, or in the directory ``into``."""
+    def files(self, stored: Kept, into: Path) -> dict[str, Path]:
+        """Where the files of a checkpoint can be read once they are fetched: in place, or in the directory ``into``."""
 
     def fetch(self, stored: Kept, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
-        """Have files of a checkpoint where `file` says; raises BadCheckpoint if one is not what was saved.
+        """Have files of a checkpoint where `files` says; raises BadCheckpoint if one is not what was saved.
 
         Without ``digests`` their sizes alone are compared, unless they are downloaded.
         """

@@ -198,8 +198,6 @@ class Uploader:
         """Publish the very bytes that the manifest names: others are BadSource, and do not count."""
         assert self.remote is not None
         kept = stored.manifest
-        files = {
-            entry.name: ImageSource(self._fast.file(stored, entry.name, Path()), entry.size, entry.digest)
-            for entry in kept.files
-        }
+        paths = self._fast.files(stored, Path())
+        files = {entry.name: ImageSource(paths[entry.name], entry.size, entry.digest) for entry in kept.files}
         self.remote.publish(PublishRequest(kept.id, files, "", kept.parent, kept.world_size, kept.details))

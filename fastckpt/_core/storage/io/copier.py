@@ -46,6 +46,9 @@ class Copier:
         return [future.result() for future in futures]
 
 
+UNLIMITED = Copier()
+
+
 class Copy:
     """The copies of one checkpoint: they go on together, or stop together."""
 

@@ -88,7 +88,7 @@ class Commit:
 
     def _same_target(self) -> list[Path]:
         """Older checkpoints that were saved to the path which is this one's now."""
-        found = ((place, ours(place)) for place in self._layout.places() if self._named)
+        found = ((place, ours(place)) for place in self._layout.contents().places if self._named)
         return [place for place, each in found if each and each.target == self._target and each.id < self._id]
 
 

@@ -4,13 +4,14 @@ import errno
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import Manifest
 from fastckpt._core.storage.history import DirectoryHistories
 from fastckpt._core.storage.image_source import PublishRequest
-from fastckpt._core.storage.io.copier import Copier
+from fastckpt._core.storage.io.copier import UNLIMITED, Copier
 from fastckpt._core.storage.io.durable import explained
 from fastckpt._core.storage.local import part_files, removal
 from fastckpt._core.storage.local.identity import DirectoryIdentity, identity, inode, mark
@@ -53,10 +54,14 @@ class CheckpointDirectory:
     def __init__(self, path: str | Path, copier: Copier | None = None) -> None:
         self.path = Path(path).absolute()
         self.read_back = False
-        self._copier = copier or Copier()
+        self._copier = copier or UNLIMITED
         self._layout = Layout(self.path)
         self._reader = CheckpointReader(self._layout)
-        self.histories = DirectoryHistories(self._layout)
+
+    @cached_property
+    def histories(self) -> DirectoryHistories:
+        """Who has opened which history here."""
+        return DirectoryHistories(self._layout)
 
     def publish(self, request: PublishRequest) -> Manifest:
         """Copy images to storage as one checkpoint; it is durable when this returns.
@@ -126,9 +131,9 @@ class CheckpointDirectory:
         """
         stored.verify(names)
 
-    def file(self, stored: Stored, name: str, into: Path) -> Path:
-        """Where a file of a checkpoint can be read: it lies here, so nothing goes ``into`` that directory."""
-        return stored.path_of(name)
+    def files(self, stored: Stored, into: Path) -> dict[str, Path]:
+        """Where the files of a checkpoint can be read: they lie here, so nothing goes ``into`` that directory."""
+        return stored.files()
 
     def fetch(self, stored: Stored, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
         """See that files of a checkpoint are what was saved, by their digests or by their sizes alone."""

@@ -7,11 +7,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest, directory_named, file_named
+from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest
 from fastckpt._core.storage.io.durable import make_directories
 from fastckpt._core.storage.io.modes import open_file
 from fastckpt._core.storage.local.stored import has_manifest, read_manifest
@@ -32,6 +34,20 @@ _PARTS = re.compile("parts-([0-9]{1,19})-([0-9]{1,19})-[0-9a-f]{12}")
 _RECORD = re.compile("checkpoint-[0-9]{1,19}-[0-9]{1,19}")
 
 
+class Contents(NamedTuple):
+    """What a checkpoint directory holds, by the names there.
+
+    Attributes:
+        places: All directories that may hold a manifest of ours, those in place before those that made way.
+        quarantined: Places that were set aside because they were found bad.
+        parts: The directories in which nodes gather what each has of a checkpoint, and of which one.
+    """
+
+    places: list[Path]
+    quarantined: list[Path]
+    parts: list[tuple[SaveId, Path]]
+
+
 class Layout:
     """The paths of one checkpoint directory, and the lock that tells whether anybody writes to it."""
 
@@ -42,9 +58,7 @@ class Layout:
 
     def home(self, id: SaveId, target: str) -> Path:
         """The directory in which a checkpoint's manifest belongs that has this ``target``."""
-        if directory_named(target):
-            return self.root / directory_named(target)
-        return self.root / f"checkpoint-{id.step}"
+        return self.root / (target[:-1] if target.endswith("/") else f"checkpoint-{id.step}")
 
     def draft(self, kind: str) -> Path:
         """A new private path.
@@ -60,8 +74,7 @@ class Layout:
 
     def parts(self) -> list[tuple[SaveId, Path]]:
         """The directories in which nodes gather what each has of a checkpoint, and of which one."""
-        matches = [(_PARTS.fullmatch(place.name), place) for place in self.drafts("parts")]
-        return [(SaveId(int(match[1]), int(match[2])), place) for match, place in matches if match]
+        return _parts(self.drafts("parts"))
 
     def taken_apart(self) -> list[Path]:
         """Private paths that may have the manifest of a place that could not be renamed."""
@@ -79,11 +92,14 @@ class Layout:
         is_apart = os.path.lexists(record / NAME) and not os.path.lexists(place / NAME)
         return place if is_there and is_apart else None
 
-    def places(self) -> list[Path]:
-        """All directories that may hold a manifest of ours, those in place before those that made way."""
+    def contents(self) -> Contents:
+        """What is there, by one listing of the directory and then one of its private part."""
         here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name) or self._is_named(place)]
-        records = [place for place in self.drafts("checkpoint") if self.is_record(place)]
-        return [*here, *records, *self.drafts("retired")]
+        kinds = defaultdict[str, list[Path]](list)
+        for path in _entries(self.private):
+            kinds["".join(path.name.partition("-")[:2])].append(path)
+        records = [place for place in kinds["checkpoint-"] if self.is_record(place)]
+        return Contents([*here, *records, *kinds["retired-"]], kinds["quarantine-"], _parts(kinds["parts-"]))
 
     def is_record(self, place: Path) -> bool:
         """Whether an earlier version kept a checkpoint there whose model it wrote to the user's path alone."""
@@ -108,7 +124,7 @@ class Layout:
 
     def file_of(self, manifest: Manifest) -> Path | None:
         """The file that the user named for `MODEL`, if they did."""
-        return self.root / manifest.target if file_named(manifest.target) else None
+        return self.root / manifest.target if manifest.target and not manifest.target.endswith("/") else None
 
     def own(self, target: str, id: SaveId) -> str:
         """A user's path as a manifest's ``target``: empty if it is the default one.
@@ -193,6 +209,11 @@ class Layout:
             yield lock
         finally:
             os.close(lock)
+
+
+def _parts(drafts: Iterable[Path]) -> list[tuple[SaveId, Path]]:
+    matches = [(_PARTS.fullmatch(place.name), place) for place in drafts]
+    return [(SaveId(int(match[1]), int(match[2])), place) for match, place in matches if match]
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -12,7 +12,6 @@ from fastckpt._core.storage.local.places import relocate
 from fastckpt._core.storage.local.stored import Stored, ours, read_manifest
 from fastckpt.errors import BadCheckpoint
 
-KIND = "quarantine"
 WHY = "why.txt"
 """Tells in a bad checkpoint's directory when it was set aside, from where, and what is wrong with it."""
 _REASON = "why: "
@@ -36,14 +35,9 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
         (place / WHY).unlink(missing_ok=True)  # of one who died before the move, or that came back with the place
         write_text(place / WHY, _text(layout, place, manifest, why))
         sync_directory(place)
-    aside = layout.draft(f"{KIND}-{name}")
+    aside = layout.draft(f"quarantine-{name}")
     relocate(layout, place, aside)
     return aside
-
-
-def quarantined(layout: Layout) -> list[tuple[Path, str]]:
-    """All places that were set aside, and why."""
-    return [(place, _why(place)) for place in layout.drafts(KIND)]
 
 
 def fault(layout: Layout, place: Path) -> str:
@@ -69,7 +63,8 @@ def _text(layout: Layout, place: Path, manifest: Manifest | None, why: str) -> s
     return "\n".join(lines) + "\n"
 
 
-def _why(place: Path) -> str:
+def reason(place: Path) -> str:
+    """Why a place was set aside."""
     try:
         with (place / WHY).open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_LONGEST).splitlines()

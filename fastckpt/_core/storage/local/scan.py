@@ -6,7 +6,7 @@ from pathlib import Path
 from fastckpt._core.format.completeness import missing_of
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.local.layout import Layout
-from fastckpt._core.storage.local.quarantine import quarantined
+from fastckpt._core.storage.local.quarantine import reason
 from fastckpt._core.storage.local.stored import Stored, read_manifest
 from fastckpt.errors import BadCheckpoint
 
@@ -66,7 +66,8 @@ class CheckpointReader:
     def _scan_once(self) -> Scan:
         found: list[Stored] = []
         damaged: list[tuple[Path, str]] = []
-        for place in self._layout.places():
+        contents = self._layout.contents()
+        for place in contents.places:
             try:
                 stored = self.read(place)
                 if stored:
@@ -78,11 +79,12 @@ class CheckpointReader:
                 if place.exists():  # else another process removed it just now
                     damaged.append((place, str(error)))
         # Stable: of two places of an id, the one that did not make way comes first.
-        found.sort(key=lambda stored: stored.id, reverse=True)
+        found.sort(key=lambda stored: stored.manifest.id, reverse=True)
         newest = {stored.target: stored for stored in reversed(found) if stored.target}
         places = [stored for stored in found if not stored.target or newest[stored.target] is stored]
         stale = [stored for stored in found if stored not in places]
-        return Scan(places, damaged, stale, quarantined(self._layout), [id for id, _ in self._layout.parts()])
+        aside = [(place, reason(place)) for place in contents.quarantined]
+        return Scan(places, damaged, stale, aside, [id for id, _ in contents.parts])
 
     def _is_being_removed(self, place: Path) -> bool:
         """Whether it has no manifest since it was taken apart; it may be gone by the time that this is asked."""

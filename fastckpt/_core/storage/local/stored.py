@@ -40,6 +40,10 @@ class Stored:
         """Where a file lies; raises BadCheckpoint if the manifest does not name it."""
         return self._locate(self.manifest.entry(name))
 
+    def files(self) -> dict[str, Path]:
+        """Where all files lie, by name."""
+        return {entry.name: self._locate(entry) for entry in self.manifest.files}
+
     def check_sizes(self) -> None:
         """Raise BadCheckpoint if a file is missing or not as long as recorded."""
         for entry in self.manifest.files:

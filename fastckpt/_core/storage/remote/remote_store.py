@@ -178,9 +178,9 @@ class RemoteStore:
             with ExplainedErrors(f"read {entry.name} of {stored.id}", self.path):
                 download(self._objects, stored.object(entry.name), entry, None)
 
-    def file(self, stored: RemoteCheckpoint, name: str, into: Path) -> Path:
-        """Where a file of a checkpoint lies once it is fetched."""
-        return into / stored.manifest.entry(name).name
+    def files(self, stored: RemoteCheckpoint, into: Path) -> dict[str, Path]:
+        """Where the files of a checkpoint lie once they are fetched."""
+        return {entry.name: into / entry.name for entry in stored.manifest.files}
 
     def fetch(self, stored: RemoteCheckpoint, names: Iterable[str], into: Path, *, digests: bool = True) -> None:
         """Download files of a checkpoint into a directory, comparing their digests on the way in any case.
