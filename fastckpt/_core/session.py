@@ -279,8 +279,7 @@ class Session:
 
     def release(self) -> None:
         """Let the saver reuse the memory that a load holds, if one does."""
-        if self.link.pins:
-            self.link.release()
+        self.link.release()
 
     def open_history(self, ranks: Agreement, resume_path: str) -> dict[str, Any]:
         """Open a history, as `SessionHistory.open`: the saves so far belong to an older one."""

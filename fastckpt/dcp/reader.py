@@ -225,8 +225,7 @@ class SharedMemoryReader(MappedReader):
         hold(self._writer.link, found.state.files.values(), found.id)
 
     def _let_go(self) -> None:
-        if self._writer.link.pins:
-            self._writer.link.release()
+        self._writer.link.release()
         if self._finder is not None:
             self._finder.close()
         self._found = self._reading = self._finder = None

@@ -134,8 +134,7 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
         """Wait until memory has room for this save, unless storage is in trouble; raises FastckptError if closed."""
         self._writer.be_ready()  # here: what one rank raises, DCP raises in all
         link, beats = self._writer.link, self._writer.beats
-        if link.pins:
-            link.release()  # a load that failed
+        link.release()  # of a load that failed
         slots, end = len(list(link.arena.glob("slot-*"))), time.monotonic() + ROOM_DEADLINE
         with beats.stall("save", ROOM_DEADLINE):
             # One slot is never written to: that of the newest checkpoint.

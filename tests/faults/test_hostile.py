@@ -19,8 +19,8 @@ import torch
 from fastckpt._core.config import AGENT_VARIABLE
 from fastckpt._core.format import manifest
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.ipc.channel import pack
-from fastckpt._core.ipc.messages import MAX_SIZE, Ask, Failed, Hello, decode
+from fastckpt._core.ipc.channel import MAX_SIZE, decode, pack
+from fastckpt._core.ipc.messages import Ask, Failed, Hello
 from fastckpt._core.memory.telemetry import telemetry_name
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.local.directory import CheckpointDirectory

@@ -9,6 +9,7 @@ import atheris
 
 with atheris.instrument_imports(include=["fastckpt"]):
     from fastckpt._core.format.manifest import Manifest, _digest
+    from fastckpt._core.ipc import channel
     from fastckpt._core.ipc import messages as m
     from fastckpt._core.memory import slots
     from fastckpt._core.policy.retention import from_json
@@ -18,10 +19,10 @@ with atheris.instrument_imports(include=["fastckpt"]):
 def message(data: bytes) -> None:
     """What is understood can be said again; a policy in it is understood or refused."""
     try:
-        found = m.decode(data)
+        found = channel.decode(data)
     except ProtocolError:
         return
-    assert m.decode(m.encode(found)) == found
+    assert channel.decode(channel.encode(found)) == found
     if isinstance(found, m.Hello):
         try:
             from_json(found.policy)

@@ -15,14 +15,14 @@ from fastckpt._core.memory.slots import SlotBegin, SlotDone
 from tests.fuzz import test_manifests, test_messages
 
 ROOT = Path(__file__).parents[2]
-FIELDS = [f'"{name}":'.encode() for kind in test_messages.KINDS for name in test_messages.m._HINTS[kind]]
+FIELDS = [f'"{name}":'.encode() for kind in test_messages.KINDS for name in test_messages.channel._HINTS[kind]]
 WORDS = [*test_messages.PIECES, *test_manifests.PIECES, *FIELDS, b'{"keep":"best","n":1}']
 
 
 def seeds(reader: str, folder: Path) -> list[bytes]:
     """What the search begins with."""
     if reader == "message":
-        return [message for good in test_messages.GOOD if (message := test_messages.m.encode(good))]
+        return [message for good in test_messages.GOOD if (message := test_messages.channel.encode(good))]
     if reader == "manifest":
         return [good.to_json().encode() for good in test_manifests.GOOD]
     slot = folder / "good"

@@ -50,7 +50,7 @@ PIECES = [
 
 def decoded(data: bytes) -> m.Message | None:
     try:
-        return m.decode(data)
+        return channel.decode(data)
     except ProtocolError:
         return None
 
@@ -58,8 +58,8 @@ def decoded(data: bytes) -> m.Message | None:
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from(GOOD), mutations(PIECES))
 def test_a_damaged_message(message, changes):
-    found = decoded(mutated(m.encode(message), changes))
-    assert found is None or (type(found) in KINDS and m.decode(m.encode(found)) == found)
+    found = decoded(mutated(channel.encode(message), changes))
+    assert found is None or (type(found) in KINDS and channel.decode(channel.encode(found)) == found)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
@@ -91,7 +91,11 @@ async def received(data: bytes) -> list[m.Message]:
 
 
 @settings(max_examples=400, deadline=None)
-@given(frames, mutations([struct.pack("<I", n) for n in (0, 1, m.MAX_SIZE, m.MAX_SIZE + 1, 2**32 - 1)]), st.booleans())
+@given(
+    frames,
+    mutations([struct.pack("<I", n) for n in (0, 1, channel.MAX_SIZE, channel.MAX_SIZE + 1, 2**32 - 1)]),
+    st.booleans(),
+)
 def test_the_saver_reads_a_stream(data, changes, damaged):
     try:
         found = asyncio.run(received(mutated(data, changes) if damaged else data))

@@ -128,9 +128,10 @@ class SaverClient:
         return [Path(slot) for slot in pinned.slots]
 
     def release(self) -> None:
-        """Release what `pin` pinned."""
-        self._ask(m.Release(), m.Done)
-        self.pins = False
+        """Release what `pin` pinned, if it did."""
+        if self.pins:
+            self._ask(m.Release(), m.Done)
+            self.pins = False
 
     def report_bad(self, memory: list[list[int]], *, storage: bool) -> None:
         """Report which checkpoints in memory (history and step) are bad, and whether any on storage are."""

@@ -1,20 +1,71 @@
-"""Both ends of the connection between a writer and the saver."""
+"""Both ends of the connection between a writer and the saver, and the check of messages on arrival."""
 
 import asyncio
+import json
 import os
 import socket
 import struct
 import threading
 import time
+import types
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, Union, get_args, get_origin
 
-from fastckpt._core.ipc.messages import MAX_SIZE, Message, decode, encode
+from fastckpt._core.ipc.messages import Message
 from fastckpt.errors import AgentLost, ProtocolError
 
+MAX_SIZE = 1 << 20
+"""The longest message in bytes."""
 _LENGTH = struct.Struct("<I")
 _KEEPER = "the process that keeps the checkpoints in memory (fastckpt-run, or without it the first local rank)"
 _CREDENTIALS = struct.Struct("iII")
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_HINTS = {kind: typing.get_type_hints(kind) for kind in get_args(Message)}
+_REQUIRED = {kind: {f.name for f in fields(kind) if f.default_factory is f.default} for kind in get_args(Message)}
+
+
+def encode(message: Message) -> bytes:
+    """A message as JSON."""
+    data = json.dumps({"message": type(message).__name__, "content": vars(message)}).encode()
+    if len(data) > MAX_SIZE:
+        raise ProtocolError(f"a message of {len(data)} bytes is longer than {MAX_SIZE}")
+    return data
+
+
+def decode(data: bytes) -> Message:
+    """Read a message; raises ProtocolError for anything but a well-formed one."""
+    try:
+        whole = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not a message: {data[:80]!r}") from error
+    if not (isinstance(whole, dict) and isinstance(whole.get("message"), str)):
+        raise ProtocolError(f"not a message: {data[:80]!r}")
+    kind, content = _KINDS.get(whole["message"]), whole.get("content")
+    if kind is None or not isinstance(content, dict):
+        raise ProtocolError(f"unknown message: {data[:80]!r}")
+    if not _REQUIRED[kind] <= content.keys() <= _HINTS[kind].keys():
+        raise ProtocolError(f"{kind.__name__} with fields {sorted(content)}; it has {sorted(_HINTS[kind])}")
+    for name, value in content.items():
+        if not _fits(value, _HINTS[kind][name]):
+            raise ProtocolError(f"{kind.__name__}.{name} is {str(value)[:80]!r}; it must be a {_HINTS[kind][name]}")
+    return kind(**content)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if type(hint) is type:
+        return type(value) is hint and not (type(value) is int and value < 0)
+    if hint is Any:
+        return True
+    origin = get_origin(hint)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, get_args(hint)[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, get_args(hint)[1]) for item in value.values())
+    assert origin in (Union, types.UnionType), hint
+    return any(_fits(value, option) for option in get_args(hint))
 
 
 def pack(message: Message) -> bytes:

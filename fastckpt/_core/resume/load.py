@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from fastckpt._core.transfer.host_copy import Copy, HostCopy
+from fastckpt._core.transfer.host_copy import Copy, fill_fresh
 from fastckpt.errors import BadCheckpoint, NoRankState
 
 LOAD_ERRORS = (
@@ -69,11 +69,7 @@ def load_copy(path: Path, threads: int, *, weights_only: bool) -> Any:
         if (target.data_ptr(), target.nbytes()) != (address, size):
             # For a tensor larger than its storage torch resizes it, which frees the memory at this address.
             raise BadCheckpoint(f"{path} is damaged: a tensor of {target.nbytes()} bytes has a storage of {size}")
-    filler = HostCopy(threads, fresh=True)
-    try:
-        filler.fill([copy for copy in copies if copy[2]])
-    finally:
-        filler.close()
+    fill_fresh([copy for copy in copies if copy[2]], threads)
     return state
 
 

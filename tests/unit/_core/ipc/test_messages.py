@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastckpt._core.ipc import channel
 from fastckpt._core.ipc import messages as m
 from fastckpt.errors import FastckptError, ProtocolError
 
@@ -45,7 +46,7 @@ OF_TYPE = {int: numbers, str: texts, bool: st.booleans(), float: st.floats(allow
 
 
 def messages(kind: type) -> st.SearchStrategy:
-    hints, named = m._HINTS[kind], OF_NAME | (OF_DECIDED if kind is m.Decided else {})
+    hints, named = channel._HINTS[kind], OF_NAME | (OF_DECIDED if kind is m.Decided else {})
     return st.builds(
         kind, **{f.name: named[f.name] if f.name in named else OF_TYPE[hints[f.name]] for f in fields(kind)}
     )
@@ -54,12 +55,12 @@ def messages(kind: type) -> st.SearchStrategy:
 @settings(deadline=None)
 @given(st.one_of([messages(kind) for kind in KINDS]))
 def test_what_is_sent_arrives(message):
-    assert m.decode(m.encode(message)) == message
+    assert channel.decode(channel.encode(message)) == message
 
 
 def understood(data: bytes) -> bool:
     try:
-        assert type(m.decode(data)) in KINDS
+        assert type(channel.decode(data)) in KINDS
     except ProtocolError:
         return False
     return True
@@ -81,7 +82,7 @@ def test_json_is_refused_or_understood(content: dict, kind: object):
 @given(st.data())
 def test_a_message_with_one_field_changed(data: st.DataObject):
     message = data.draw(st.one_of([messages(kind) for kind in KINDS]))
-    whole = json.loads(m.encode(message))
+    whole = json.loads(channel.encode(message))
     content = data.draw(st.sampled_from([whole, whole["content"]]))
     name = data.draw(st.sampled_from([*content, "surplus"]))
     if data.draw(st.booleans()):
@@ -90,7 +91,7 @@ def test_a_message_with_one_field_changed(data: st.DataObject):
         content.pop(name, None)
     text = json.dumps(whole).encode()
     if understood(text):
-        assert m.decode(m.encode(m.decode(text))) == m.decode(text)
+        assert channel.decode(channel.encode(channel.decode(text))) == channel.decode(text)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_what_is_refused_is_so_for_its_fault_alone():
 
 def test_what_is_too_long_is_not_sent():
     with pytest.raises(ProtocolError, match=r"bytes is longer than 1048576"):
-        m.encode(m.Reserve({"x" * m.MAX_SIZE: 1}))
+        channel.encode(m.Reserve({"x" * channel.MAX_SIZE: 1}))
 
 
 def test_protocol_errors_are_ours():
