@@ -34,7 +34,7 @@ from fastckpt._core.preflight import make_ready
 from fastckpt._core.resume.candidates import CandidateFinder, RequiredFiles
 from fastckpt._core.resume.directory_checks import warn_of_unloaded
 from fastckpt._core.resume.resume import Resume, ResumeResult, Share
-from fastckpt._core.retention import CheckpointDeletionStrategy, warn_of_another_directory
+from fastckpt._core.retention import CheckpointDeletionStrategy, policy_of, warn_of_another_directory
 from fastckpt._core.schedule.persist_turns import PersistTurns
 from fastckpt._core.session_history import SessionHistory
 from fastckpt._core.snapshot.overlap import Overlap, optimizers_in
@@ -115,12 +115,15 @@ class Session:
         self.beats = Heartbeat(self.link.line, self.place.restart_count, stacks)
         streams = DeviceStreams()
         self.overlap = Overlap(optimizers, streams, self.beats.stall, check=self.settings.check_overlap)
-        self._departures = Departures(self.directory, self.place)
-        self._turns = PersistTurns(self.directory, self.place, self.link.status)
+        several = self.place.group_world_size > 1
+        self._departures = Departures(self.directory, self.place) if several else None
+        self._turns = PersistTurns(self.directory, self.place, self.link.status) if several else None
         self._snapshots = Snapshotter(
             self.link, self.threads, streams, self.overlap, self._departures, weights_only=options.weights_only
         )
-        self._cleaner = DeletionRunner(None if self.place.rank else deletion_strategy, self.directory, self.link.news)
+        self._cleaner = None
+        if deletion_strategy is not None and policy_of(deletion_strategy) is None and self.place.rank == 0:
+            self._cleaner = DeletionRunner(deletion_strategy, self.directory, self.link.news)
         self._last: SaveId | None = None
         self._held: SaveId | None = None
         self.history = SessionHistory(self.link, self.place, self.settings)
@@ -158,7 +161,8 @@ class Session:
         place = at_least(storage_type, metrics)
         measures = dict(details) | ({"metrics": retention.checked(metrics)} if metrics else {})
         late, overtakable = self._note_pending(), place is None
-        request = SaveRequest(place is not StorageType.MEMORY, overtakable, overtakable and self._turns.comes(save))
+        agreed = overtakable and self._turns is not None and self._turns.comes(save)
+        request = SaveRequest(place is not StorageType.MEMORY, overtakable, agreed)
         if save == self._held:  # a second save of a step, say first to memory and then to storage
             return self._save_again(save, request, path, measures, late)
         if self._is_first and not self.place.rank and self.history.is_new:
@@ -172,7 +176,7 @@ class Session:
             self._count_skipped()
         else:
             self._held = save
-        self._cleaner.clean_up()
+        self._clean_up()
         trouble = "; ".join(filter(None, (late, outcome.trouble)))
         return SaveResult(not outcome.skipped, save.step, outcome.skipped, self.skipped, trouble, outcome.pending)
 
@@ -192,6 +196,13 @@ class Session:
     def _count_skipped(self) -> None:
         self.skipped += 1
         counts["skipped_saves"] += 1
+
+    def _clean_up(self) -> None:
+        """Run the user's own deletion strategy, if there is one, on what became durable."""
+        if self._cleaner:
+            self._cleaner.clean_up()
+        else:
+            self.link.news.clear()
 
     def _note_pending(self) -> str:
         """Record the outcomes of saves that were pending; returns their troubles, empty for none."""
@@ -233,7 +244,7 @@ class Session:
                         f"{status.waiting} checkpoints are not durable after {timeout:g} s; {status.trouble}"
                     )
                 time.sleep(0.01)
-        self._cleaner.clean_up()
+        self._clean_up()
         if status.trouble:
             raise PersistError(status.trouble)
         return status.newest[1] if status.newest else None
@@ -334,7 +345,8 @@ class Session:
             failed = _is_failing()
             goodbye = self._goodbye({} if failed else lends)
             self.beats.close()
-            self._cleaner.close()
+            if self._cleaner:
+                self._cleaner.close()
             self.link.close(goodbye)
             if not self.place.agent:
                 leave_own_saver(failed=failed)
@@ -349,9 +361,10 @@ class Session:
         except Exception as error:  # noqa: BLE001 (a user's state may raise anything; the others must learn of the end)
             logger.warning("rank %d cannot lend its state to later saves: %s", self.place.rank, error)
         history = self.link.history
-        if not sizes:
+        if not sizes and self._departures:
             self._departures.announce(history, self._held)
-        return Goodbye(history, sizes, self._details("") if sizes else {}, list(self._departures.found(history)))
+        closed = self._departures.found(history) if self._departures else ()
+        return Goodbye(history, sizes, self._details("") if sizes else {}, list(closed))
 
     def save_id(self, step: int) -> SaveId:
         """The id of a save of this step made now; raises StepError."""

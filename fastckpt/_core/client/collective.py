@@ -227,8 +227,8 @@ class SingleRank(Agreement):
 class Departures:
     """Ranks of several nodes that have closed and lend nothing, of one checkpoint directory.
 
-    They announce it in the store that formed the process group: one message for all of them. On one node,
-    whose saver knows by itself, and before a load, which several nodes need to save, there are none.
+    They announce it in the store that formed the process group: one message for all of them. On one node the saver
+    knows by itself; before a load, which several nodes need to save, there are none.
     """
 
     def __init__(self, directory: str, place: RankInfo) -> None:
@@ -257,7 +257,7 @@ class Departures:
         return self._found.get(history, ())
 
     def _mailbox(self) -> StoreMailbox | None:
-        store = None if self._place.group_world_size == 1 else job_store_if_met(f"closed/{self._key}")
+        store = job_store_if_met(f"closed/{self._key}")
         return None if store is None else StoreMailbox(store)
 
 

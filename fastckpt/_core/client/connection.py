@@ -44,6 +44,7 @@ class SaverClient:
         durable: History and step of the newest durable checkpoint when `pin` was called; empty for none.
         line: Where this worker reports its progress; nobody reads it if the saver has no memory for that.
         lost: What was in memory and was found bad, when `pin` was called.
+        presence: The registration of this process as a writer; to be renewed before it writes.
         pins: Whether `pin` was called, and `release` not yet.
         news: Checkpoints that the saver has reported durable, and that were not processed here yet, oldest first.
     """
@@ -77,16 +78,12 @@ class SaverClient:
             welcome = self._ask(hello, m.Welcome, WELCOME_TIMEOUT)
             self._telemetry = _telemetry(welcome.telemetry)
             self.line = self._telemetry.line(place.local_rank) if self._telemetry else Line()
-            self._presence = Presence(Path(welcome.arena))
+            self.presence = Presence(Path(welcome.arena))
         except (FastckptError, OSError):
             self._channel.close()
             raise
         self.arena = Path(welcome.arena)
         self.history = welcome.history
-
-    def stay(self) -> None:
-        """Register as a writer again, also if the arena was made again; raises OSError or ArenaInUse if that fails."""
-        self._presence.renew()
 
     def reserve(self, files: dict[str, int]) -> None:
         """Ask the saver to reserve images of these sizes (bytes) in the background; raises ArenaTooSmall."""
@@ -168,7 +165,7 @@ class SaverClient:
         self._channel.close()
         if self._telemetry:
             self._telemetry.close()
-        self._presence.close()
+        self.presence.close()
 
     def _send(self, message: m.Message, what: str) -> None:
         try:

@@ -5,7 +5,7 @@ from collections import deque
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.metrics import counts
-from fastckpt._core.retention import CheckpointDeletionStrategy, Deletion, policy_of
+from fastckpt._core.retention import CheckpointDeletionStrategy, Deletion
 from fastckpt._core.storage.store import Store, open_store
 from fastckpt.errors import FastckptError
 
@@ -13,16 +13,16 @@ logger = logging.getLogger("fastckpt")
 
 
 class DeletionRunner:
-    """Calls a user's strategy with each checkpoint that became durable, in this process; does nothing without one.
+    """Calls a user's own strategy with each checkpoint that became durable, in this process.
 
     Args:
-        strategy: The user's, one of ours, which agents apply, or none.
+        strategy: The user's; agents apply those of ours.
         directory: The checkpoint directory.
         news: Checkpoints that became durable, oldest first; emptied here.
     """
 
-    def __init__(self, strategy: CheckpointDeletionStrategy | None, directory: str, news: deque[SaveId]) -> None:
-        self._strategy = None if strategy is None or policy_of(strategy) is not None else strategy
+    def __init__(self, strategy: CheckpointDeletionStrategy, directory: str, news: deque[SaveId]) -> None:
+        self._strategy = strategy
         self._directory = directory
         self._news = news
         self._store: Store | None = None
@@ -34,9 +34,7 @@ class DeletionRunner:
         Trouble with storage is logged. Any other exception is a mistake in the strategy that its user should see:
         it is raised from a save that is complete, and the next save goes on with the next checkpoint.
         """
-        if self._strategy is None:
-            self._news.clear()
-        if self._strategy is None or not self._news:
+        if not self._news:
             return
         if self._delete is None:
             self._store = open_store(self._directory)

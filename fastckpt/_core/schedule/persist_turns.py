@@ -22,7 +22,7 @@ _NEXT = "next"
 
 
 class PersistTurns:
-    """Decides which of the saves whose storage type was left out are persisted, alike on all nodes.
+    """Decides which of the saves whose storage type was left out are persisted, alike on all of several nodes.
 
     When no persist is under way, the first rank sets in the store of the process group the step from which on the next
     save is to be persisted: the one after its own. The collectives of a step come between two saves, so no rank reaches
@@ -46,7 +46,7 @@ class PersistTurns:
 
     def comes(self, save: SaveId) -> bool:
         """Return whether all nodes persist this save; to be called for each whose storage type was left out."""
-        if self._place.group_world_size == 1 or self._place.local_rank:
+        if self._place.local_rank:
             return False
         if (store := job_store_if_met(f"turns/{self._key}/{save.history}")) is None:
             return False

@@ -40,23 +40,30 @@ class FilePlans:
         self._weights_only = weights_only
         self._planners: dict[tuple[str, type], Any] = {}
 
-    def plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
-        """Plan a save; a state is a `Plan` itself if it was planned elsewhere. Raises NotLoadable."""
-        return {
+    def plan(self, states: Mapping[str, Any]) -> tuple[dict[str, Plan], dict[str, int]]:
+        """Plan a save; a state is a `Plan` itself if it was planned elsewhere. Raises NotLoadable.
+
+        Returns the plans, and the sizes of their images: those of the last save that fit, so that mappings are kept.
+        """
+        plans = {
             name: state if isinstance(state, Plan) else self._planner(name, state).plan(state)
             for name, state in states.items()
         }
+        return plans, {name: self._size(name, plan) for name, plan in plans.items()}
 
-    def capacity(self, name: str, plan: Plan) -> int:
-        """The size of the image: that of the last save if it fits, so that its mapping can be kept."""
+    def _size(self, name: str, plan: Plan) -> int:
         last = self.sizes.get(name)
         return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
 
-    def forget_but(self, names: Collection[str]) -> None:
-        """Drop sizes and planners of other files once there are many: names may contain the number of the step."""
-        if len(self.sizes) > 2 * len(names) + REMEMBERED:
-            self.sizes = {name: size for name, size in self.sizes.items() if name in names}
-            self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
+    def keep(self, sizes: Mapping[str, int]) -> None:
+        """Remember the sizes of a save; those of other files, and planners, only while there are few.
+
+        Names may contain the number of the step.
+        """
+        self.sizes |= sizes
+        if len(self.sizes) > 2 * len(sizes) + REMEMBERED:
+            self.sizes = dict(sizes)
+            self._planners = {key: planner for key, planner in self._planners.items() if key[0] in sizes}
 
     def _planner(self, name: str, state: Any) -> Any:
         """The planner of the file of this name, of the kind that the state asks for."""

@@ -26,7 +26,7 @@ from fastckpt._core.snapshot.file_plans import FilePlans
 from fastckpt._core.snapshot.overlap import Overlap
 from fastckpt._core.transfer.device_streams import DeviceStreams
 from fastckpt._core.transfer.host_copy import HostCopy
-from fastckpt._core.transfer.image import Image, ImageCache
+from fastckpt._core.transfer.image import Image, ImageCache, removed
 from fastckpt.errors import AgentLost, ArenaInUse, ArenaTooSmall, ProtocolError, SaverError
 
 logger = logging.getLogger("fastckpt")
@@ -49,7 +49,7 @@ class Snapshotter:
         threads: int,
         streams: DeviceStreams,
         overlap: Overlap,
-        departures: Departures,
+        departures: Departures | None,
         *,
         weights_only: bool,
     ) -> None:
@@ -68,8 +68,7 @@ class Snapshotter:
 
     def prepare(self, states: Mapping[str, Any]) -> None:
         """Have memory reserved and mapped for states like these, in the background; raises ArenaTooSmall."""
-        for name, plan in self._plan(states).items():
-            self._plans.sizes[name] = self._plans.capacity(name, plan)
+        self._plans.keep(self._plan(states)[1])
         self._link.reserve(self._plans.sizes)
         names = tuple(states)
         thread = threading.Thread(target=self._prefault, args=(names,), name="fastckpt-prefault", daemon=True)
@@ -114,8 +113,7 @@ class Snapshotter:
             return SaveOutcome(str(error), "")
         if isinstance(answer, Skipped):
             return SaveOutcome(answer.reason, answer.trouble)
-        self._plans.sizes |= sizes
-        self._plans.forget_but(states)
+        self._plans.keep(sizes)
         outcome = self._fill(
             Path(answer.slot), plans, slots.SlotDone(save, {}, details or {}), request if commit else None
         )
@@ -128,10 +126,9 @@ class Snapshotter:
         # 1. map the images and write the skeletons   2. copy what must be copied at once   3. hand the rest to the
         # background thread, which commits it   4. or commit and notify the saver
         try:
-            self._link.stay()  # the arena may have been removed and made again
+            self._link.presence.renew()  # the arena may have been removed and made again
             with _no_garbage_collection(), metrics.phase("snapshot.fill", step=done.id.step):
-                images = {name: self._images.image(slot / name) for name in plans}
-                copies = [copy for name, plan in plans.items() for copy in images[name].install(plan)]
+                images, copies = self._images.install(slot, plans)
                 mutations, now, later = self._overlap.part(plans.values(), copies)
                 self._filler.fill(self._streams.copy(now) if self._images.device else now)
         except (OSError, ArenaInUse) as error:
@@ -157,8 +154,7 @@ class Snapshotter:
         """Commit and notify the saver, when all is copied; ``stage`` begins the names of the phases."""
         try:
             with metrics.phase(f"{stage}.commit", step=done.id.step):
-                # Bytes written to a mapping whose file was removed or replaced are in no slot: do not commit them.
-                if lost := [image.path for image in images if not image.is_current()]:
+                if lost := removed(images):
                     raise FileNotFoundError(f"{lost[0]} was removed")
                 self._commit(slot, done)
         except OSError as error:
@@ -195,7 +191,7 @@ class Snapshotter:
     def refusal(self, save: SaveId) -> str:
         """The saver's reason to skip a save to which this writer has nothing to give; empty if it does not skip it."""
         try:
-            self._link.begin(save, {}, self._departures.found(save.history))
+            self._begin(save)
             answer = self._link.slot()
         except TROUBLE as error:
             return str(error)
@@ -214,17 +210,19 @@ class Snapshotter:
     ) -> tuple[dict[str, Plan], dict[str, int], Granted | Skipped]:
         """Have the saver choose a slot while the save is planned; then ask for room in it, unless it has enough."""
         # `begin` takes the connection's lock and `slot` releases it, so `slot` is called after an error, too.
-        self._link.begin(save, {}, self._departures.found(save.history))
+        self._begin(save)
         try:
-            plans = self._plan(states)
+            plans, sizes = self._plan(states)
         finally:
             answer = self._link.slot()
-        sizes = {name: self._plans.capacity(name, plan) for name, plan in plans.items()}
         if isinstance(answer, Granted) and not self._images.have(Path(answer.slot), sizes):
             begun = self._begun[1] if self._begun is not None and self._begun[0] == save else {}
             asked = {name: image.size for name, image in begun.items()} | sizes
             answer = self._ask_for_room(save, Path(answer.slot), asked)
         return plans, sizes, answer
+
+    def _begin(self, save: SaveId) -> None:
+        self._link.begin(save, {}, self._departures.found(save.history) if self._departures else ())
 
     def _ask_for_room(self, save: SaveId, slot: Path, sizes: dict[str, int]) -> Granted | Skipped:
         self._images.unmap(slot, sizes)  # the kernel frees a replaced file only when nobody maps it
@@ -249,10 +247,10 @@ class Snapshotter:
             return str(error)
         return ""
 
-    def _plan(self, states: Mapping[str, Any]) -> dict[str, Plan]:
-        plans = self._plans.plan(states)
+    def _plan(self, states: Mapping[str, Any]) -> tuple[dict[str, Plan], dict[str, int]]:
+        plans, sizes = self._plans.plan(states)
         self._images.device = next((plan.device for plan in plans.values() if plan.device), None)
-        return plans
+        return plans, sizes
 
     def _prefault(self, names: tuple[str, ...]) -> None:
         end = time.monotonic() + PREFAULT_DEADLINE

@@ -5,7 +5,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Mapping as Sizes
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from fastckpt._core.format.plan import Plan
 from fastckpt._core.format.skeleton import Skeleton
 from fastckpt._core.format.structure import Number
-from fastckpt._core.huge_pages import Mapping, is_in_memory
+from fastckpt._core.huge_pages import Mapping as MappedFile
+from fastckpt._core.huge_pages import is_in_memory
 from fastckpt._core.transfer.host_copy import Copy
 
 logger = logging.getLogger("fastckpt")
@@ -40,7 +41,7 @@ class Image:
             self.size = status.st_size
             self._inode = (status.st_dev, status.st_ino)
             self._in_memory = is_in_memory(fd)
-            self._mapping = Mapping(fd, self.size)
+            self._mapping = MappedFile(fd, self.size)
         finally:
             os.close(fd)
         self.path = path
@@ -119,7 +120,7 @@ class ImageCache:
         self._images: dict[Path, Image] = {}
         self._lock = threading.Lock()
 
-    def image(self, path: Path) -> Image:
+    def _image(self, path: Path) -> Image:
         """The image of the file that is at a path now; raises OSError if there is none."""
         with self._lock:
             if path in self._images and not self._images[path].is_current():
@@ -135,12 +136,17 @@ class ImageCache:
                 self._images[path].pin(self.device)
             return self._images[path]
 
-    def have(self, slot: Path, sizes: Sizes[str, int]) -> bool:
+    def install(self, slot: Path, plans: Mapping[str, Plan]) -> tuple[dict[str, Image], list[Copy]]:
+        """Write all of a slot's images but the bytes of storages; returns them, and the copies that are left to do."""
+        images = {name: self._image(slot / name) for name in plans}
+        return images, [copy for name, plan in plans.items() for copy in images[name].install(plan)]
+
+    def have(self, slot: Path, sizes: Mapping[str, int]) -> bool:
         """Return whether a slot's images of these sizes in bytes are mapped and their files still in place."""
         images = {name: self._images.get(slot / name) for name in sizes}
         return all(image and image.size == sizes[name] and image.is_current() for name, image in images.items())
 
-    def unmap(self, slot: Path, sizes: Sizes[str, int]) -> None:
+    def unmap(self, slot: Path, sizes: Mapping[str, int]) -> None:
         """Unmap the images of a slot that do not have these sizes, and all whose files were replaced.
 
         The kernel frees the memory of a removed file only when nobody maps it.
@@ -158,6 +164,11 @@ class ImageCache:
             for image in self._images.values():
                 image.close()
             self._images.clear()
+
+
+def removed(images: Iterable[Image]) -> list[Path]:
+    """The paths of images whose files were removed or replaced: bytes written to their mappings are in no slot."""
+    return [image.path for image in images if not image.is_current()]
 
 
 def pin(address: int, size: int, device: torch.device) -> bool:
