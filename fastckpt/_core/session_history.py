@@ -1,7 +1,11 @@
-"""The history of a session's saves, the same on all ranks, and the checkpoints that it goes on from."""
+"""The history of a session's saves, the same on all ranks; the checkpoints that it goes on from, and what is beside."""
 
+import logging
+import os
 import secrets
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from fastckpt._core.client.collective import Agreement, check_alike
 from fastckpt._core.client.connection import SaverClient
@@ -10,10 +14,15 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import MEMBERS, ROUND
 from fastckpt._core.in_process_saver import launch_of
 from fastckpt._core.policy.lineage import HISTORIES, Ranges, merged, past
-from fastckpt._core.resume.companions import BESIDE, Member, Pairing
+from fastckpt._core.resume.companions import BESIDE, Pairing, beside
 from fastckpt._core.resume.directory_checks import check_shared, mark_seen
 from fastckpt._core.resume.resume import ResumeResult
 from fastckpt._core.storage.store import normalised
+
+logger = logging.getLogger("fastckpt")
+
+PAIRED = "paired"
+"""The step before one that was loaded, for a checkpointer that another was in step with."""
 
 
 class SessionHistory:
@@ -25,7 +34,7 @@ class SessionHistory:
     """
 
     def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
-        self._link, self._place, self._settings = link, place, settings
+        self._link, self._place, self._arenas = link, place, settings.arenas
         self._directory = link.options.directory
         self._launch = launch_of(place)
         self._member = Member(self._directory, place.rank, lambda: link.history)
@@ -48,12 +57,14 @@ class SessionHistory:
         # One gather for all: each costs a round trip to the store, and a resume waits for it. Rank 0's token names the
         # line of saves until the next load: equal steps with unlike tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
-        seen = mark_seen(self._directory, self._place)
+        several = self._place.group_world_size > 1
+        seen = mark_seen(self._directory, self._place) if several else None
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
         histories, launches, (self._attempt, *_), options, marks = zip(*gathered, strict=True)
         launch, self._launches = launches[0], sorted(set(launches))
         check_alike(options)
-        check_shared(ranks, self._directory, self._place, marks)
+        if several:
+            check_shared(ranks, self._directory, self._place, marks)
         self._link.history = max(histories)
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self.loads += 1
@@ -96,8 +107,78 @@ class SessionHistory:
     @property
     def pairing(self) -> Pairing:
         """The constraints of the next load, for the sake of other checkpointers of this job."""
-        return self._member.pairing(self._settings.arenas, self._place.group_rank)
+        return self._member.pairing(self._arenas, self._place.group_rank)
 
     def leave(self) -> None:
         """Let other checkpointers of the job go on without this one."""
         self._member.leave()
+
+
+class Member:
+    """One checkpointer of this process, as the others see it.
+
+    Args:
+        directory: Its checkpoint directory.
+        rank: Its rank; checkpointers of other ranks are no companions.
+        history: Gives the history that it writes.
+
+    Attributes:
+        recent: The last two steps that it saved, or loaded; None for nothing.
+        loaded: The checkpoint that it has loaded; None for nothing, or if it has saved since.
+        has_loaded: Whether it has loaded, and not saved since.
+    """
+
+    _all: ClassVar["WeakSet[Member]"] = WeakSet()
+
+    def __init__(self, directory: str, rank: int, history: Callable[[], int]) -> None:
+        self.directory, self.rank, self._history = directory, rank, history
+        self.recent: tuple[object, object] = (object(), None)  # nobody is in step with one that has not loaded
+        self.loaded: SaveId | None = None
+        self.has_loaded = False
+        self._beside: dict[str, int] = {}
+        self._pid = os.getpid()
+        self._all.add(self)
+
+    def save(self, save: SaveId) -> dict[str, int]:
+        """Note a save; returns its detail with the directories that are in step with it.
+
+        These have saved the same two steps last, before this save or with it. One match alone may be chance: of
+        two that save every 500 and every 1,000 steps, the first must not go back to the steps of the second.
+        """
+        before, self.recent = self.recent, (self.recent[1], save.step)
+        self.loaded, self.has_loaded = None, False
+        return {each.directory: each._history() for each in self._others if each.recent in (before, self.recent)}
+
+    def load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
+        """Note a load; logs an ERROR for each other that was saved in step with it and has loaded another step."""
+        self.loaded, self.has_loaded, self._beside = save, True, beside(details)
+        self.recent = (PAIRED if save and self._beside else object() if save else None, save.step if save else None)
+        for other in self._others if self.rank == 0 else ():
+            together = other.directory in self._beside or self.directory in other._beside
+            if together and other.has_loaded and other.recent[1] != self.recent[1]:
+                logger.error(
+                    "%s goes on from %s, but %s, which was saved in step with it, from %s: no step is left that both "
+                    "can load. Use one checkpointer for both; for now, give both resume_path of one step, if there is "
+                    "one.",
+                    self.directory,
+                    _at(save),
+                    other.directory,
+                    _at(other.loaded),
+                )
+
+    def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
+        """The constraints of its next load."""
+        return Pairing({each.directory: each.loaded for each in self._others if each.has_loaded}, shm_dir, group_rank)
+
+    def leave(self) -> None:
+        """Stop being a companion of the others."""
+        self._all.discard(self)
+
+    @property
+    def _others(self) -> list["Member"]:
+        mine = self._pid, self.rank
+        return [each for each in self._all if (each._pid, each.rank) == mine and each.directory != self.directory]
+
+
+def _at(save: SaveId | None) -> str:
+    return f"step {save.step}" if save else "nothing"

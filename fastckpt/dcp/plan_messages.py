@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 
 from fastckpt._core.client.collective import StoreMailbox
-from fastckpt._core.client.job_store import job_store
+from fastckpt._core.client.job_store import job_stores
 from fastckpt._core.format.distcp import ShardLocation
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.plan import Plan
@@ -71,7 +71,7 @@ def plan_mailbox(world_size: int, name: str) -> PlanMailbox:
         raise FastckptError(
             f"{world_size} ranks plan their saves together: call torch.distributed.init_process_group first"
         )
-    return PlanMailbox(job_store(name))
+    return PlanMailbox(*job_stores(name)[1])
 
 
 @dataclass

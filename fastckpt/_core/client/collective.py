@@ -17,9 +17,8 @@ from fastckpt._core.client.job_store import (
     GLANCE,
     TIMEOUT,
     forgetting_addresses,
-    job_store,
     job_store_if_met,
-    session,
+    job_stores,
 )
 from fastckpt._core.config import RankInfo
 from fastckpt._core.format.ids import SaveId
@@ -158,8 +157,9 @@ class Agreement:
         All ranks make it, and their first one together; raises torch's DistStoreError if a rank does not come.
         """
         self._name, self._of = name, of or name
-        self._mailbox, self._departures = StoreMailbox(job_store(name)), StoreMailbox(job_store(f"{self._of}/left"))
-        self._round = self._rounds[session(), name]
+        met, stores = job_stores(name, f"{self._of}/left")
+        self._mailbox, self._departures = map(StoreMailbox, stores)
+        self._round = self._rounds[met, name]
 
     def say(self, value: Any) -> Answers:
         """Send this rank's value (JSON) without waiting; returns a function that waits for the values of all ranks.

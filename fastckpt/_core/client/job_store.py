@@ -68,9 +68,10 @@ def session() -> str:
         return _sessions[group]
 
 
-def job_store(name: str) -> "dist.distributed_c10d.PrefixStore":
-    """The part of the store of this name; all ranks call it, as `session`."""
-    return _part(f"{session()}/{name}")
+def job_stores(*names: str) -> tuple[str, list["dist.distributed_c10d.PrefixStore"]]:
+    """The name of this process group, and the parts of its store of these names; all ranks call it, as `session`."""
+    met, store = session(), default_store()
+    return met, [dist.distributed_c10d.PrefixStore(f"fastckpt/{met}/{name}", store) for name in names]
 
 
 def job_store_if_met(name: str) -> "dist.distributed_c10d.PrefixStore | None":

@@ -5,18 +5,16 @@ over what these do not have: a kill between the saves of two must not bring them
 """
 
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory import slots
 from fastckpt._core.memory.arena import arena_path, slots_of
 from fastckpt._core.policy.resume import CheckpointLocation
-from fastckpt._core.resume.tiers import Candidate
+from fastckpt._core.resume.tiers import Candidates
 from fastckpt._core.storage.store import is_url, open_store
 from fastckpt.errors import FastckptError
 
@@ -24,9 +22,6 @@ logger = logging.getLogger("fastckpt")
 
 BESIDE = "beside"
 """The detail of a checkpoint that has the directories saved in step with it, and the history of each."""
-
-PAIRED = "paired"
-"""The step before one that was loaded, for a checkpointer that another was in step with."""
 
 
 class Pairing:
@@ -46,13 +41,16 @@ class Pairing:
         self._loaded, self._shm_dir, self._group_rank = loaded, shm_dir, group_rank
         self._known: dict[str, frozenset[SaveId]] = {}
 
-    def accepts(self, location: CheckpointLocation, candidate: Candidate) -> bool:
-        """Return whether all that were saved in step with a checkpoint have that step, too."""
-        step = location.step
-        lacking = [each for each, h in beside(candidate.details).items() if not self._has(each, SaveId(h, step))]
-        if lacking:
-            self.refused[SaveId(*location.id)] = lacking
-        return not lacking
+    def accepted(self, candidates: Candidates) -> list[CheckpointLocation]:
+        """The checkpoints of which all that were saved in step with them have that step, too."""
+        found = []
+        for at, candidate in candidates.items():
+            others = beside(candidate.details).items()
+            if lacking := [name for name, history in others if not self._has(name, SaveId(history, at.step))]:
+                self.refused[SaveId(at.history, at.step)] = lacking
+            else:
+                found.append(at)
+        return found
 
     def report(self, chosen: SaveId, directory: str) -> None:
         """Log checkpoints newer than the resumed one that were passed over for the sake of others."""
@@ -92,73 +90,3 @@ def beside(details: Mapping[str, Any]) -> dict[str, int]:
     """The directories that were saved in step with a checkpoint, and their histories."""
     found = details.get(BESIDE)
     return {name: h for name, h in found.items() if type(h) is int} if isinstance(found, dict) else {}
-
-
-class Member:
-    """One checkpointer of this process, as the others see it.
-
-    Args:
-        directory: Its checkpoint directory.
-        rank: Its rank; checkpointers of other ranks are no companions.
-        history: Gives the history that it writes.
-
-    Attributes:
-        recent: The last two steps that it saved, or loaded; None for nothing.
-        loaded: The checkpoint that it has loaded; None for nothing, or if it has saved since.
-        has_loaded: Whether it has loaded, and not saved since.
-    """
-
-    _all: ClassVar["WeakSet[Member]"] = WeakSet()
-
-    def __init__(self, directory: str, rank: int, history: Callable[[], int]) -> None:
-        self.directory, self.rank, self._history = directory, rank, history
-        self.recent: tuple[object, object] = (object(), None)  # nobody is in step with one that has not loaded
-        self.loaded: SaveId | None = None
-        self.has_loaded = False
-        self._beside: dict[str, int] = {}
-        self._pid = os.getpid()
-        self._all.add(self)
-
-    def save(self, save: SaveId) -> dict[str, int]:
-        """Note a save; returns its detail with the directories that are in step with it.
-
-        These have saved the same two steps last, before this save or with it. One match alone may be chance: of
-        two that save every 500 and every 1,000 steps, the first must not go back to the steps of the second.
-        """
-        before, self.recent = self.recent, (self.recent[1], save.step)
-        self.loaded, self.has_loaded = None, False
-        return {each.directory: each._history() for each in self._others if each.recent in (before, self.recent)}
-
-    def load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
-        """Note a load; logs an ERROR for each other that was saved in step with it and has loaded another step."""
-        self.loaded, self.has_loaded, self._beside = save, True, beside(details)
-        self.recent = (PAIRED if save and self._beside else object() if save else None, save.step if save else None)
-        for other in self._others if self.rank == 0 else ():
-            together = other.directory in self._beside or self.directory in other._beside
-            if together and other.has_loaded and other.recent[1] != self.recent[1]:
-                logger.error(
-                    "%s goes on from %s, but %s, which was saved in step with it, from %s: no step is left that both "
-                    "can load. Use one checkpointer for both; for now, give both resume_path of one step, if there is "
-                    "one.",
-                    self.directory,
-                    _at(save),
-                    other.directory,
-                    _at(other.loaded),
-                )
-
-    def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
-        """The constraints of its next load."""
-        return Pairing({each.directory: each.loaded for each in self._others if each.has_loaded}, shm_dir, group_rank)
-
-    def leave(self) -> None:
-        """Stop being a companion of the others."""
-        self._all.discard(self)
-
-    @property
-    def _others(self) -> list["Member"]:
-        mine = self._pid, self.rank
-        return [each for each in self._all if (each._pid, each.rank) == mine and each.directory != self.directory]
-
-
-def _at(save: SaveId | None) -> str:
-    return f"step {save.step}" if save else "nothing"

@@ -27,8 +27,8 @@ Seen = tuple[int, str, str]
 
 
 def mark_seen(location: str, place: RankInfo) -> Seen | None:
-    """The mark that the first rank of a node sees, if the job has several nodes; it costs the others nothing."""
-    if place.group_world_size == 1 or place.local_rank != 0:
+    """The mark that the first rank of one of several nodes sees; it costs the others nothing."""
+    if place.local_rank != 0:
         return None
     if is_url(location) and place.restart_count:
         return None  # restarted workers may resume from memory without the client of a store

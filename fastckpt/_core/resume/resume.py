@@ -16,13 +16,15 @@ from fastckpt._core.policy.resume import MEMORY, STORAGE, CheckpointLocation
 from fastckpt._core.resume.candidates import CandidateFinder
 from fastckpt._core.resume.companions import Pairing
 from fastckpt._core.resume.load import LOAD_ERRORS
-from fastckpt._core.resume.survey import Chooser, Survey, Wanted, everywhere, is_unreadable, near, obstacles
-from fastckpt._core.resume.tiers import Candidate, Faults, Files, Rejected, RejectionKind
+from fastckpt._core.resume.survey import Chooser, Select, Survey, everywhere, is_unreadable, near, obstacles
+from fastckpt._core.resume.tiers import Candidate, Candidates, Faults, Files, Rejected, RejectionKind
 from fastckpt.errors import BadCheckpoint, FastckptError, NoLoadableCheckpoint
 
 logger = logging.getLogger("fastckpt")
 
 Load = Callable[[Files], Any]
+Wanted = Callable[[CheckpointLocation, Candidate], bool]
+"""Returns whether a checkpoint may be the one to resume."""
 Share = Callable[[Files, int, Sequence[int]], Sequence[str]]
 REPORTED = 20
 """Bad checkpoints that are reported to the saver, at most."""
@@ -133,24 +135,27 @@ class Resume:
     def _newest_paired(self, load: Load, ranks: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
         """`_newest` of those steps that other checkpointers of the job have, too; of all, if there is none."""
 
-        def paired(location: CheckpointLocation, candidate: Candidate) -> bool:
-            return wanted(location, candidate) and self._pairing.accepts(location, candidate)
+        def select(candidates: Candidates) -> list[CheckpointLocation]:
+            return [location for location, candidate in candidates.items() if wanted(location, candidate)]
+
+        def paired(candidates: Candidates) -> list[CheckpointLocation]:
+            return self._pairing.accepted({location: candidates[location] for location in select(candidates)})
 
         resumed, tried = self._newest(load, ranks, paired)
         if resumed is None and any(ranks.gather(bool(self._pairing.refused))):
-            return self._newest(load, ranks, wanted)
+            return self._newest(load, ranks, select)
         if resumed is not None and resumed.id is not None and self._place.rank == 0:
             self._pairing.report(resumed.id, self._finder.directory)
         return resumed, tried
 
-    def _newest(self, load: Load, ranks: Agreement, wanted: Wanted) -> tuple[ResumeResult | None, list[str]]:
+    def _newest(self, load: Load, ranks: Agreement, select: Select) -> tuple[ResumeResult | None, list[str]]:
         """The newest wanted checkpoint that all ranks can load; else None, and the obstacles."""
         # Every branch below depends on gathered values alone, so that all ranks take it and none waits in vain. Memory
         # is tried first where a durable tier is far: clients of stores are slow to start.
         chooser, tried = Chooser(ranks, self._place.rank), list[str]()
         bad, resumed = list[tuple[Candidate, Faults]](), None
         for look in [near, everywhere] if self._finder.has_far else [everywhere]:
-            survey = look(self._finder, self._client, ranks, wanted)
+            survey = look(self._finder, self._client, ranks, select)
             while resumed is None and (choices := chooser.choose(survey.has)) is not None:
                 mine = choices[self._place.rank]
                 candidate = survey.own.candidates[mine]
@@ -158,7 +163,7 @@ class Resume:
                 if any(votes):
                     tried += self._exclude(choices, votes, survey, chooser, bad)
                     continue
-                resumed = ResumeResult(SaveId(*mine.id), mine.tier, state, dict(candidate.details))
+                resumed = ResumeResult(SaveId(mine.history, mine.step), mine.tier, state, dict(candidate.details))
                 if self._place.group_world_size > 1:
                     # newer memory of this node, which other nodes lack: the saver gives it up
                     newer = (each for each in survey.has[self._place.rank] if each.tier == MEMORY and each.id > mine.id)
@@ -168,7 +173,7 @@ class Resume:
         else:
             tried = obstacles(survey, self._finder.directory, self._client, ranks) + tried
         self._unfinished = survey.unfinished
-        damaged = survey.own.of(RejectionKind.DAMAGED)
+        damaged = [each for each in survey.own.rejected if each.kind is RejectionKind.DAMAGED]
         self._bad += map(str, damaged)
         self._finder.reject(bad, damaged, self._threads)
         return resumed, tried

@@ -14,7 +14,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.memory.census import ArenaState, census
 from fastckpt._core.policy.resume import CheckpointLocation, choose
 from fastckpt._core.resume.candidates import CandidateFinder
-from fastckpt._core.resume.tiers import Candidate, Listing, Rejected, RejectionKind
+from fastckpt._core.resume.tiers import Candidates, Listing, Rejected, RejectionKind
 from fastckpt.errors import FastckptError, NoLoadableCheckpoint, PersistError
 
 logger = logging.getLogger("fastckpt")
@@ -29,8 +29,8 @@ GIVEN_UP = "given up"
 LONGEST_PAUSE = 0.5
 """Seconds between two questions for the durable checkpoints, at most."""
 
-Wanted = Callable[[CheckpointLocation, Candidate], bool]
-"""Returns whether a checkpoint may be the one to resume."""
+Select = Callable[[Candidates], list[CheckpointLocation]]
+"""Selects the checkpoints of which one may be resumed."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class Survey:
     unsearched: str = ""
 
 
-def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
+def near(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
     """Survey memory for checkpoints as new as all that is durable: storage is not needed."""
     own, durable = Listing(), tuple[int, ...]()
     try:
         own, durable = finder.find_near(), client.durable
     except (FastckptError, OSError) as failure:
         logger.debug("what is in memory is looked for again: %s", failure)
-    reports = ranks.gather([_wanted(own, wanted), client.place.group_rank, durable])
+    reports = ranks.gather([select(own.candidates), client.place.group_rank, durable])
     least = max(tuple(durable) for *_, durable in reports)
     has = [{at for each in found if (at := CheckpointLocation(*each)).id >= least} for found, *_ in reports]
     return Survey(own, has, [node for _, node, _ in reports])
 
 
-def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, wanted: Wanted) -> Survey:
+def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, select: Select) -> Survey:
     """Survey all tiers; publishes first, if need be, the checkpoints of which nodes have written all parts.
 
     Raises NoLoadableCheckpoint if some rank cannot search them, unless memory has a checkpoint that is as new.
@@ -78,13 +78,13 @@ def everywhere(finder: CandidateFinder, client: SaverClient, ranks: Agreement, w
             own = finder.find(settle=settle)
         except (FastckptError, OSError) as failure:  # the others must not wait for this rank in vain
             error = f"{type(failure).__name__}: {failure}"
-        unfinished += own.of(RejectionKind.UNFINISHED)
-        reports = ranks.gather([_wanted(own, wanted), client.place.group_rank, error, own.published])
+        unfinished += [each for each in own.rejected if each.kind is RejectionKind.UNFINISHED]
+        reports = ranks.gather([select(own.candidates), client.place.group_rank, error, own.published])
         if not any(published for *_, published in reports):
             break
     if errors := [f"rank {rank}: {error}" for rank, (_, _, error, _) in enumerate(reports) if error]:
         text = f"{finder.directory} cannot be searched for checkpoints: {'; '.join(errors)}"
-        in_memory = near(finder, client, ranks, wanted)
+        in_memory = near(finder, client, ranks, select)
         if choose(in_memory.has, ()) is None:
             raise NoLoadableCheckpoint(text)
         logger.warning("%s. What memory holds is newer, or as new.", text)
@@ -104,10 +104,6 @@ def obstacles(survey: Survey, directory: str, client: SaverClient, ranks: Agreem
         if lacking:
             found.append(f"step {each.step} in {each.where} (not there for ranks {lacking})")
     return found + sorted({text for report in ranks.gather(own) for text in report})
-
-
-def _wanted(own: Listing, wanted: Wanted) -> list[CheckpointLocation]:
-    return [location for location, candidate in own.candidates.items() if wanted(location, candidate)]
 
 
 def held_elsewhere(arena: Path, directory: str) -> list[str]:

@@ -92,10 +92,6 @@ class Listing:
     rejected: Sequence[Rejected] = ()
     published: bool = False
 
-    def of(self, kind: RejectionKind) -> list[Rejected]:
-        """The checkpoints that were rejected for this reason."""
-        return [each for each in self.rejected if each.kind is kind]
-
 
 class Tier(Protocol):
     """A place that holds checkpoints. Its ``name`` is that in events, and ranks it: see `policy.resume.TIERS`."""

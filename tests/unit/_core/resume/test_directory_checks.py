@@ -38,7 +38,6 @@ def test_the_first_rank_of_each_of_several_nodes_looks(tmp_path: Path) -> None:
     mark = mark_directory(tmp_path, "1" * 32)
     assert mark and mark_seen(str(tmp_path), of_node(1)) == (1, HOST, mark)
     assert mark_seen(str(tmp_path), of_node(1, local_rank=1)) is None
-    assert mark_seen(str(tmp_path), of_node(0, nodes=1)) is None
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: (path / ".fastckpt/identity").mkdir(parents=True)])

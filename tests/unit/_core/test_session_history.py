@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from fastckpt._core.format.ids import SaveId
-from fastckpt._core.resume.companions import BESIDE, Member
+from fastckpt._core.resume.companions import BESIDE
+from fastckpt._core.session_history import Member
 
 Pair = tuple[Member, Member]
 
