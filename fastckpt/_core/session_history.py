@@ -3,7 +3,7 @@
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -28,16 +28,23 @@ PAIRED = "paired"
 class SessionHistory:
     """Opens histories, and remembers which checkpoints the present one goes on from.
 
+    It knows the histories of the other checkpointers of this process and rank, and which are in step with it.
+
     Attributes:
+        directory: The checkpoint directory.
         loads: The number of histories opened: one for each load.
         resumed_from: The checkpoint that was loaded last; None for none.
+        recent: The last two steps that were saved, or loaded; None for nothing.
+        loaded: The checkpoint that was loaded; None for nothing, or if there was a save since.
+        has_loaded: Whether there was a load, and no save since.
     """
+
+    _all: ClassVar["WeakSet[SessionHistory]"] = WeakSet()
 
     def __init__(self, link: SaverClient, place: RankInfo, settings: Settings) -> None:
         self._link, self._place, self._arenas = link, place, settings.arenas
-        self._directory = link.options.directory
+        self.directory = link.options.directory
         self._launch = launch_of(place)
-        self._member = Member(self._directory, place.rank, lambda: link.history)
         self._past: Ranges = ()
         self._rollback: dict[str, Any] = {}
         self._attempt = ""
@@ -45,6 +52,12 @@ class SessionHistory:
         self._in_step: dict[str, int] = {}
         self.loads = 0
         self.resumed_from: SaveId | None = None
+        self.recent: tuple[object, object] = (object(), None)  # nobody is in step with one that has not loaded
+        self.loaded: SaveId | None = None
+        self.has_loaded = False
+        self._beside: dict[str, int] = {}
+        self._pid = os.getpid()
+        self._all.add(self)
 
     def open(self, ranks: Agreement, resume_path: str, verify: str) -> dict[str, Any]:
         """Open a history, the same on all ranks, for a job that goes on from another checkpoint.
@@ -58,13 +71,13 @@ class SessionHistory:
         # line of saves until the next load: equal steps with unlike tokens are not the same save.
         asked = {"resume_path": resume_path, "verify": verify, "remote": self._link.options.remote}
         several = self._place.group_world_size > 1
-        seen = mark_seen(self._directory, self._place) if several else None
+        seen = mark_seen(self.directory, self._place) if several else None
         gathered = ranks.gather([self._link.history, self._launch, secrets.token_hex(8), asked, seen])
         histories, launches, (self._attempt, *_), options, marks = zip(*gathered, strict=True)
         launch, self._launches = launches[0], sorted(set(launches))
         check_alike(options)
         if several:
-            check_shared(ranks, self._directory, self._place, marks)
+            check_shared(ranks, self.directory, self._place, marks)
         self._link.history = max(histories)
         self._rollback = {"rollback": [launch, normalised(resume_path)]} if resume_path else {}
         self.loads += 1
@@ -77,7 +90,7 @@ class SessionHistory:
 
     def go_on_from(self, resumed: ResumeResult) -> None:
         """Make the loaded checkpoint, if any, the parent of later saves."""
-        self._member.load(resumed.id, resumed.details)
+        self._note_load(resumed.id, resumed.details)
         if resumed.state is None:
             return
         self.resumed_from = resumed.id
@@ -93,7 +106,7 @@ class SessionHistory:
     def details(self, save: SaveId | None = None) -> dict[str, Any]:
         """Details of this history that each of its checkpoints carries; ``save`` is the one being made, if any."""
         nodes = self._place.group_world_size
-        self._in_step = self._member.save(save) if save else self._in_step
+        self._in_step = self._note_save(save) if save else self._in_step
         return {
             "parent": list(self.resumed_from) if self.resumed_from else None,
             HISTORIES: [list(run) for run in self._past],
@@ -107,39 +120,14 @@ class SessionHistory:
     @property
     def pairing(self) -> Pairing:
         """The constraints of the next load, for the sake of other checkpointers of this job."""
-        return self._member.pairing(self._arenas, self._place.group_rank)
+        loaded = {each.directory: each.loaded for each in self._others if each.has_loaded}
+        return Pairing(loaded, self._arenas, self._place.group_rank)
 
     def leave(self) -> None:
         """Let other checkpointers of the job go on without this one."""
-        self._member.leave()
+        self._all.discard(self)
 
-
-class Member:
-    """One checkpointer of this process, as the others see it.
-
-    Args:
-        directory: Its checkpoint directory.
-        rank: Its rank; checkpointers of other ranks are no companions.
-        history: Gives the history that it writes.
-
-    Attributes:
-        recent: The last two steps that it saved, or loaded; None for nothing.
-        loaded: The checkpoint that it has loaded; None for nothing, or if it has saved since.
-        has_loaded: Whether it has loaded, and not saved since.
-    """
-
-    _all: ClassVar["WeakSet[Member]"] = WeakSet()
-
-    def __init__(self, directory: str, rank: int, history: Callable[[], int]) -> None:
-        self.directory, self.rank, self._history = directory, rank, history
-        self.recent: tuple[object, object] = (object(), None)  # nobody is in step with one that has not loaded
-        self.loaded: SaveId | None = None
-        self.has_loaded = False
-        self._beside: dict[str, int] = {}
-        self._pid = os.getpid()
-        self._all.add(self)
-
-    def save(self, save: SaveId) -> dict[str, int]:
+    def _note_save(self, save: SaveId) -> dict[str, int]:
         """Note a save; returns its detail with the directories that are in step with it.
 
         These have saved the same two steps last, before this save or with it. One match alone may be chance: of
@@ -147,13 +135,13 @@ class Member:
         """
         before, self.recent = self.recent, (self.recent[1], save.step)
         self.loaded, self.has_loaded = None, False
-        return {each.directory: each._history() for each in self._others if each.recent in (before, self.recent)}
+        return {each.directory: each._link.history for each in self._others if each.recent in (before, self.recent)}
 
-    def load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
+    def _note_load(self, save: SaveId | None, details: Mapping[str, Any]) -> None:
         """Note a load; logs an ERROR for each other that was saved in step with it and has loaded another step."""
         self.loaded, self.has_loaded, self._beside = save, True, beside(details)
         self.recent = (PAIRED if save and self._beside else object() if save else None, save.step if save else None)
-        for other in self._others if self.rank == 0 else ():
+        for other in self._others if self._place.rank == 0 else ():
             together = other.directory in self._beside or self.directory in other._beside
             if together and other.has_loaded and other.recent[1] != self.recent[1]:
                 logger.error(
@@ -166,18 +154,11 @@ class Member:
                     _at(other.loaded),
                 )
 
-    def pairing(self, shm_dir: str, group_rank: int) -> Pairing:
-        """The constraints of its next load."""
-        return Pairing({each.directory: each.loaded for each in self._others if each.has_loaded}, shm_dir, group_rank)
-
-    def leave(self) -> None:
-        """Stop being a companion of the others."""
-        self._all.discard(self)
-
     @property
-    def _others(self) -> list["Member"]:
-        mine = self._pid, self.rank
-        return [each for each in self._all if (each._pid, each.rank) == mine and each.directory != self.directory]
+    def _others(self) -> list["SessionHistory"]:
+        mine = self._pid, self._place.rank
+        there = [each for each in self._all if (each._pid, each._place.rank) == mine]
+        return [each for each in there if each.directory != self.directory]
 
 
 def _at(save: SaveId | None) -> str:

@@ -2,20 +2,30 @@
 
 import gc
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from fastckpt._core.client.saver_options import SaverOptions
+from fastckpt._core.config import RankInfo, Settings
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.resume.companions import BESIDE
-from fastckpt._core.session_history import Member
+from fastckpt._core.resume.resume import ResumeResult
+from fastckpt._core.session_history import SessionHistory
 
-Pair = tuple[Member, Member]
+Pair = tuple[SessionHistory, SessionHistory]
+
+
+def history(directory: str, rank: int, number: int) -> SessionHistory:
+    link: Any = SimpleNamespace(options=SaverOptions(directory), history=number)
+    return SessionHistory(link, RankInfo(rank=rank), Settings())
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     gc.collect()
-    both = Member("/a", 0, lambda: 1), Member("/b", 0, lambda: 2)
+    both = history("/a", 0, 1), history("/b", 0, 2)
     yield both
     for each in both:
         each.leave()
@@ -24,11 +34,15 @@ def pair() -> Iterator[Pair]:
 def load(pair: Pair, step: int | None, *, paired: bool = True) -> None:
     for each, other in (pair, pair[::-1]):
         details = {BESIDE: {other.directory: 1}} if paired else {}
-        each.load(None if step is None else SaveId(0, step), details)
+        loaded(each, None if step is None else SaveId(0, step), details)
 
 
-def saved(member: Member, step: int) -> dict[str, int]:
-    return member.save(SaveId(1, step))
+def loaded(each: SessionHistory, save: SaveId | None, details: dict[str, Any]) -> None:
+    each.go_on_from(ResumeResult(save, "", save and {}, details))
+
+
+def saved(each: SessionHistory, step: int) -> dict[str, int]:
+    return each.details(SaveId(1, step)).get(BESIDE, {})
 
 
 @pytest.mark.parametrize("start", [None, 10])
@@ -50,7 +64,7 @@ def test_one_that_saves_more_seldom_holds_nothing_up(pair: Pair, start: int | No
 
 
 def test_one_that_never_loads_is_in_step_once_it_has_saved_twice(pair: Pair):
-    pair[0].load(SaveId(0, 10), {})
+    loaded(pair[0], SaveId(0, 10), {})
     found = [(saved(pair[0], step), saved(pair[1], step)) for step in (11, 12, 13)]
     assert found == [({}, {}), ({}, {"/a": 1}), ({"/b": 2}, {"/a": 1})]
 
@@ -63,7 +77,7 @@ def test_what_was_saved_by_an_earlier_version_is_paired_after_two_steps(pair: Pa
 
 def test_those_of_other_ranks_and_closed_ones_are_none(pair: Pair):
     load(pair, 10)
-    other = Member("/c", 1, lambda: 3)
-    other.load(SaveId(0, 10), {BESIDE: {"/a": 1}})
+    other = history("/c", 1, 3)
+    loaded(other, SaveId(0, 10), {BESIDE: {"/a": 1}})
     pair[1].leave()
     assert saved(pair[0], 11) == {}
