@@ -14,8 +14,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from fastckpt._core.data.generator_draws import DrawWatch, SeedWatch
-from fastckpt._core.data.generators import seed_generators
+from fastckpt._core.data.generators import DrawWatch, SeedWatch, seed_generators
 from fastckpt._core.data.position import DataPosition
 from fastckpt._core.data.split import Split
 from fastckpt.data.order import COLLATE, SAMPLE, Order

@@ -16,7 +16,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.format.manifest import METADATA, MODEL, NAME, Manifest
 from fastckpt._core.storage.io.durable import make_directories
 from fastckpt._core.storage.io.modes import open_file
-from fastckpt._core.storage.local.stored import has_manifest, read_manifest
+from fastckpt._core.storage.local.stored import read_manifest, with_manifests
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
 
 PRIVATE = ".fastckpt"
@@ -94,7 +94,10 @@ class Layout:
 
     def contents(self) -> Contents:
         """What is there, by one listing of the directory and then one of its private part."""
-        here = [place for place in _entries(self.root) if _PLACE.fullmatch(place.name) or self._is_named(place)]
+        entries = _entries(self.root)
+        others = with_manifests([place for place in entries if not _PLACE.fullmatch(place.name)])
+        named = {place for place in others if self._is_home(place)}
+        here = [place for place in entries if _PLACE.fullmatch(place.name) or place in named]
         kinds = defaultdict[str, list[Path]](list)
         for path in _entries(self.private):
             kinds["".join(path.name.partition("-")[:2])].append(path)
@@ -105,10 +108,8 @@ class Layout:
         """Whether an earlier version kept a checkpoint there whose model it wrote to the user's path alone."""
         return place.parent == self.private and bool(_RECORD.fullmatch(place.name))
 
-    def _is_named(self, place: Path) -> bool:
+    def _is_home(self, place: Path) -> bool:
         """Whether a manifest belongs there, or is damaged; a checkpoint that users copied or renamed is theirs."""
-        if not has_manifest(place):
-            return False
         try:
             manifest = read_manifest(place)
         except BadCheckpoint:

@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,13 +101,14 @@ def ours(place: Path) -> Manifest | None:
         return None
 
 
-def has_manifest(place: Path) -> bool:
-    """Whether there is what begins as a manifest of ours, damaged or not: others have files of this name, too."""
-    try:
-        with open(place / NAME, "rb", opener=open_at_once) as file:
-            return b'"fastckpt"' in file.read(32)
-    except OSError:
-        return False
+def with_manifests(places: Iterable[Path]) -> list[Path]:
+    """Those with what begins as a manifest of ours, damaged or not: others have files of this name, too."""
+    found = []
+    for place in places:
+        with suppress(OSError), open(place / NAME, "rb", opener=open_at_once) as file:
+            if b'"fastckpt"' in file.read(32):
+                found.append(place)
+    return found
 
 
 def open_at_once(path: str, flags: int) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fastckpt._core.data import generator_draws
+from fastckpt._core.data import generators
 from fastckpt._core.data.generators import seed_generators
 from fastckpt.data import ResumableDataLoader
 from fastckpt.data.order import SAMPLE
@@ -61,8 +61,8 @@ def expected(draw: Callable[[], float]) -> list[float]:
 def test_what_is_drawn_follows_from_the_sample_alone(what: str, num_workers: int, known: bool, monkeypatch) -> None:
     """And the main process's own generators stay as they were, also while they keep a normal number for later."""
     if not known:
-        monkeypatch.setattr(generator_draws, "_known", False)
-        monkeypatch.setattr(generator_draws._numpy, "_known", False)
+        monkeypatch.setattr(generators, "_known", False)
+        monkeypatch.setattr(generators._numpy, "_known", False)
     right = expected(DRAWS[what])
     for normals in (0, 1):
         torch.manual_seed(1), random.seed(1), np.random.seed(1)
