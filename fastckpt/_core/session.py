@@ -102,7 +102,7 @@ class Session:
         self.directory = normalised(arguments.directory(checkpoint_dir))
         if not is_url(self.directory):
             make_ready(self.directory, self.place)
-        self.threads = self.settings.fill_threads or idle_cores(1)
+        self.threads = self.settings.fill_threads or idle_cores()
         self.skipped = 0
         if self.place.rank == 0:
             warn_of_another_directory(deletion_strategy, self.directory)

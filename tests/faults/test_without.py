@@ -24,4 +24,4 @@ def test_two_nodes(new_job, uninterrupted):
     assert_as_if_nothing_had_happened(first, uninterrupted())
     storage = CheckpointDirectory(first.checkpoint_dir)
     assert all({"model.pt", "rank_0.pt", "rank_1.pt"} <= names(stored) for stored in storage.checkpoints())
-    assert storage.scan().gathered == [] and storage.damaged() == []
+    assert storage.scan().gathered == [] and storage.scan().damaged == []

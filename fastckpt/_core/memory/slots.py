@@ -75,7 +75,7 @@ def begin(slot: Path, record: SlotBegin) -> set[str]:
     Returns images of writers that are no more, as after a restart with fewer: discard them, which may take a while.
     """
     left = _images_of_others(slot, record.writers)
-    _forget(slot)
+    clear(slot)
     write_record(slot / _BEGIN, {"id": list(record.id), "writers": sorted(record.writers)})
     return left
 
@@ -91,10 +91,6 @@ def _images_of_others(slot: Path, writers: frozenset[int]) -> set[str]:
 
 def clear(slot: Path) -> None:
     """Make the slot one that holds no checkpoint."""
-    _forget(slot)
-
-
-def _forget(slot: Path) -> None:
     # Digests first: those of one save must never stand beside another.
     for name in sorted(names_in(slot), key=lambda name: name != _DIGESTS):
         if name == _DIGESTS or name.startswith(_DONE):

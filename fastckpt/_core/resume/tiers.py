@@ -179,10 +179,10 @@ class MixedTier:
 
     def list(self) -> Listing:
         """List saves of which a durable tier, the nearest such, has the same attempt: equal steps do not suffice."""
-        of_save = {(*c.id, c.attempt): stored for tier in reversed(self._durable) for c, stored in tier.items()}
+        of_save = {(*c[:2], c.attempt): stored for tier in reversed(self._durable) for c, stored in tier.items()}
         found = Candidates()
         for location, here in self._memory.items():
-            if location.attempt and (stored := of_save.get((*location.id, location.attempt))):
+            if location.attempt and (stored := of_save.get((*location[:2], location.attempt))):
                 both = {**stored.files, **here.files}
                 joined = Candidate(self, both, here.details, here.world_size, (here, stored))
                 found[location._replace(tier=MIXED)] = joined

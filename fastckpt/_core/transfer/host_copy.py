@@ -42,13 +42,9 @@ Span = tuple[int, int, int]
 """An address, the address of the bytes to copy there, and their number."""
 
 
-def idle_cores(workers: int) -> int:
-    """The number of threads that each of ``workers`` may copy with while training waits: its share of cores, 1 to 16.
-
-    Args:
-        workers: Workers on this node that copy states of full size at the same time.
-    """
-    return max(1, min(16, len(os.sched_getaffinity(0)) // max(1, workers)))
+def idle_cores() -> int:
+    """The number of threads that a worker may copy with while training waits, 1 to 16."""
+    return min(16, len(os.sched_getaffinity(0)))
 
 
 class HostCopy:

@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Path:
 def test_whole_checkpoints_count_and_are_what_they_were(directory: Path, kind: str, capsys: pytest.CaptureFixture[str]):
     storage = CheckpointDirectory(unpacked(kind, directory))
     stored = storage.checkpoints()
-    assert [each.id for each in stored] == [(1, 2), (1, 1)] and storage.damaged() == []
+    assert [each.id for each in stored] == [(1, 2), (1, 1)] and storage.scan().damaged == []
     for each in stored:
         storage.verify(each)
     assert obsolete(KeepLast(1), stored) == [(1, 1)]
@@ -66,7 +66,7 @@ def test_one_whose_save_a_rank_had_left_before_does_not_count(directory: Path):
     files = tuple(entry for entry in manifest.files if entry.name != "rank_1.pt")
     (place / "manifest.json").write_text(replace(manifest, files=files).to_json())
     storage = CheckpointDirectory(directory)
-    assert [each.id for each in storage.checkpoints()] == [(1, 1)] and storage.damaged() == []
+    assert [each.id for each in storage.checkpoints()] == [(1, 1)] and storage.scan().damaged == []
     with DdpCheckpointer(directory) as checkpointer:
         assert torch.equal(checkpointer.load_checkpoint()["w"], weights(2))
 

@@ -37,7 +37,7 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
     assert [nodes.job.losses(rank) for rank in reference.ranks()] == [reference.losses(r) for r in reference.ranks()]
     assert all(steps <= interval for steps, _ in nodes.job.repeated()), nodes.job.repeated()
     storage = CheckpointDirectory(nodes.job.checkpoint_dir)
-    assert storage.scan().gathered == [] and storage.damaged() == []
+    assert storage.scan().gathered == [] and storage.scan().damaged == []
     assert nodes.job.stored()
     for stored in storage.checkpoints():
         names = {path.name for path in stored.place.iterdir()}

@@ -120,10 +120,6 @@ class CheckpointDirectory:
         """The same: it costs little."""
         return self.checkpoints()
 
-    def damaged(self) -> list[tuple[Path, str]]:
-        """Checkpoints that are there but not whole: the path, and what is wrong."""
-        return self.scan().damaged
-
     def verify(self, stored: Stored, names: Iterable[str] | None = None) -> None:
         """Read files of a checkpoint, by default all.
 

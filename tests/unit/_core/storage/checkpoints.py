@@ -57,7 +57,7 @@ def assert_sound(directory: CheckpointDirectory) -> list[SaveId]:
         assert stored.path_of("rank_0.pt").read_bytes() == b"%d.%d rank" % stored.id
         names = {entry.name for entry in stored.manifest.files}
         assert {f"rank_{rank}.pt" for rank in range(stored.manifest.world_size)} <= names or "empty" in names
-    assert directory.damaged() == [], directory.damaged()
+    assert directory.scan().damaged == [], directory.scan().damaged
     return [stored.id for stored in found]
 
 

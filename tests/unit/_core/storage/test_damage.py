@@ -56,10 +56,10 @@ def test_files_of_another_size_do_not_count(directory, name, harm):
     path = directory.checkpoints()[0].path_of(name)
     harm(path)
     assert ids(directory) == [OLD]
-    [(_, why)] = directory.damaged()
+    [(_, why)] = directory.scan().damaged
     assert str(path) in why and re.search(r"\d+ (bytes|were saved)", why)
     directory.sweep()
-    assert [why for _, why in directory.damaged()] == [why]  # bad ones are kept for a person to look at
+    assert [why for _, why in directory.scan().damaged] == [why]  # bad ones are kept for a person to look at
 
 
 @pytest.mark.parametrize("name", ["model.pt", "rank_0.pt"])
@@ -136,7 +136,7 @@ def test_a_damaged_manifest_is_reported(directory, harm):
     manifest = directory.checkpoints()[0].place / "manifest.json"
     harm(manifest)
     assert ids(directory) == [OLD]
-    [(path, why)] = directory.damaged()
+    [(path, why)] = directory.scan().damaged
     assert path == manifest.parent and str(manifest) in why
     publish(directory, SaveId(0, 7))
     assert ids(directory) == [(0, 7), OLD]
@@ -147,7 +147,7 @@ def test_a_checkpoint_without_its_manifest_does_not_count(directory):
     newest = directory.checkpoints()[0]
     (newest.place / "manifest.json").unlink()
     assert ids(directory) == [OLD]
-    [(place, why)] = directory.damaged()
+    [(place, why)] = directory.scan().damaged
     assert place == newest.place and "has no manifest" in why
     with pytest.raises(PersistError, match="may be another tool's, and is not moved"):
         directory.quarantine(place, why)
@@ -159,7 +159,7 @@ def test_a_manifest_in_another_steps_directory_is_reported(fast_path):
     publish(directory, OLD)
     shutil.copytree(directory.path / "checkpoint-5", directory.path / "checkpoint-9")
     assert ids(directory) == [OLD]
-    [(path, why)] = directory.damaged()
+    [(path, why)] = directory.scan().damaged
     assert path == directory.path / "checkpoint-9" and "belongs in" in why
 
 

@@ -92,4 +92,4 @@ def test_what_others_call_a_manifest_is_theirs(directory):
     assert assert_sound(directory) == [(0, 7)]
     manifest = directory.path / "best/manifest.json"
     manifest.write_text(manifest.read_text().replace("model.pt", "mudel.pt"))
-    assert [path.name for path, _ in directory.damaged()] == ["best"]
+    assert [path.name for path, _ in directory.scan().damaged] == ["best"]

@@ -265,7 +265,7 @@ def test_power_lost_while_a_bad_one_is_set_aside(fast_path, target, lower):
     publish(directory, OLD, target and str(root / target))
     [stored] = [stored for stored in directory.checkpoints() if stored.id == OLD]
     stored.path_of("rank_0.pt").write_bytes(b"short")
-    [(bad, _)] = directory.damaged()
+    [(bad, _)] = directory.scan().damaged
 
     def act(directory: CheckpointDirectory) -> None:
         with lower_layer(root) if lower else nullcontext():

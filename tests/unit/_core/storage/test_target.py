@@ -70,7 +70,7 @@ def test_a_path_that_was_taken_over_is_never_deleted_with_the_older_checkpoint(
     directory.publish(PublishRequest(new, source, target=str(target)))
     publish(directory, SaveId(0, 9))
     shutil.copytree(fast_path / "kept", directory.path / "checkpoint-5")  # as if a crash had kept it
-    assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.damaged() == []
+    assert ids(directory) == [(0, 9), (0, 6), (0, 1)] and directory.scan().damaged == []
     directory.delete(old)
     directory.sweep()
     assert ids(directory) == [(0, 9), (0, 6), (0, 1)]
@@ -106,7 +106,7 @@ def test_a_file_that_the_user_wrote_to_is_damage_if_it_is_a_link(directory, targ
     is_link = target.samefile(directory.path / "checkpoint-6/model.pt")
     target.write_bytes(b"another size")
     assert ids(directory) == ([(0, 5)] if is_link else [(0, 6), (0, 5)])
-    assert [path for path, _ in directory.damaged()] == [directory.path / "checkpoint-6"] * is_link
+    assert [path for path, _ in directory.scan().damaged] == [directory.path / "checkpoint-6"] * is_link
     directory.sweep()
     assert target.read_bytes() == b"another size"
 
@@ -155,7 +155,7 @@ def test_of_an_earlier_version_whose_file_was_overwritten_is_damage(directory, t
     for content in (b"x" * target.stat().st_size, b"another size"):
         target.write_bytes(content)
         assert ids(directory) == [(0, 5)]
-        [(path, why)] = directory.damaged()
+        [(path, why)] = directory.scan().damaged
         assert path == earlier and str(target) in why and ("were saved" in why or "was saved" in why)
         directory.sweep()
         assert target.read_bytes() == content

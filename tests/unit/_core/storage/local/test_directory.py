@@ -20,7 +20,7 @@ def directory(tmp_path):
 
 
 def test_nothing_was_ever_saved(directory):
-    assert directory.checkpoints() == directory.damaged() == directory.sweep() == []
+    assert directory.checkpoints() == directory.scan().damaged == directory.sweep() == []
     directory.delete(SaveId(0, 1))
     assert not directory.path.exists()  # readers make nothing
 
@@ -110,7 +110,7 @@ def test_directories_of_others_are_left_alone(directory):
         (directory.path / name).mkdir()
         (directory.path / name / "pytorch_model.bin").write_text("theirs")
     (directory.path / "checkpoint-8").write_text("a file")
-    assert ids(directory) == [(0, 5)] and directory.damaged() == []
+    assert ids(directory) == [(0, 5)] and directory.scan().damaged == []
     directory.sweep()
     publish(directory, SaveId(0, 6))
     assert assert_sound(directory) == [(0, 6), (0, 5)]

@@ -45,7 +45,7 @@ def test_it_counts_no_more_but_is_all_there(directory):
 def test_what_a_scan_finds_damaged(directory, harm):
     place = directory.path / "checkpoint-6"
     (place / "manifest.json").write_text("{") if harm == "manifest" else (place / "model.pt").unlink()
-    [(path, why)] = directory.damaged()
+    [(path, why)] = directory.scan().damaged
     aside = directory.quarantine(path, why)
     assert aside.name.startswith("quarantine-checkpoint-6-" if harm == "manifest" else "quarantine-1-6-")
     scan = directory.scan()
@@ -60,12 +60,12 @@ def test_a_file_that_its_user_named_stays_where_it_is(directory, fast_path, lost
     bad = directory.checkpoints()[0]
     if lost:
         target.write_bytes(b"overwritten")
-        [(bad, _)] = directory.damaged()
+        [(bad, _)] = directory.scan().damaged
         assert bad == directory.path / "checkpoint-6"
     aside = directory.quarantine(bad, "it is bad")
     assert target.exists() and f"file: {target} (left" in (aside / "why.txt").read_text()
     assert aside.name.startswith("quarantine-2-6-") and (aside / "rank_0.pt").exists()
-    assert directory.damaged() == [] and assert_sound(directory) == [OLD]
+    assert directory.scan().damaged == [] and assert_sound(directory) == [OLD]
 
 
 def test_nothing_of_ours_touches_it(directory, fast_path):
@@ -94,7 +94,7 @@ def test_moved_back_it_counts_again_and_can_be_set_aside_again(directory):
 def test_what_took_its_place_meanwhile_is_spared(directory):
     bad = directory.checkpoints()[0]
     os.truncate(directory.path / "checkpoint-6/model.pt", 1)
-    [(damaged, _)] = directory.damaged()
+    [(damaged, _)] = directory.scan().damaged
     publish(directory, NEW)
     for gone in (bad, damaged, directory.path / "checkpoint-77"):
         with pytest.raises(PersistError, match="another checkpoint took its place"):
