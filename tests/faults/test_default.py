@@ -11,7 +11,7 @@ SLOW = {"FASTCKPT_PERSIST_MBPS": "4"}
 """A checkpoint of 86 KB takes several steps."""
 
 
-def test_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
+def test_with_the_default_storage_type_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
     job = Job(tmp_path / "job").befalls(
         kill(rank=1, at="train.step", step=60), kill(rank=0, at="snapshot.fill", step=90)
     )
@@ -23,7 +23,7 @@ def test_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
     assert job.stored()[0] == 120
 
 
-def test_several_nodes_make_one_durable_after_the_other(tmp_path: Path):
+def test_with_the_default_storage_type_several_nodes_persist_the_same_steps(tmp_path: Path):
     nodes = Nodes(tmp_path / "job")
     try:
         nodes.run(*EACH, **SLOW)

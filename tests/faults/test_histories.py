@@ -55,7 +55,7 @@ def rollback(new_job, uninterrupted) -> Rollback:
     return Rollback(new_job(), uninterrupted())
 
 
-def test_restarted_workers_go_on_from_the_new_history(rollback: Rollback):
+def test_workers_restarted_after_a_rollback_resume_the_new_history(rollback: Rollback):
     job, base = rollback.job, rollback.step
     early, later = (kill(rank=1, at="train.step", step=base + 1), kill(rank=0, at="train.step", step=base + 13))
     rollback.run(early, later, again=True)
@@ -66,7 +66,7 @@ def test_restarted_workers_go_on_from_the_new_history(rollback: Rollback):
     rollback.assert_right()
 
 
-def test_a_new_launch_goes_back_to_the_path(rollback: Rollback):
+def test_a_new_launch_with_the_rollback_path_goes_back_to_it(rollback: Rollback):
     base = rollback.step
     rollback.run(kill_agent(at="train.step", step=base + 13), again=True)
     assert rollback.job.resumes() == [(base, "storage")] * 2
@@ -74,7 +74,7 @@ def test_a_new_launch_goes_back_to_the_path(rollback: Rollback):
 
 
 @pytest.mark.parametrize("phase", ["rename", pytest.param("drop", marks=pytest.mark.campaign)])
-def test_a_crash_while_a_step_is_published_again_leaves_one_of_them(rollback: Rollback, phase: str):
+def test_a_crash_while_a_step_is_republished_leaves_the_old_or_the_new_one(rollback: Rollback, phase: str):
     """At its rename, the step of the old history has made way; before the drop, it lies there still."""
     base, job = rollback.step, rollback.job
     rollback.run(kill_agent(at=f"persist.{phase}", step=base + 1), again=False)

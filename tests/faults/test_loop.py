@@ -71,7 +71,7 @@ def committed(job: Job) -> dict[int, list[list[int]]]:
 @pytest.mark.parametrize(
     "every", [pytest.param(("--every", "2", "6"), marks=pytest.mark.campaign), ()], ids=["fixed", "auto"]
 )
-def test_kills(new_job, reference, every):
+def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(new_job, reference, every):
     """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
     job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3, FASTCKPT_PRELOAD="auto")
     job.wait_for("step", 9)
@@ -128,12 +128,12 @@ def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
     stop(job)
 
 
-def test_the_ends_of_epochs_and_of_the_job_are_kept(reference):
+def test_checkpoints_at_the_ends_of_epochs_and_of_the_job_are_kept(reference):
     assert reference.stored()[0] == STEPS
     assert STEPS // EPOCHS in reference.stored()
 
 
-def test_each_sample_counts_once_in_any_world(new_job):
+def test_each_sample_counts_once_when_the_world_size_changes(new_job):
     job = new_job()
     for ranks, stop in ((2, 7), (1, 15), (3, 18)):
         script = ("--every", "1", "2", "--stop-at", str(stop))
@@ -150,7 +150,7 @@ def test_each_sample_counts_once_in_any_world(new_job):
 
 
 @pytest.mark.campaign
-def test_torchdata(new_job):
+def test_kills_leave_a_loop_over_torchdata_unchanged(new_job):
     job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", program="loop.py", restarts=2)
     job.wait_for("step", 9)
     job.strike(1)
@@ -162,7 +162,7 @@ def test_torchdata(new_job):
 
 @pytest.mark.campaign
 @pytest.mark.frameworks
-def test_a_stream_with_a_shuffle_buffer(new_job, uninterrupted):
+def test_kills_leave_a_loop_over_a_shuffled_stream_unchanged(new_job, uninterrupted):
     options = ("--stream", "--every", "2", "6")
     reference = uninterrupted(*options, program="loop.py")
     job = new_job().start(*options, program="loop.py", restarts=2)
@@ -177,7 +177,7 @@ def test_a_stream_with_a_shuffle_buffer(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
+def test_a_kill_in_the_middle_of_accumulation_leaves_results_unchanged(new_job, uninterrupted):
     script = ("--accumulate", "4", "--every", "1", "1000")  # a persist would keep slots from being saved to
     reference = uninterrupted(*script, program="loop.py")
     job = new_job().start(*script, "--stop-at", "11", program="loop.py", restarts=0)
@@ -192,7 +192,7 @@ def test_a_kill_in_the_middle_of_accumulation(new_job, uninterrupted):
         assert job.losses(rank) == reference.losses(rank), job.text()
 
 
-def test_what_it_chose_and_why_is_in_the_event_log(tmp_path: Path, new_job):
+def test_the_chosen_frequency_and_its_reason_are_in_the_event_log(tmp_path: Path, new_job):
     """Once, though two ranks chose alike; and a job of another world says why it profiles anew."""
     job = new_job().run("--epochs", "40", program="loop.py")
     assert due(job, 0) == due(job, 1), "ranks differ"

@@ -28,7 +28,7 @@ def assert_survived(job: Job, reference: Job, *, nothing_saved: int = 0) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_in_each_phase_of_a_save(new_job, uninterrupted, rank):
+def test_a_worker_killed_in_each_phase_of_a_save_resumes_bit_for_bit(new_job, uninterrupted, rank):
     job = new_job().befalls(*(kill(rank=rank, at=phase, step=8 + 8 * i) for i, phase in enumerate(SNAPSHOT)))
     job.run()
     assert_survived(job, uninterrupted())
@@ -36,13 +36,13 @@ def test_a_worker_in_each_phase_of_a_save(new_job, uninterrupted, rank):
     assert [step for step, _ in job.resumes()] in ([0, 6, 14, 22, 30], [0, 6, 14, 22, 32]) or job.skips(), job.text()
 
 
-def test_a_worker_in_each_phase_of_a_persist(new_job, uninterrupted):
+def test_a_worker_killed_in_each_phase_of_a_persist_resumes_bit_for_bit(new_job, uninterrupted):
     job = new_job().befalls(*(kill(rank=i % 2, at=phase, step=4 + 7 * i) for i, phase in enumerate(PERSIST)))
     job.run("--named", "--disk", "4")
     assert_survived(job, uninterrupted())
 
 
-def test_a_worker_while_the_job_resumes(new_job, uninterrupted):
+def test_a_worker_killed_while_the_job_resumes_resumes_bit_for_bit(new_job, uninterrupted):
     saved = kill(rank=1, at="snapshot.fill", step=20)
     resuming = [kill(rank=rank, at=phase) for phase in RESUME for rank in (0, 1)]
     job = new_job().befalls(kill(rank=0, at="arena.reserve"), saved, *resuming).run()
@@ -50,7 +50,7 @@ def test_a_worker_while_the_job_resumes(new_job, uninterrupted):
     assert {step for step, _ in job.resumes()} == {0, 18} or job.skips(), job.text()
 
 
-def test_kills_in_the_middle_of_a_fill(new_job, uninterrupted):
+def test_a_worker_killed_in_the_middle_of_a_fill_resumes_bit_for_bit(new_job, uninterrupted):
     """The state has 6 parameters, 12 moments, 6 counters and the generator; rank 1 copies its generator alone."""
     faults = [
         kill(rank=0, at="snapshot.fill", step=6 + 6 * i, copied=copied) for i, copied in enumerate((0, 5, 11, 24))
@@ -61,7 +61,7 @@ def test_kills_in_the_middle_of_a_fill(new_job, uninterrupted):
     assert [step for step, _ in job.resumes()] == [0, 4, 10, 16, 22, 26] or job.skips(), job.text()
 
 
-def test_both_workers_in_each_phase(new_job, uninterrupted):
+def test_both_workers_killed_in_each_phase_resume_bit_for_bit(new_job, uninterrupted):
     saving = [kill_both(at=phase, step=4 + 4 * i, seen_by=i % 2) for i, phase in enumerate(SNAPSHOT)]
     persisting = [kill_both(at=phase, step=20 + 4 * i) for i, phase in enumerate(PERSIST)]
     resuming = [kill_both(at=phase, seen_by=i % 2) for i, phase in enumerate(RESUME)]
@@ -71,7 +71,7 @@ def test_both_workers_in_each_phase(new_job, uninterrupted):
 
 
 @pytest.mark.parametrize("phases", [SNAPSHOT, PERSIST[:4], PERSIST[4:], RESUME + LAUNCH], ids=lambda p: p[0])
-def test_the_agent_in_each_phase(new_job, uninterrupted, phases):
+def test_a_job_whose_agent_is_killed_in_each_phase_resumes_bit_for_bit(new_job, uninterrupted, phases):
     """Its workers die with it; the next launch adopts its memory."""
     first = {SNAPSHOT: [kill_agent(at="arena.reserve")], RESUME + LAUNCH: [kill_agent(at="snapshot.fill", step=20)]}
     kills = [kill_agent(at=phase, step=8 + 12 * i, seen_by=i % 2) for i, phase in enumerate(phases)]
@@ -89,7 +89,7 @@ def test_the_agent_in_each_phase(new_job, uninterrupted, phases):
     ],
     ids=["some", "snapshot", "persist"],
 )
-def test_the_agent_and_its_workers_at_once(new_job, uninterrupted, phases):
+def test_a_job_whose_agent_and_workers_are_killed_at_once_resumes_bit_for_bit(new_job, uninterrupted, phases):
     kills = [kill_all(at=phase, step=10 + 12 * i, seen_by=i % 2) for i, phase in enumerate(phases)]
     job = new_job().befalls(*kills).run_to_the_end("--named", "--disk", "4")
     assert_survived(job, uninterrupted())

@@ -77,7 +77,7 @@ def survive_launches(job: Job, reference: Job, victims: tuple, kills: int, rng: 
     assert_as_if_nothing_had_happened(job, reference)
 
 
-def test_ten_kills_in_a_row(new_job, uninterrupted):
+def test_ten_kills_of_workers_at_random_instants_resume_bit_for_bit(new_job, uninterrupted):
     steps = 10 * GAP + 10
     survive(new_job(), uninterrupted("--steps", str(steps)), drawn(10, 1), steps)
 
@@ -87,7 +87,7 @@ def test_ten_kills_in_a_row(new_job, uninterrupted):
     [pytest.param(BOTH, marks=pytest.mark.campaign), pytest.param(AGENT, marks=pytest.mark.campaign), ALL],
     ids=NAMES.get,
 )
-def test_a_few_kills_of_several(new_job, uninterrupted, victims):
+def test_random_kills_of_several_processes_at_once_resume_bit_for_bit(new_job, uninterrupted, victims):
     kills, steps = 4 if victims == BOTH else 2, 10 * GAP + 10
     kill_them(new_job(), uninterrupted("--steps", str(steps)), victims, kills, random.Random(3), steps)
 
@@ -100,7 +100,7 @@ def kill_them(job: Job, reference: Job, victims: tuple, kills: int, rng: random.
 
 
 @pytest.mark.campaign
-def test_campaign(new_job, uninterrupted):
+def test_a_campaign_of_random_kills_of_workers_resumes_bit_for_bit(new_job, uninterrupted):
     """FASTCKPT_CAMPAIGN rounds (default 10) of 40 kills; FASTCKPT_SEED repeats one that failed."""
     rounds, kills = int(os.environ.get("FASTCKPT_CAMPAIGN", "10")), 40
     seed = seed_of_today()
@@ -112,7 +112,7 @@ def test_campaign(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("victims", [BOTH, AGENT, ALL], ids=NAMES.get)
-def test_campaign_of_several(new_job, uninterrupted, victims):
+def test_a_campaign_of_random_kills_of_several_processes_resumes_bit_for_bit(new_job, uninterrupted, victims):
     """5 kills of these for each round of the campaign: 50, if it has 10."""
     kills = 5 * int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))
     seed, steps = seed_of_today(), kills * WIDE_GAP + 10

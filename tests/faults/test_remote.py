@@ -30,7 +30,7 @@ def end_node(job, location: str) -> None:
     shutil.rmtree(arena_path(os.environ["FASTCKPT_SHM_DIR"], location, 0))
 
 
-def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+def test_a_job_with_checkpoints_at_a_url_resumes_after_the_loss_of_its_node(new_job, uninterrupted, s3):  # noqa: F811
     """A worker is killed, and it goes on from memory; the node is, and it goes on from an S3 in trouble."""
     fault = s3.befalls(Fault(500, every=7))
     job = new_job(checkpoint_dir=URL).befalls(kill(rank=1, at="train.step", step=25))
@@ -51,7 +51,7 @@ def test_checkpoints_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
     assert not list(Path(job.folder).glob("*-staging"))
 
 
-def test_a_copy_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
+def test_a_job_resumes_from_its_copy_at_a_url_after_the_loss_of_its_disk(new_job, uninterrupted, s3):  # noqa: F811
     """The node is lost with its disk: the copy is as new as the newest that was durable."""
     job = new_job()
     job.start("--stop-at", "37", "--remote", URL)
@@ -68,7 +68,7 @@ def test_a_copy_at_a_url(new_job, uninterrupted, s3):  # noqa: F811
 
 
 @pytest.mark.campaign
-def test_a_worker_dies_while_a_store_in_trouble_is_written_to(new_job, uninterrupted, s3):  # noqa: F811
+def test_a_worker_killed_during_an_upload_to_a_failing_store_resumes(new_job, uninterrupted, s3):  # noqa: F811
     job = new_job(checkpoint_dir=URL).befalls(kill(rank=0, at="persist.write", step=20))
     fault = s3.befalls(Fault(500, every=7))
     job.run()

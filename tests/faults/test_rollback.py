@@ -67,12 +67,12 @@ def survive(job: Job, reference: Job, kills: int, seed: int) -> None:
         assert job.losses(rank) == reference.losses(rank), job.text()
 
 
-def test_a_loss_of_all_memory(new_job, uninterrupted):
+def test_a_job_that_loses_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
     survive(new_job(), uninterrupted(*script(1), program="loop.py"), kills=1, seed=4)
 
 
 @pytest.mark.campaign
-def test_campaign(new_job, uninterrupted):
+def test_a_campaign_of_losses_of_all_memory_goes_back_by_one_persist_at_most(new_job, uninterrupted):
     """5 kills for each round of the campaign, in jobs of 5."""
     seed = int(os.environ.get("FASTCKPT_SEED") or random.randrange(10**6))
     for i in range(int(os.environ.get("FASTCKPT_CAMPAIGN", "10"))):

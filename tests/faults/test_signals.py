@@ -57,7 +57,7 @@ def test_a_signal_flushes_and_ends_as_under_torchrun(new_job, uninterrupted, tor
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_worker_that_is_stopped_does_not_keep_the_flush_waiting(new_job, uninterrupted):
+def test_a_stopped_worker_does_not_delay_the_flush(new_job, uninterrupted):
     """It hears no SIGTERM, for which torch would wait half a minute."""
     job = new_job().befalls(stop(rank=1, at="snapshot.fill", step=30)).start()
     job.until(lambda: job.struck() > 0, "the stop")
@@ -73,7 +73,7 @@ def test_a_worker_that_is_stopped_does_not_keep_the_flush_waiting(new_job, unint
     assert_as_if_nothing_had_happened(job, uninterrupted())
 
 
-def test_a_worker_that_is_deaf_does_not_keep_the_flush_waiting(new_job):
+def test_a_worker_that_ignores_sigterm_does_not_delay_the_flush(new_job):
     """It is killed in the end, after the half minute that torch gives it; by then memory is on storage."""
     job = new_job().start("--stop-at", "37", "--deaf")
     job.wait_for_all(37)

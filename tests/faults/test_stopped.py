@@ -24,7 +24,7 @@ def assert_agent_answers(job: Job) -> None:
 
 
 @pytest.mark.parametrize("phase", ["snapshot.skeleton", pytest.param("snapshot.commit", marks=pytest.mark.campaign)])
-def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, phase):
+def test_saves_while_one_worker_is_stopped_are_skipped_and_name_it(new_job, uninterrupted, phase):
     job = new_job().befalls(stop(rank=1, at=phase, step=2)).start("--apart", "--disk", "1000")
     job.wait_for("skipped", 60)
     job.until(lambda: job.is_stopped(1), "rank 1 stopped")
@@ -39,7 +39,7 @@ def test_saves_of_the_others_are_skipped_and_name_it(new_job, uninterrupted, pha
     assert job.stored() == [6]
 
 
-def test_a_job_that_is_continued_knows_nothing_of_it(new_job, uninterrupted):
+def test_a_job_continued_after_sigstop_trains_as_if_uninterrupted(new_job, uninterrupted):
     """And one whose stopped worker is not continued recovers once another dies: SIGKILL reaches the stopped."""
     job = new_job().befalls(
         stop(rank=1, at="snapshot.skeleton", step=12),

@@ -40,7 +40,7 @@ def run(job: Job, launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["standalone", "address"])
-def test_killed_workers_resume(new_job, uninterrupted, launcher):
+def test_killed_workers_resume_under_plain_torchrun(new_job, uninterrupted, launcher):
     job = new_job().befalls(kill(rank=1, at="train.step", step=25), kill(rank=0, at="snapshot.skeleton", step=44))
     run(job, launcher)
     assert job.struck() == 2
@@ -52,7 +52,7 @@ def test_killed_workers_resume(new_job, uninterrupted, launcher):
 @pytest.mark.campaign
 @pytest.mark.parametrize("launcher", ["standalone", "address"])
 @pytest.mark.parametrize("case", CASES)
-def test_each_case_of_the_table(new_job, uninterrupted, case, launcher):
+def test_each_case_of_kills_resumes_under_plain_torchrun(new_job, uninterrupted, case, launcher):
     job = new_job().befalls(*CASES[case])
     run(job, launcher)
     assert_all_struck(job)
@@ -61,7 +61,7 @@ def test_each_case_of_the_table(new_job, uninterrupted, case, launcher):
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)
-def test_jobs_with_torchs_own_store_come_back(new_job, uninterrupted):
+def test_jobs_with_torchs_own_store_restart_after_a_kill(new_job, uninterrupted):
     """Killed at any instant, also before all have met, when gloo's addresses stay: that is torch's to mend."""
     ends = []
     for number in range(20):

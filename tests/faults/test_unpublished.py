@@ -32,7 +32,7 @@ def as_if_nothing_had_happened(job: Job, reference: Job) -> None:
     assert [job.losses(rank) for rank in (0, 1)] == [reference.losses(rank) for rank in (0, 1)]
 
 
-def test_all_parts_are_there(nodes, uninterrupted):
+def test_an_unpublished_checkpoint_with_all_parts_is_published_by_the_next_launch(nodes, uninterrupted):
     """Whoever begins to publish dies: the next launch has step 20."""
     nodes.job.befalls(*[kill_agent(at="persist.manifest", step=20)] * 2)
     nodes.start("--wait", **OPTIONS)
@@ -49,7 +49,7 @@ def test_all_parts_are_there(nodes, uninterrupted):
     assert storage.scan().gathered == []
 
 
-def test_a_part_is_missing(nodes, uninterrupted):
+def test_an_unpublished_checkpoint_that_lacks_a_part_does_not_count(nodes, uninterrupted):
     """One agent dies before it has written its part of step 20, the other when it has: all is told, and goes on."""
     nodes.job.befalls(kill_agent(at="persist.part", step=20))
     nodes.start("--wait", **OPTIONS)

@@ -10,7 +10,7 @@ def names(stored):
     return {path.name for path in stored.place.iterdir()}
 
 
-def test_two_nodes(new_job, uninterrupted):
+def test_two_nodes_train_and_resume_when_one_agent_has_no_memory(new_job, uninterrupted):
     shape = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-id", "two")
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     first = new_job().befalls(kill(rank=1, at="snapshot.fill", step=46))
