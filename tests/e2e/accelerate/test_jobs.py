@@ -25,7 +25,7 @@ FILES = {
 }
 
 
-def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
+def test_an_accelerate_job_resumes_after_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
     job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
     job.run_to_the_end("--wait", **OPTIONS)
     assert_all_struck(job)
@@ -38,7 +38,7 @@ def test_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("way", ["", "--stateful", "--hooks", "--bin"])
-def test_stock_code_takes_turns(tmp_path, uninterrupted, way):
+def test_stock_accelerate_and_fastckpt_resume_from_each_other(tmp_path, uninterrupted, way):
     """accelerate goes on from what we saved, and we from what it saves then: all is as if we alone had trained."""
     stock, script = tmp_path / "stock", [way] if way else []
     ours = uninterrupted(*script).checkpoint_dir / "checkpoint-10"
@@ -51,7 +51,7 @@ def test_stock_code_takes_turns(tmp_path, uninterrupted, way):
 @pytest.mark.campaign
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("way", ["", "--stateful", "--overlap", "--hooks", "--bin", "--named"])
-def test_each_way(new_job, uninterrupted, way, rank):
+def test_each_kind_of_accelerate_job_resumes_after_kills_in_each_phase(new_job, uninterrupted, way, rank):
     stage = "overlap" if way == "--overlap" and rank == 0 else "snapshot"  # what others have is never deferred
     phases = ("snapshot.fill", f"{stage}.commit", f"{stage}.notify")
     kills = [kill(rank, at=phase, step=10 + 4 * i) for i, phase in enumerate(phases)]
@@ -62,7 +62,7 @@ def test_each_way(new_job, uninterrupted, way, rank):
     assert_as_if_nothing_had_happened(job, uninterrupted(*script))
 
 
-def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path):
+def test_a_loop_whose_loader_counts_epochs_resumes_in_the_same_order(tmp_path):
     """The order of the epoch that was interrupted, and those of later ones, are as without the kill."""
 
     def used(name: str, *arguments: str) -> dict[int, set[str]]:
@@ -85,7 +85,7 @@ def test_a_loop_that_leaves_epochs_to_the_loader_goes_on_in_their_order(tmp_path
 
 
 @pytest.mark.campaign
-def test_all_that_memory_had_is_lost(new_job, uninterrupted):
+def test_an_accelerate_job_that_lost_its_memory_resumes_from_storage(new_job, uninterrupted):
     """The host is another one: what is durable goes on."""
     job = new_job()
     assert job.start("--steps", "13", "--die", **OPTIONS).wait() == -9, job.text()
@@ -97,7 +97,7 @@ def test_all_that_memory_had_is_lost(new_job, uninterrupted):
 
 
 @pytest.mark.campaign
-def test_going_back_by_name(new_job, uninterrupted):
+def test_an_accelerate_job_goes_back_to_a_checkpoint_by_name(new_job, uninterrupted):
     job = new_job().run("--named", **OPTIONS)
     back = str(job.checkpoint_dir / "step_10")
     job.befalls(kill(1, at="snapshot.fill", step=16))
