@@ -50,7 +50,7 @@ def test_copies_are_balanced_over_the_ranks_of_a_node():
 
 
 @pytest.mark.parametrize("ranks", [[0, 1, 2, 3], [2, 3], [1]])
-def test_each_file_is_verified_once_and_by_the_rank_that_reads_it(ranks):
+def test_each_file_is_checked_once_and_those_of_a_rank_by_itself(ranks):
     names = [
         ".metadata",
         *(f"__{r}_0.distcp" for r in range(4)),

@@ -130,7 +130,7 @@ def test_a_changed_model_or_optimizer_is_asked_for_its_state_dict_again(
     assert len(times) == 1
 
 
-def test_names_in_wrapped_models_are_those_of_torch(training, monkeypatch):
+def test_state_dicts_of_compiled_models_are_left_to_torch(training, monkeypatch):
     model, optimizers = training
     times = asked(monkeypatch)
     compiled = torch.compile(model)

@@ -216,9 +216,7 @@ def test_offsets_in_files_stay_while_values_change(writer: SharedMemoryWriter, r
     assert places[0] == places[1] == places[2]
 
 
-def test_values_that_outgrow_their_space_are_saved_again_elsewhere(
-    writer: SharedMemoryWriter, reader: SharedMemoryReader
-):
+def test_values_that_outgrow_their_space_are_saved(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     for step, length in enumerate((0, 200_000, 10, 2_000_000)):
         save(writer, step, state(step, "x" * length))
         assert same(load(reader), state(step, "x" * length))
@@ -248,7 +246,7 @@ def test_every_dcp_save_to_disk_becomes_durable(tmp_path: Path, monkeypatch: pyt
     assert [stored.id.step for stored in CheckpointDirectory(tmp_path).checkpoints()] == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
-def test_async_saves_overlap_with_training(writer: SharedMemoryWriter, reader: SharedMemoryReader):
+def test_an_async_save_holds_the_values_at_its_call(writer: SharedMemoryWriter, reader: SharedMemoryReader):
     values = state(1)
     future = dcp.async_save(values, storage_writer=writer, checkpoint_id="1")
     values["model"]["weight"].zero_()

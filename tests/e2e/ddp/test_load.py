@@ -334,7 +334,7 @@ class TestResumePath:
         assert newest.id.step == 3
         assert newest.manifest.parent is not None and newest.manifest.parent.step == 2
 
-    def test_a_resume_path_at_the_start_of_a_job_opens_a_new_history(self, ranks: Ranks, directory: Path):
+    def test_a_resume_path_to_a_smaller_step_at_the_start_opens_a_new_history(self, ranks: Ranks, directory: Path):
         ranks.start(2)
         save(ranks, 1, 2, 8)
         ranks.end()

@@ -23,7 +23,7 @@ def survived(job: Job, reference: Job, interval: int = 2) -> None:
     assert job.stored()
 
 
-def test_ranks_and_the_agent_are_killed(new_job, uninterrupted):
+def test_a_deepspeed_job_resumes_after_ranks_and_the_agent_are_killed(new_job, uninterrupted):
     """While a save is made, while it is copied behind training, and when it is done."""
     script = ("--dtype", "bf16")
     job = new_job().befalls(
@@ -41,7 +41,7 @@ def test_ranks_and_the_agent_are_killed(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_a_launch_goes_on_from_storage(new_job, uninterrupted, stage, dtype):
+def test_a_deepspeed_job_that_lost_its_memory_resumes_from_storage(new_job, uninterrupted, stage, dtype):
     """The agent dies with its workers, and memory is lost."""
     script = ("--stage", str(stage), "--dtype", dtype)
     # step 10 is durable by then
@@ -64,7 +64,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "tier"), [(0, "mixed"), (1, "mixed"), (2, "mixed"), (3, "memory")])
-def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted, stage, tier):
+def test_a_deepspeed_job_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted, stage, tier):
     """Below stage 3 only the first node has the model: the other takes it from storage, where the save is joined."""
     nodes.job.befalls(kill(1, at="snapshot.fill", step=16))
     nodes.run("--stage", str(stage), **OPTIONS)
@@ -74,7 +74,7 @@ def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted, stage, tier):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_each_phase_of_a_save_and_of_a_load(new_job, uninterrupted, stage, dtype):
+def test_a_deepspeed_job_resumes_after_kills_in_each_phase_of_a_save_and_a_load(new_job, uninterrupted, stage, dtype):
     script = ("--stage", str(stage), "--dtype", dtype, "--steps", "60")
     kills = [kill(i % 2, at=phase, step=6 + 8 * i) for i, phase in enumerate(SAVING)]
     kills += [kill(1, at="resume.verify"), kill(0, at="resume.load")]
@@ -85,7 +85,7 @@ def test_each_phase_of_a_save_and_of_a_load(new_job, uninterrupted, stage, dtype
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_kills_behind_training(new_job, uninterrupted, stage, dtype):
+def test_a_deepspeed_job_resumes_after_kills_during_background_copies(new_job, uninterrupted, stage, dtype):
     phases = ("overlap.copy", "overlap.compare", "overlap.commit", "overlap.notify", "overlap.wait")
     ranks = 2 if stage else 1  # without ZeRO only the first saves what the optimizer changes
     kills = [kill(i % ranks, at=phase, step=6 + 8 * i) for i, phase in enumerate(phases)]

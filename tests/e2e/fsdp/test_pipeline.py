@@ -57,7 +57,7 @@ def test_a_pipeline_resumes_at_another_data_parallel_size_from_memory_and_storag
 @pytest.mark.parametrize(
     ("ranks", "script"), [(2, ("--plain",)), (4, ("--chunks", "2")), (2, ("--plain", "--chunks", "2"))]
 )
-def test_each_pipeline_in_each_phase(new_job, uninterrupted, ranks, script):
+def test_each_kind_of_pipeline_killed_in_each_phase_resumes_bit_for_bit(new_job, uninterrupted, ranks, script):
     # the first save of each launch is planned, and not copied behind training
     phases = (
         ("snapshot.plan", 1),

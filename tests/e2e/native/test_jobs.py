@@ -27,7 +27,7 @@ def names(stored) -> set[str]:
     return {entry.name for entry in stored.manifest.files}
 
 
-def test_workers_and_agents_are_killed(new_job, uninterrupted):
+def test_a_job_of_framework_files_resumes_after_workers_and_agents_are_killed(new_job, uninterrupted):
     job = new_job().befalls(
         kill(0, at="snapshot.fill", step=6),
         kill(1, at="snapshot.commit", step=14),
@@ -47,7 +47,7 @@ def test_workers_and_agents_are_killed(new_job, uninterrupted):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_in_each_phase(new_job, uninterrupted, rank):
+def test_a_job_of_framework_files_resumes_after_kills_in_each_phase(new_job, uninterrupted, rank):
     kills = [kill(rank, at=phase, step=6 + 8 * i) for i, phase in enumerate(SAVING)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     job = new_job().befalls(*kills).run("--steps", "60", **OPTIONS)
@@ -58,7 +58,7 @@ def test_each_rank_in_each_phase(new_job, uninterrupted, rank):
 @pytest.mark.campaign
 @pytest.mark.parametrize("harm", [remove, flip])
 @pytest.mark.parametrize("name", ["model.safetensors", "random/1.pt", "optimizer/first.pt"])
-def test_what_memory_holds_is_damaged(new_job, uninterrupted, harm, name):
+def test_damaged_memory_of_framework_files_falls_back_to_storage(new_job, uninterrupted, harm, name):
     """Each step is on storage, and memory has digests: it is found before a rank reads it, or by the one that does."""
     job = new_job().befalls(
         delay(0, at="snapshot.skeleton", step=16),  # what follows does not strike before
@@ -72,7 +72,7 @@ def test_what_memory_holds_is_damaged(new_job, uninterrupted, harm, name):
 
 
 @pytest.mark.campaign
-def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
+def test_a_job_of_framework_files_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted):
     """Each node has what is common; nothing of step 14 is on storage."""
     nodes.job.befalls(kill(1, at="snapshot.fill", step=16))
     nodes.run("--tags", "--wait", **OPTIONS)
@@ -83,7 +83,7 @@ def test_a_worker_of_one_of_two_nodes_dies(nodes, uninterrupted):
         assert stored.path.name == f"global_step{stored.id.step}"
 
 
-def test_storage_has_what_the_memory_of_a_node_lacks(nodes, uninterrupted):
+def test_framework_files_missing_in_the_memory_of_a_node_are_loaded_from_storage(nodes, uninterrupted):
     """The optimizer is in the memory of the first node only: the save is joined on storage before the resume."""
     nodes.job.befalls(kill(1, at="snapshot.fill", step=16))
     nodes.run("--split", "--wait", **OPTIONS)
