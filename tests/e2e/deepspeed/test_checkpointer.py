@@ -161,7 +161,7 @@ def test_save_methods_of_the_engine_work_beside_the_checkpointer(directory, tmp_
         assert (tmp_path / "model/pytorch_model.bin").exists()
 
 
-def test_a_newer_checkpoint_of_deepspeed_in_the_directory_is_passed_over_with_a_warning(directory, caplog):
+def test_a_newer_stock_checkpoint_is_passed_over_with_a_warning(directory, caplog):
     engine = engine_of(small(), config(1))
     with DeepSpeedCheckpointer(engine, directory) as one:
         train(engine)

@@ -33,7 +33,7 @@ def test_a_position_does_not_attend_to_later_ones(model):
     assert not torch.equal(model(tokens)[0, 10:], model(changed)[0, 10:])
 
 
-def test_the_model_learns_a_repeated_text(model):
+def test_the_model_learns_one_batch(model):
     tokens = torch.randint(256, (4, 17))
     optimizer = torch.optim.AdamW(model.parameter_groups(0.1), 1e-2)
     losses = []

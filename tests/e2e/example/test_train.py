@@ -38,7 +38,7 @@ def test_the_learning_rate_rises_then_falls_to_a_tenth():
     assert options.learning_rate(1, steps=1, warmup=0, peak=1.0) == pytest.approx(0.1)
 
 
-def test_the_example_persists_before_its_last_memory_saves_and_at_its_end():
+def test_the_example_prefers_storage_to_memory_and_persists_its_last_step():
     args = options.parser(None, "").parse_args(["--save_memory_interval", "2", "--save_storage_interval", "6"])
     saved = {step: options.where_to_save(step, 13, args) for step in range(1, 14)}
     assert [step for step, place in saved.items() if place is StorageType.DISK] == [6, 12, 13]

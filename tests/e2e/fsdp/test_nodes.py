@@ -108,7 +108,7 @@ def test_memory_lost_on_one_node_is_replaced_from_storage(nodes, uninterrupted, 
 
 
 @pytest.mark.campaign
-def test_bad_memory_of_one_node_makes_all_resume_from_storage(nodes, uninterrupted):
+def test_a_node_whose_slots_are_all_bad_makes_all_nodes_resume_from_storage(nodes, uninterrupted):
     """Its three slots hold steps 14 and 12, and what is left of 16."""
     nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16), remove("__1_0.distcp", 1, at="resume.verify"))
     nodes.run(**OPTIONS)

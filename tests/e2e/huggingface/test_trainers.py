@@ -131,7 +131,7 @@ def test_methods_of_flash_checkpoint_report_what_is_durable(tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_checkpoint_name_returned_earlier_loads_that_checkpoint_later(tmp_path):
+def test_the_name_of_an_older_checkpoint_loads_that_checkpoint(tmp_path):
     trainer_of(tmp_path, "--steps", "3").train()
     name = get_last_checkpoint(tmp_path)
     for _ in range(2):
@@ -224,7 +224,7 @@ class Losing(TrainerCallback):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("what", ["files", "name"])
-def test_the_best_model_is_loaded_at_the_end_if_it_was_kept(tmp_path, what):
+def test_the_best_model_is_loaded_at_the_end_only_if_it_is_still_there(tmp_path, what):
     best = [*BEST, 'save_strategy="best"', "save_total_limit=1"]
     trainer = trainer_of(tmp_path, "--steps", "12", "--eval", "2", "--best", "4", "--set", *best)
     trainer.save_memory_steps = 0

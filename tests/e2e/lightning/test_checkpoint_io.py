@@ -167,7 +167,7 @@ def test_unsupported_calls_of_lightning_are_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.campaign
-def test_the_newest_checkpoint_loads_for_validation_and_prediction(tmp_path):
+def test_the_newest_checkpoint_loads_for_validation_and_later_training(tmp_path):
     """A trainer that has never trained, and one that goes on with training afterwards."""
     assert len(trainer_of(tmp_path, 1).validate(Module(), ckpt_path=NEWEST, verbose=False)) == 1, "nothing was saved"
     trainer = fit(tmp_path, 9)

@@ -68,7 +68,7 @@ def test_memory_and_storage_have_the_same_files(directory):
         check(found.path, 8)
 
 
-def test_a_checkpoint_opened_for_loading_stays_until_it_is_closed(directory):
+def test_a_checkpoint_found_in_memory_stays_until_it_is_closed_or_a_save_follows(directory):
     with FolderCheckpointer(directory, NEEDS) as one:
         one.save_checkpoint(1, files(1), storage_type=MEMORY)
         found = one.find()
@@ -266,7 +266,7 @@ def test_directories_that_users_changed_are_left_alone(directory):
 
 
 @pytest.mark.parametrize("called", ["../../elsewhere", "/tmp/elsewhere", "", 5, None, ["a"]])
-def test_a_foreign_manifest_reaches_no_other_path(directory, tmp_path, called):
+def test_a_manifest_that_names_an_outside_folder_reaches_no_other_path(directory, tmp_path, called):
     (tmp_path / "state.json").write_text("{}")
     (tmp_path / "rank").write_bytes(b"1")
     images = {"state.json": tmp_path / "state.json", "optimizer/rank_0.pt": tmp_path / "rank"}
