@@ -77,7 +77,7 @@ def test_only_imports_before_other_effects_are_preloaded(tmp_path: Path, source:
     assert [name for name, _ in read([str(tmp_path / "train.py")]).first_imports] == first
 
 
-def test_a_module_that_iterates_over_the_environment_counts_as_a_reader_of_what_it_keeps() -> None:
+def test_a_module_that_iterates_over_the_environment_reads_what_it_keeps() -> None:
     """tqdm does, which torch imports where it is installed."""
     source = """if True:
         import os
