@@ -79,7 +79,7 @@ def epoch_of(job: Ranks, events: random.Random) -> Counter[int]:
 
 
 @pytest.mark.parametrize("kind", ["indexed", "stream", "state", "own", "batches", "sampler"])
-def test_each_sample_counts_once(kind: str) -> None:
+def test_loops_that_are_left_and_restarted_use_each_sample_once(kind: str) -> None:
     for case in range(CASES):
         events = random.Random(f"{kind} {case}")
         rests: list[dict[str, Any]] = [{}, {"drop_last": True}]

@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_come_is_named_in_the_log(rounds: Rounds) -> None:
     assert len(first) == 1 and "still waiting for rank 2 after 0.2 s, and up to 3600 s" in first[0]
 
 
-def test_gloo_addresses_are_gone_once_all_ranks_have_connected(rounds: Rounds) -> None:
+def test_gloo_addresses_are_gone_once_all_ranks_have_sent_messages(rounds: Rounds) -> None:
     def job(rank: int) -> None:
         dist.new_group([0, 1])
         Agreement("resume").gather(rank)

@@ -175,5 +175,5 @@ def test_only_signatures_of_dead_processes_are_removed(arena: Path, started):
     mine.close()
 
 
-def test_boots_and_pid_namespaces_are_distinguished():
+def test_boot_id_and_pid_namespace_are_available():
     assert len(boot_id()) == 36 and pid_namespace() > 0

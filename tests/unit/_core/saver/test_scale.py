@@ -114,13 +114,13 @@ def test_the_first_save_looks_for_the_images_of_each_rank_a_few_times(tmp_path: 
     assert many <= few * MANY / FEW
 
 
-def test_images_are_looked_for_where_a_rank_asks_for_them(tmp_path: Path, looks: Counter[str]):
+def test_image_searches_per_save_grow_no_faster_than_the_ranks(tmp_path: Path, looks: Counter[str]):
     few, many = (looks_of(tmp_path, world, looks, persist=False)["files"] for world in (FEW, MANY))
     assert few >= FEW
     assert many <= few * MANY / FEW
 
 
-def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
+def test_images_that_were_removed_are_created_again(tmp_path: Path):
     """All of a slot, after all slots had theirs: what is known of them is no reason not to look."""
     with node(tmp_path, 2) as ranks:
         oldest, *_ = [ranks.save(step, room=True) for step in (1, 2, 3)]
@@ -131,13 +131,13 @@ def test_images_that_somebody_removes_are_made_again(tmp_path: Path):
 
 
 @pytest.mark.parametrize("persist", [False, True])
-def test_records_are_read_once_for_each_rank(tmp_path: Path, looks: Counter[str], persist: bool):
+def test_slot_records_are_read_once_for_each_rank(tmp_path: Path, looks: Counter[str], persist: bool):
     few, many = (looks_of(tmp_path, world, looks, persist=persist)["records"] for world in (FEW, MANY))
     assert few >= FEW
     assert many <= few * MANY / FEW, "four times the ranks, at most four times the work"
 
 
-def test_a_rank_may_be_late_to_say_that_it_is_done(tmp_path: Path):
+def test_a_late_commit_message_of_a_rank_completes_the_save(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0, tell=False)
@@ -146,7 +146,7 @@ def test_a_rank_may_be_late_to_say_that_it_is_done(tmp_path: Path):
         assert ranks.keeper.newest().path == slot
 
 
-def test_a_part_that_a_rank_could_not_report_counts_once_it_has_hung_up(tmp_path: Path):
+def test_a_part_not_reported_by_a_rank_counts_once_its_connection_ends(tmp_path: Path):
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
         ranks.commit(1, slot, 0, tell=False)
@@ -165,7 +165,7 @@ def test_a_message_without_a_record_is_no_part_of_a_save(tmp_path: Path):
 
 
 @pytest.mark.parametrize("again", [0, 1], ids=["the first", "the last"])
-def test_a_record_that_somebody_removes_is_missed(tmp_path: Path, again: int):
+def test_a_removed_slot_record_is_noticed(tmp_path: Path, again: int):
     """Of a save that is not whole yet, and of one that is, as soon as its rank speaks of it again."""
     with node(tmp_path, 2) as ranks:
         slot = ranks.begin(1, room=True)
@@ -181,7 +181,7 @@ def test_a_record_that_somebody_removes_is_missed(tmp_path: Path, again: int):
         assert ranks.keeper.newest() is None
 
 
-def test_all_records_are_read_after_a_death(tmp_path: Path):
+def test_all_slot_records_are_read_after_a_worker_death(tmp_path: Path):
     """What nobody reported is resumed from, and what somebody removed is not."""
     with node(tmp_path, 2) as ranks:
         first, second = ranks.save(1, room=True), ranks.begin(2, room=True)

@@ -24,7 +24,7 @@ def store(s3: S3, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:  # noqa: F811
     return RemoteStore("s3://bucket/run")
 
 
-def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
+def test_a_hanging_upload_is_reported_and_cleaned_up_after_its_error(store, s3, said, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 5.0)
     monkeypatch.setattr(client_module, "SLOWEST", 100 * MIB)
     model = tmp_path / "model.pt"
@@ -45,7 +45,7 @@ def test_an_upload_that_hangs_is_told_of_and_cleaned_up_after_its_error(store, s
     store.close()
 
 
-def test_a_store_that_answers_late_is_told_of_ever_later(store, s3, said):  # noqa: F811
+def test_a_store_that_answers_late_is_reported_at_growing_intervals(store, s3, said):  # noqa: F811
     s3.befalls(Fault("stall", "GET", times=10**6))
     for _ in range(4):
         assert store.checkpoints() == []

@@ -121,7 +121,7 @@ def test_incompatible_intervals_are_refused(memory, storage):
         Intervals(memory, storage)
 
 
-def test_divisors_of_a_number_are_complete_and_sorted():
+def test_divisor_finds_the_largest_divisor_up_to_a_limit():
     for of in range(1, 400):
         for most in (1, 2, 7, of, of + 1):
             assert divisor(of, most) == max(n for n in range(1, min(of, most) + 1) if of % n == 0)

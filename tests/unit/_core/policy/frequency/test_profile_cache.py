@@ -90,7 +90,7 @@ def test_any_json_in_a_profile_cache_is_read_without_an_error(value):
     assert isinstance(from_json(forged(circumstances=value), HERE, 0.035), Ignored)
 
 
-def test_an_incomplete_profile_is_kept_and_one_with_invalid_numbers_is_not():
+def test_complete_and_missing_profiles_are_stored_as_numbers_of_the_same_types():
     numbers = to_numbers(PROFILE, HERE)
     assert from_numbers(numbers, HERE) == PROFILE
     shapes = [{name: type(value) for name, value in each.items()} for each in (numbers, to_numbers(None, HERE))]

@@ -23,7 +23,7 @@ from fastckpt.errors import ConfigError
 @pytest.mark.parametrize(
     ("epoch", "expected"), [(None, 50), (1, 8), (100, 8), (801, 9), (2000, 20), (4999, 50), (5001, 50), (10**9, 50)]
 )
-def test_the_length_of_a_profile_follows_from_iteration_and_save_times(epoch, expected):
+def test_the_length_of_a_profile_follows_from_the_length_of_an_epoch(epoch, expected):
     assert length(epoch) == expected
 
 
@@ -171,7 +171,7 @@ def test_a_profile_over_several_runs_weighs_each_by_its_measurements():
     assert continued(before, nothing).iteration == 0.5
 
 
-def test_ranks_agree_on_the_counts_of_the_slowest_to_profile():
+def test_ranks_agree_on_the_smallest_counts_of_measurements():
     ranks = [Profile(0.5, 0.02, 3.0, 0, 0, 30, 4, 1, 9), Profile(0.5, 0.1, 3.0, 0, 0, 29, 5, 0, 8)]
     for order in permutations(ranks):
         assert joined(order) == Profile(0.5, 0.1, 3.0, 0, 0, 29, 4, 0, 8)
