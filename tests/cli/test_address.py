@@ -1,4 +1,4 @@
-"""How checkpoints are named."""
+"""Addresses of checkpoints on the command line."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`fastckpt diff` finds what differs, and by how much."""
+"""`fastckpt diff`: differences of two checkpoints and their size."""
 
 import collections
 import os

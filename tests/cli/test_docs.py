@@ -1,4 +1,4 @@
-"""Every block of docs/cli.md shows what the command says; ``python -m tests.cli.test_docs`` writes them anew."""
+"""Blocks of docs/cli.md against the commands' output; ``python -m tests.cli.test_docs`` writes them again."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""`fastckpt export` writes what others read, whole or not at all."""
+"""`fastckpt export`: complete files for other tools, or none."""
 
 import collections
 import json

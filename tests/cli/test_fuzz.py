@@ -1,4 +1,4 @@
-"""Files that are damaged anywhere are read as far as they are sound, or refused; nothing else happens."""
+"""Damaged files: read as far as they are valid, or refused, without any other effect."""
 
 import io
 from typing import Any

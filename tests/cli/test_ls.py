@@ -1,4 +1,4 @@
-"""`fastckpt ls` shows what lies in a directory and in memory."""
+"""`fastckpt ls`: checkpoints of a directory on storage and in memory."""
 
 import os
 import time

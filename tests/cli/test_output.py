@@ -1,4 +1,4 @@
-"""What all commands promise: keys, streams, exit codes, tables that pipe well, a quick start."""
+"""Rules of all commands: keys, streams, exit codes, tables that can be piped, a quick start."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`fastckpt prune` deletes what no option keeps, after it was told to."""
+"""`fastckpt prune`: deletion of checkpoints that no option keeps, after a confirmation."""
 
 import re
 from collections.abc import Callable

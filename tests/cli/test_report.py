@@ -1,4 +1,4 @@
-"""`fastckpt report`: while a job runs, after it was killed, of what is no log; and its page, whatever the log says."""
+"""`fastckpt report`: while a job runs, after a kill, of files that are no log; and the page of any log."""
 
 import json
 import os

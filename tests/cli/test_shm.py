@@ -1,4 +1,4 @@
-"""`fastckpt shm` after an agent was killed: lists, keeps what is needed, removes what nobody wants."""
+"""`fastckpt shm` after an agent was killed: lists arenas, keeps those still needed, removes the others."""
 
 import os
 import time

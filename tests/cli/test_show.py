@@ -1,4 +1,4 @@
-"""`fastckpt show` tells what is in a file without reading its tensors or running its code."""
+"""`fastckpt show`: the contents of a file, without reading its tensors or running its code."""
 
 import argparse
 import collections

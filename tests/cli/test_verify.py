@@ -1,4 +1,4 @@
-"""`fastckpt verify` finds every damage, and nothing else."""
+"""`fastckpt verify`: finds every damage and reports nothing else."""
 
 import os
 import shutil

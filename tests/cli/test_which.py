@@ -1,4 +1,4 @@
-"""`fastckpt which` says what a resume then does."""
+"""`fastckpt which`: the checkpoint that a resume then loads."""
 
 import os
 import shutil

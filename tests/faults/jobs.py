@@ -112,7 +112,7 @@ class Job:
             self.wait_for("waiting", step, rank)
 
     def run_to_the_end(self, *script: str, **options: Any) -> "Job":
-        """Launch it anew whenever its agent is killed, and see its good end."""
+        """Launch it again whenever its agent is killed, until its good end."""
         code = -signal.SIGKILL
         while code == -signal.SIGKILL and self.launches <= len(self.faults):
             code = self.start(*script, **options).wait()

@@ -1,4 +1,4 @@
-"""Jobs that leave out the storage type, at a disk much slower than their saves: a worker dies; nodes persist alike."""
+"""Jobs without a storage type on a disk much slower than their saves: a worker dies; nodes persist the same steps."""
 
 from pathlib import Path
 

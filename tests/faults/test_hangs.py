@@ -1,4 +1,4 @@
-"""Workers that hang: each is noticed and named, and the job goes on as if nothing had happened; the slow go on."""
+"""Workers that hang: each is noticed, named and recovered; slow workers are not killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Deliberate rollbacks of a real job: from an old step on a new history begins, whatever dies in it."""
+"""Deliberate rollbacks of a real job: a new history begins at the old step, whatever process dies in it."""
 
 import shutil
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_new_launch_with_the_rollback_path_goes_back_to_it(rollback: Rollback)
 
 @pytest.mark.parametrize("phase", ["rename", pytest.param("drop", marks=pytest.mark.campaign)])
 def test_a_crash_while_a_step_is_republished_leaves_the_old_or_the_new_one(rollback: Rollback, phase: str):
-    """At its rename, the step of the old history has made way; before the drop, it lies there still."""
+    """At its rename, the step of the old history is retired; before its removal, it is still on storage."""
     base, job = rollback.step, rollback.job
     rollback.run(kill_agent(at=f"persist.{phase}", step=base + 1), again=False)
     assert [tier for _, tier in job.resumes()] == ["storage", "memory"]

@@ -1,4 +1,4 @@
-"""Other users of the host, and processes that send nonsense: refused and told, while the job goes on."""
+"""Other users of the host, and processes that send invalid messages: refused and logged, while the job continues."""
 
 import contextlib
 import json

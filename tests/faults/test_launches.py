@@ -1,4 +1,4 @@
-"""What one launch leaves to the next: after a good end, a signal, a dead agent, and when memory is gone."""
+"""Two launches in sequence: after a good end, a signal, a dead agent, and without memory."""
 
 import os
 import shutil

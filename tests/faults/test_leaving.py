@@ -1,4 +1,4 @@
-"""Each way in which a rank can leave a job: nobody hangs, and the next launch resumes what was whole, bit for bit."""
+"""Ranks that leave a job in each way: nobody hangs, and the next launch resumes the newest complete step."""
 
 import fcntl
 import itertools

@@ -1,4 +1,4 @@
-"""A job whose memory limit does not hold what its checkpoints need: told before anything is killed."""
+"""A job whose memory limit is below the needs of its checkpoints: an error before anything is killed."""
 
 import os
 from pathlib import Path

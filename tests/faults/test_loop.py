@@ -193,7 +193,7 @@ def test_a_kill_in_the_middle_of_accumulation_leaves_results_unchanged(new_job, 
 
 
 def test_the_chosen_frequency_and_its_reason_are_in_the_event_log(tmp_path: Path, new_job):
-    """Once, though two ranks chose alike; and a job of another world says why it profiles anew."""
+    """Once, though two ranks chose alike; and a job of another world reports why it profiles again."""
     job = new_job().run("--epochs", "40", program="loop.py")
     assert due(job, 0) == due(job, 1), "ranks differ"
     profiling, *chosen = decided(job)
@@ -202,8 +202,8 @@ def test_the_chosen_frequency_and_its_reason_are_in_the_event_log(tmp_path: Path
     assert all(each["memory"] and each["bound"] == 0.035 and each["why"] for each in chosen)
     assert [event for event in read(job.events).events if event["event"] == "frequency"] == [profiling, *chosen]
     job.run("--epochs", "41", ranks=1, program="loop.py")
-    anew = decided(job)[len(chosen) + 1]
-    assert (anew["step"], anew["memory"]) == (steps_of(job)[1], None)
-    assert "other circumstances: world_size" in anew["why"]
+    again = decided(job)[len(chosen) + 1]
+    assert (again["step"], again["memory"]) == (steps_of(job)[1], None)
+    assert "other circumstances: world_size" in again["why"]
     said = CliRunner().invoke(main, ["report", str(job.checkpoint_dir)]).output
-    assert chosen[0]["why"] in said and anew["why"] in said
+    assert chosen[0]["why"] in said and again["why"] in said

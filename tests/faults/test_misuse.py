@@ -1,4 +1,4 @@
-"""What users do wrong is told in the worker, by name; the next save works, and nothing stays locked."""
+"""Mistakes of users: reported by name in the worker; the next save works, and nothing stays locked."""
 
 NAMES = ("save", "load", "wait", "prepare")
 

@@ -1,4 +1,4 @@
-"""Workers that outlive their agent and write on: they are killed, or what they can write to is not resumed from."""
+"""Workers that outlive their agent and keep writing: killed, or their memory is not resumed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Workers and agents killed while a thread copies behind training: the checkpoint before is resumed, bit for bit."""
+"""Workers and agents killed during a background copy: the checkpoint before is resumed, bit for bit."""
 
 import pytest
 

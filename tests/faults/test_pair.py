@@ -1,4 +1,4 @@
-"""Two checkpointers of one job go on from the same step, wherever between their saves it is killed."""
+"""Two checkpointers of one job resume the same step, wherever between their saves it is killed."""
 
 import json
 import shutil

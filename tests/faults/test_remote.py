@@ -1,4 +1,4 @@
-"""A job whose checkpoints lie in a store over the network, and one that has a copy of them there."""
+"""A job whose checkpoints are in a store over the network, and one that has a copy of them there."""
 
 import os
 import shutil

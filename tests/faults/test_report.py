@@ -1,4 +1,4 @@
-"""The event logs of real jobs, really killed: what the report says is what the training's own log says."""
+"""Event logs of real jobs with real kills: the report agrees with the training's own log."""
 
 import json
 import os

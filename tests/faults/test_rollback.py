@@ -1,4 +1,4 @@
-"""Jobs that lose all memory while storage is too slow for their persists: they go back by one of these at most."""
+"""Jobs that lose all memory while storage is slower than their persists: they go back by one persist at most."""
 
 import os
 import random

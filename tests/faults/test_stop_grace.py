@@ -1,4 +1,4 @@
-"""Writers that save once more when they are asked to end because another worker failed."""
+"""Workers that save once more when they are stopped because another worker failed."""
 
 import re
 import socket

@@ -1,4 +1,4 @@
-"""A worker that stops answering in the middle of a save (SIGSTOP): the others, and the agent, go on."""
+"""A worker that is suspended in the middle of a save (SIGSTOP): the others, and the agent, continue."""
 
 import os
 import signal

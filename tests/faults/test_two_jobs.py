@@ -1,4 +1,4 @@
-"""Two jobs that save to one place: the second waits, then is refused, or takes it; nothing that was saved is lost."""
+"""Two jobs that save to one directory: the second waits, is refused, or supersedes; no saved step is lost."""
 
 import json
 import os

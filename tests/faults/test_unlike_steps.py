@@ -1,4 +1,4 @@
-"""Ranks that do not save the same steps: nothing that they save apart is ever resumed, and they are told."""
+"""Ranks that save unlike steps: no mixed checkpoint is ever resumed, and the ranks get an error or a warning."""
 
 import json
 import os

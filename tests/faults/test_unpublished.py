@@ -1,4 +1,4 @@
-"""Agents of two nodes die between the first part of a checkpoint and its publication, and memory is lost with them."""
+"""Agents of two nodes that die between the first part of a checkpoint and its publication, with their memory."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Nodes whose checkpoint directories have one name, and are not the same: found at the first load, by all ranks."""
+"""Nodes with separate checkpoint directories of one name: refused at the first load, by all ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path

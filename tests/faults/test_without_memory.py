@@ -1,4 +1,4 @@
-"""A container with docker's 64 MB of /dev/shm: what is said, and a job that keeps its checkpoints on a disk instead."""
+"""A container with docker's 64 MB of /dev/shm: the error, and a job with checkpoints on a disk instead."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The readers under atheris, which looks for bytes that reach code not reached before."""
+"""Readers under atheris, which searches for inputs that reach new code."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The reader of images, whatever lies in their place: a state, or an error that resume knows; never a dead process."""
+"""Arbitrary files in place of images: a state, or an error that resume handles; never a dead process."""
 
 import json
 import os

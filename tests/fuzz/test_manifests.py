@@ -1,4 +1,4 @@
-"""The reader of manifests, whatever lies in their place: a manifest, or BadCheckpoint."""
+"""Arbitrary files in place of manifests: a manifest, or BadCheckpoint."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Both ends of a connection, whatever comes: a message, or an error of ours; and neither waits without end."""
+"""Arbitrary bytes at both ends of a connection: a message, or a fastckpt error; neither end waits for ever."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""One process with accelerate: what is refused, which files there are, and what becomes of stock directories."""
+"""One process with accelerate: refused calls, files of a checkpoint, and directories of stock accelerate."""
 
 import copy
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.frameworks
 
 
 @pytest.fixture(autouse=True)
-def anew():
+def fresh_accelerator_state():
     """accelerate keeps its state for the whole process."""
     yield
     for state in (AcceleratorState, GradientState, PartialState):

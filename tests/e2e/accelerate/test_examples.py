@@ -1,4 +1,4 @@
-"""The examples for accelerate and Lightning: a second launch goes on where the first has ended."""
+"""Examples for accelerate and Lightning: a second launch resumes where the first has ended."""
 
 import os
 import subprocess

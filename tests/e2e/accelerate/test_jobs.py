@@ -1,4 +1,4 @@
-"""Real jobs with accelerate: ranks and agents die, stock code takes turns with ours, and all is the very same."""
+"""Real jobs with accelerate: kills of ranks and agents, and turns with stock code, leave results bit-equal."""
 
 import os
 import subprocess

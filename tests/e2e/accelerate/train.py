@@ -25,7 +25,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stateful", action="store_true", help="with a loader that has a state, else batches are skipped"
     )
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--hooks", action="store_true", help="weights are saved by a hook, as those of adapters are")
     parser.add_argument("--bin", action="store_true", help="weights in files of torch.save")
     parser.add_argument("--named", action="store_true", help="directories are called step_<n>")

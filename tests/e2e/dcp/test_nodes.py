@@ -1,4 +1,4 @@
-"""What ranks of several nodes copy for their node, check for each other, and choose when a plan needs more."""
+"""Files that ranks of several nodes copy for their node, verify for each other, and choose for a plan."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Loads of a checkpoint that has more names than the state, or fewer: as stock DCP has them, strict and not."""
+"""Loads of checkpoints with more or fewer names than the state: as stock DCP loads them, strict and not."""
 
 from collections.abc import Iterator
 from pathlib import Path

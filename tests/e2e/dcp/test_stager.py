@@ -1,4 +1,4 @@
-"""What dcp.async_save does with our stager, in a job of one rank: the state is copied once, and never torn."""
+"""dcp.async_save with our stager in a job of one rank: the state is copied once and never torn."""
 
 import pickle
 import threading

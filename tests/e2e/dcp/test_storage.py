@@ -1,4 +1,4 @@
-"""What dcp.save, dcp.async_save and dcp.load do with our writer and reader, in a job of one rank."""
+"""dcp.save, dcp.async_save and dcp.load with our writer and reader, in a job of one rank."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""Loops of which each micro-batch is a step, ended anywhere: each sample counts once, and the weights are the same."""
+"""Loops in which each micro-batch is a step, ended anywhere: each sample counts once, with equal weights."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Saves whose storage type was left out: all reach memory, and storage as many as it takes."""
+"""Saves without a storage type: all reach memory, and storage as many as its speed allows."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which checkpoints stay on storage, and what users' own deletion strategies may do."""
+"""Retention on storage, built-in and by deletion strategies of users."""
 
 import math
 import os
@@ -79,7 +79,7 @@ class TestBuiltInStrategies:
     def test_retention_after_a_restart_of_the_agent_knows_times_and_metrics(
         self, ranks: Ranks, directory: Path, monkeypatch: pytest.MonkeyPatch
     ):
-        """Each launch knows of what came before only what lies on storage; the clock jumps back between two."""
+        """Each launch knows of earlier checkpoints only what is on storage; the clock jumps back in between."""
         now = [0.0]
         monkeypatch.setattr(time, "time", lambda: now[0])
         minutes = {1: 605, 2: 607, 3: 612, 4: 614, 5: 550, 6: 552, 7: 561, 8: 563}

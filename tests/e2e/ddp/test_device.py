@@ -1,4 +1,4 @@
-"""What lies on an accelerator is saved with the same promises; run with `pytest -m gpu` where there is one."""
+"""Saves of tensors on an accelerator, with the same guarantees; run with `pytest -m gpu` where there is one."""
 
 import ctypes
 import mmap
@@ -331,7 +331,7 @@ class TestSaves:
     def test_a_swap_on_a_device_undone_before_the_copy_ends_is_detected(
         self, ranks: Ranks, device: torch.device, monkeypatch: pytest.MonkeyPatch
     ):
-        """By way of .data: neither versions nor what lies on the device afterwards show it."""
+        """By way of .data: neither versions nor the bytes on the device afterwards show it."""
         model = net(device)
         optimizer = torch.optim.AdamW(model.parameters())
         (one,) = ranks.start(overlap=optimizer)

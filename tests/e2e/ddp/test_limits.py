@@ -1,4 +1,4 @@
-"""States that shared memory cannot hold: an error in words before anything is touched, never a signal."""
+"""States that shared memory cannot hold: an error before anything is written, never a signal."""
 
 import shutil
 from pathlib import Path

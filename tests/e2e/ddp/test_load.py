@@ -1,4 +1,4 @@
-"""What load_checkpoint returns, whence, and what it does with damaged checkpoints."""
+"""load_checkpoint: the state it returns, its tier, and damaged checkpoints."""
 
 import ctypes
 import dataclasses
@@ -283,7 +283,7 @@ class TestResumePath:
 
     @pytest.mark.parametrize("name", ["model.pt", "rank_1.pt", "manifest.json"])
     def test_a_resume_path_whose_checkpoint_does_not_count_is_refused(self, ranks: Ranks, tmp_path: Path, name: str):
-        """Also at the next attempt, when it was set aside and the file that its user named is still there."""
+        """Also at the next attempt, when it was quarantined and the file that its user named is still there."""
         mine = tmp_path / "mine.pt"
         ranks.start(2)
         for rank, member in enumerate(ranks.members):
@@ -572,7 +572,7 @@ class TestQuarantine:
 
 
 class TestHostileFiles:
-    """Whatever lies where a checkpoint is expected, the one before is resumed."""
+    """Whatever is in place of a checkpoint, the one before is resumed."""
 
     @pytest.fixture
     def two(self, ranks: Ranks) -> Ranks:
@@ -693,8 +693,8 @@ class TestVerify:
         """They would look for checkpoints in other ways, and wait for one another."""
         ranks.start(2)
         save(ranks, 1)
-        wishes = ranks.members[1]._writer.link.options
-        ranks.members[1]._writer.link.options = dataclasses.replace(wishes, remote="s3://bucket/run")
+        options = ranks.members[1]._writer.link.options
+        ranks.members[1]._writer.link.options = dataclasses.replace(options, remote="s3://bucket/run")
         assert all("remote must be the same on all ranks" in text for text in refusals(ranks, ConfigError))
 
     def test_verify_never_compares_sizes_alone(self, ranks: Ranks, monkeypatch):
@@ -772,11 +772,11 @@ class TestVerify:
 
     def test_verify_always_reads_back_what_was_written(self, ranks: Ranks, monkeypatch, said):
         """A disk that stores other bytes than it was given, once: that attempt fails, the next one succeeds."""
-        real, lies = publish.digest_file, []
+        real, wrong = publish.digest_file, []
 
         def read_from_a_disk_that_lies(path: Path, **options: Any) -> str:
-            if path.name == "rank_1.pt" and not lies:
-                lies.append(path)
+            if path.name == "rank_1.pt" and not wrong:
+                wrong.append(path)
                 flip(path)
             return real(path, **options)
 
@@ -784,7 +784,7 @@ class TestVerify:
         monkeypatch.setattr(persister, "FIRST_PAUSE", 0.01)
         ranks.start(2, verify="always")
         save(ranks, 1)
-        assert "reads back otherwise" in said.text and len(lies) == 1
+        assert "reads back otherwise" in said.text and len(wrong) == 1
         assert [loaded["step"] for loaded in relaunch(ranks)] == [1, 1]
 
     def test_verify_resume_does_not_read_back_what_was_written(self, ranks: Ranks, monkeypatch):

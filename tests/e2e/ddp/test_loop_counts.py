@@ -1,4 +1,4 @@
-"""`fastckpt.Checkpointer` where trainings count steps in their own way, change what they consist of, or end at once."""
+"""`fastckpt.Checkpointer` in loops that number steps in their own way, change their objects, or end at once."""
 
 import contextlib
 import gc
@@ -83,7 +83,7 @@ def test_steps_of_seconds_are_all_saved(directory: Path, monkeypatch: pytest.Mon
 
 
 def put_a_file_in_place_of(directory: Path) -> None:
-    """Until there is one: a directory may be made anew meanwhile."""
+    """Until there is one: the directory may be created again meanwhile."""
     file = directory.parent / "file"
     file.touch()
     while not directory.is_file():

@@ -1,4 +1,4 @@
-"""Two nodes, each with a saver: each persists what is its own, and only what both persisted counts."""
+"""Two nodes, each with a saver: each persists its own parts, and only steps that both persisted count."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What waits for a copy behind training, what does not, and what becomes of one that fails."""
+"""Waits for a background copy, calls that do not wait, and copies that fail."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ class Training:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def replace_images(self) -> None:
-        """As if somebody had cleaned up, and the saver had made them anew."""
+        """As if somebody had cleaned up, and the saver had created them again."""
         for image in self.one._writer.link.arena.glob("slot-*/model.pt"):
             image.rename(f"{image}.old")
             shutil.copy(f"{image}.old", image)
@@ -192,7 +192,7 @@ class TestTrouble:
         assert training.one.wait_latest_checkpoint(60) == 1
 
     def test_prefaulting_unmaps_no_image_in_use(self, training: Training, held: Held):
-        """The images were removed and made anew while one is being copied to, and the prefault thread finds them."""
+        """The images were removed and created again while one is being copied to and found by the prefault thread."""
         snapshots = training.one._writer._snapshots
 
         def remap() -> None:

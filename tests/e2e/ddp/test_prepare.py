@@ -1,4 +1,4 @@
-"""What `prepare` foresees is what the first save needs, and is mapped before it."""
+"""`prepare`: predicts the images of the first save and maps them before it."""
 
 import time
 from collections.abc import Callable

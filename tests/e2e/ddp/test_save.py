@@ -1,4 +1,4 @@
-"""What save_checkpoint does, says and refuses."""
+"""save_checkpoint: its effects, results and refusals."""
 
 import argparse
 import collections

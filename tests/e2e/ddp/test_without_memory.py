@@ -1,4 +1,4 @@
-"""Arenas in files on a disk: where they are, what limits them, and what launches with memory make of them."""
+"""Arenas in files on a disk: their place, their limits, and launches with memory beside them."""
 
 import os
 import signal

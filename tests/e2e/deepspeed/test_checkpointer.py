@@ -1,4 +1,4 @@
-"""The checkpointer with engines in this process: what it saves, loads and refuses."""
+"""DeepSpeedCheckpointer with engines in this process: saves, loads and refusals."""
 
 import pickle
 from pathlib import Path

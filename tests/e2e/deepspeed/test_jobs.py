@@ -1,4 +1,4 @@
-"""Real jobs with DeepSpeed: ranks die, and training goes on as if nothing had happened."""
+"""Real jobs with DeepSpeed: ranks die, and training continues as if nothing had happened."""
 
 import shutil
 import signal
@@ -24,7 +24,7 @@ def survived(job: Job, reference: Job, interval: int = 2) -> None:
 
 
 def test_a_deepspeed_job_resumes_after_ranks_and_the_agent_are_killed(new_job, uninterrupted):
-    """While a save is made, while it is copied behind training, and when it is done."""
+    """While a save is made, while it is copied in the background, and when it is done."""
     script = ("--dtype", "bf16")
     job = new_job().befalls(
         kill(0, at="snapshot.fill", step=6),
@@ -35,7 +35,7 @@ def test_a_deepspeed_job_resumes_after_ranks_and_the_agent_are_killed(new_job, u
     steps = [step for step, _ in job.resumes()]
     assert steps[:3] == [0, 4, 12] and steps[3:] in ([18], [20]), "20 counts once both ranks have copied it"
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
-    assert {10, 18} <= {line["pending"] for line in job.log(1) if "pending" in line}, "behind training"
+    assert {10, 18} <= {line["pending"] for line in job.log(1) if "pending" in line}, "copied in the background"
     assert (job.checkpoint_dir / "latest").read_text() == f"global_step{job.stored()[0]}" == "global_step24"
 
 
@@ -92,4 +92,4 @@ def test_a_deepspeed_job_resumes_after_kills_during_background_copies(new_job, u
     script = ("--stage", str(stage), "--dtype", dtype, "--steps", "60")
     job = new_job().befalls(*kills).run("--overlap", *script, FASTCKPT_CHECK_OVERLAP="1", **OPTIONS)
     survived(job, uninterrupted(*script), interval=4)  # steps are done while a save is pending
-    assert len({line["pending"] for line in job.log(0) if "pending" in line}) > 10, "behind training"
+    assert len({line["pending"] for line in job.log(0) if "pending" in line}) > 10, "copied in the background"

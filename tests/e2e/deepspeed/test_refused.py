@@ -1,4 +1,4 @@
-"""What cannot be saved or loaded, what is said of it, and that what is said to do works."""
+"""Saves and loads that are refused, their messages, and the remedies these give."""
 
 import enum
 import re

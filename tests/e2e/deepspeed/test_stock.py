@@ -1,4 +1,4 @@
-"""DeepSpeed alone reads what we wrote, and we read what it wrote: its engine, and its tools."""
+"""Files exchanged with stock DeepSpeed in both directions: its engine, and its tools."""
 
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def assert_gives_the_weights(directory: Path, out: Path, weights: dict[str, torc
 @pytest.mark.campaign
 @pytest.mark.parametrize(("stage", "dtype"), [kind for kind in KINDS if kind[0]])
 def test_conversion_tools_of_deepspeed_read_our_checkpoints(new_job, tmp_path, stage, dtype):
-    """zero_to_fp32.py lies beside the checkpoints, and gives the very weights; ds_to_universal does, to three ranks."""
+    """zero_to_fp32.py, beside the checkpoints, gives equal weights; so does ds_to_universal, to three ranks."""
     script = ("--stage", str(stage), "--dtype", dtype, "--steps", "4", "--disk", "4")
     job = new_job().run(*script, **OPTIONS)
     if dtype != "bf16-fp32":  # DeepSpeed's optimizer for this writes files that its zero_to_fp32.py does not know

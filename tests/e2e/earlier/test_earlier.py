@@ -1,4 +1,4 @@
-"""What earlier versions wrote: it loads, and counts as it did.
+"""Checkpoints of earlier versions: they load, and count as before.
 
 Each archive is a checkpoint directory with steps 1 and 2 of two ranks, written by the version before manifests named
 the files of each rank.

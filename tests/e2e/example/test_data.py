@@ -1,4 +1,4 @@
-"""The example's batches: the same text on every start, every block once, and no block lost by a resume."""
+"""Batches of the example: the same text on every start, every block once, and no block lost by a resume."""
 
 import pytest
 import torch

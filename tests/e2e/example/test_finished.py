@@ -1,4 +1,4 @@
-"""A finished job that is started again trains nothing, says so, and leaves its final state as it is."""
+"""A finished job that is started again trains nothing, reports so, and leaves its final state as it is."""
 
 import json
 import os

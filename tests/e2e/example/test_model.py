@@ -1,4 +1,4 @@
-"""The example's GPT-2: shapes, what it sees, what it saves and what it leaves alone."""
+"""GPT-2 of the example: shapes, attention, saved weights, and untouched random state."""
 
 import math
 

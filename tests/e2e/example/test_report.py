@@ -1,4 +1,4 @@
-"""The demo's report on recorded events: the timeline, the comparison, and what is missing."""
+"""Report of the demo on recorded events: the timeline, the comparison, and missing events."""
 
 import pytest
 

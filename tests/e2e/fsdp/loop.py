@@ -85,7 +85,7 @@ def train(args: argparse.Namespace) -> None:
         Samples(args.samples), args.batch, shuffle=True, seed=3, num_replicas=replicas, rank=replica
     )
     torch.manual_seed(11 + replica)
-    mutation_check.WORTH = 1  # what is copied behind training is small here
+    mutation_check.WORTH = 1  # states copied in the background are small here
     strike_as_told(rank, args.out)
     every = {"memory": args.every[0], "storage": args.every[1]} if args.every else "auto"
     options = {"every": every, "gradients": args.accumulate > 1}

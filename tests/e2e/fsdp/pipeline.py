@@ -77,7 +77,7 @@ def train(args: argparse.Namespace) -> None:
     loss_of = nn.functional.mse_loss
     schedule = ScheduleGPipe(stages[0], 2, loss_of) if args.chunks == 1 else ScheduleInterleaved1F1B(stages, 2, loss_of)
     torch.manual_seed(11 + rank)
-    mutation_check.WORTH = 1  # what is copied behind training is small here
+    mutation_check.WORTH = 1  # states copied in the background are small here
     log = Log(args.out, rank)
     strike_as_told(rank, args.out)
     every = {"memory": args.every[0], "storage": args.every[1]}

@@ -1,4 +1,4 @@
-"""What the checkpointers do in a job of one rank, where nothing is sharded."""
+"""FSDP checkpointers in a job of one rank, where nothing is sharded."""
 
 import shutil
 from collections.abc import Iterator
@@ -297,7 +297,7 @@ def test_a_full_checkpointer_accepts_the_form_of_flash_checkpoint(tmp_path: Path
 
 @pytest.mark.parametrize("url", [False, True])
 def test_a_memory_save_with_a_path_is_persisted_there_at_the_end(tmp_path: Path, url: bool):
-    """What is persisted at the end lies there."""
+    """The persist at the end writes there."""
     run = tmp_path / "run"
     with FsdpShardCheckpointer(f"file://{run}" if url else run) as checkpointer:
         checkpointer.save_checkpoint(1, {"n": 1}, f"{checkpointer._writer.directory}/mine", StorageType.MEMORY)

@@ -28,7 +28,7 @@ def test_an_fsdp_job_whose_rank_is_killed_in_a_save_resumes_bit_for_bit(new_job,
     survived(job.run("--overlap", "--wait", **OPTIONS), uninterrupted())
     assert [step for step, _ in job.resumes()] == [0, 4, 12]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
-    assert {8, 10, 20} <= {line["pending"] for line in job.log(1) if "pending" in line}, "behind training"
+    assert {8, 10, 20} <= {line["pending"] for line in job.log(1) if "pending" in line}, "copied in the background"
 
 
 def test_a_full_state_of_fsdp1_resumes_after_a_kill(new_job, uninterrupted):
@@ -79,7 +79,7 @@ def test_an_fsdp_job_whose_state_changes_its_structure_resumes(new_job):
     lines = [line for rank in (0, 1) for line in job.log(rank)]
     changed = {line["skipped"] for line in lines if "structure" in line.get("reason", "")}
     assert len(changed) > 1 and not any(step % 4 == 0 for step in changed), "to DISK ranks save together"
-    assert not {step + 1 for step in changed} & changed, "the ranks have planned anew"
+    assert not {step + 1 for step in changed} & changed, "the ranks have planned again"
     persisted = [{line["saved"] for line in job.log(rank) if line.get("saved", 1) % 4 == 0} for rank in (0, 1)]
     assert persisted[0] == persisted[1] and persisted[0] <= set(job.stored())
 
@@ -143,7 +143,7 @@ def test_an_fsdp_job_resumes_from_each_sharding_in_each_other(new_job, tier):
 
 @pytest.mark.campaign
 def test_an_fsdp_job_restarted_after_a_rollback_resumes_what_was_saved_since(new_job):
-    """Restarted workers ask for the same step again; what was saved since is newer. Another launch goes back anew."""
+    """Restarted workers ask for the same step again; later saves are newer. Another launch goes back again."""
     job = new_job().run("--steps", "12", "--disk", "2", **OPTIONS)
     job.befalls(kill(1, at="snapshot.fill", step=10))
     for _ in range(2):

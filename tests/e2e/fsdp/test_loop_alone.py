@@ -144,7 +144,7 @@ def test_a_sharded_loop_resumes_bit_for_bit(run: Run, updates: int):
 
 
 class ByHand:
-    """Saves a training with a checkpointer of FSDP, in each step."""
+    """Saves a training run with a checkpointer of FSDP, in each step."""
 
     def __init__(self, checkpointer: Any, training: Training) -> None:
         self._checkpointer, self._training = checkpointer, training

@@ -1,4 +1,4 @@
-"""Which shards are copied behind training, by how they lie in their storages, in a job of one rank."""
+"""Shards copied in the background, by their place in their storages, in a job of one rank."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -58,7 +58,7 @@ def test_a_pipeline_resumes_at_another_data_parallel_size_from_memory_and_storag
     ("ranks", "script"), [(2, ("--plain",)), (4, ("--chunks", "2")), (2, ("--plain", "--chunks", "2"))]
 )
 def test_each_kind_of_pipeline_killed_in_each_phase_resumes_bit_for_bit(new_job, uninterrupted, ranks, script):
-    # the first save of each launch is planned, and not copied behind training
+    # the first save of each launch is planned, and not copied in the background
     phases = (
         ("snapshot.plan", 1),
         ("snapshot.commit", 1),

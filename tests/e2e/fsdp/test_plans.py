@@ -1,4 +1,4 @@
-"""The ranks' plans, in threads with one store: whatever happens in whichever order, no checkpoint mixes two of them."""
+"""Plans of ranks, in threads with one store: in any order of events, no checkpoint mixes two of them."""
 
 import contextlib
 import pickle

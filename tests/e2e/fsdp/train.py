@@ -38,7 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--way", default="fsdp2", help="fsdp2, fsdp1, hsdp, tp, 2d, full or full1")
     parser.add_argument("--widen-at", type=int, default=10**9, help="from here on there is one more tensor")
     parser.add_argument("--text", type=int, default=0, help="characters by which a value grows in each step")
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--wait", action="store_true", help="go on when a save to storage is durable")
     parser.add_argument("--resume-path", default="")
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")

@@ -1,4 +1,4 @@
-"""What is saved, file by file, beside what transformers' own Trainer saves in the same run."""
+"""Saved files, one by one, beside those of transformers' own Trainer in the same run."""
 
 import json
 from pathlib import Path

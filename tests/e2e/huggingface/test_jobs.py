@@ -1,4 +1,4 @@
-"""Real jobs of a Trainer under fastckpt-run: ranks die, the agent dies, and it is as if nothing had happened."""
+"""Real jobs of a Trainer under fastckpt-run: ranks and agents die, as if nothing had happened."""
 
 import shutil
 
@@ -49,7 +49,7 @@ def test_each_kind_of_trainer_job_resumes_after_kills_in_each_phase(new_job, uni
     job.run(*WAYS[way], **OPTIONS)
     survived(job, uninterrupted(*WAYS[way][: 4 if way != "own" else 0]))
     assert {tier for _, tier in job.resumes()[1:]} == {"memory"}
-    assert any("pending" in line for line in job.log(0)) == (way == "overlap"), "behind training"
+    assert any("pending" in line for line in job.log(0)) == (way == "overlap"), "copied in the background"
 
 
 @pytest.mark.campaign
@@ -127,7 +127,7 @@ def test_a_trainer_job_on_two_nodes_resumes_after_kills(tmp_path, uninterrupted,
 
 @pytest.mark.campaign
 def test_get_last_checkpoint_names_the_newest_before_a_trainer_exists(new_job, uninterrupted):
-    """What get_last_checkpoint names lies in memory alone after both ranks and the agent were killed."""
+    """The checkpoint of get_last_checkpoint is in memory alone after both ranks and the agent were killed."""
     job = new_job()
     job.start("--kill-after", "5", "--memory", "1", "--resume", "last", **OPTIONS).wait()
     assert not [*job.checkpoint_dir.glob("checkpoint-*")]

@@ -1,4 +1,4 @@
-"""What torch's own tests ask of torchrun, asked of our launcher in this process."""
+"""Behaviour that torch's own tests require of torchrun, required of our launcher in this process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Deaths are noticed when they happen, and nothing of a job outlives what it belongs to."""
+"""Deaths are noticed when they happen, and no process outlives the job it belongs to."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The file of events beside the checkpoints: nobody waits for it, whatever its storage does."""
+"""The event log beside the checkpoints: no process waits for it, whatever its storage does."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Workers that another's failure takes along: killed at once, or asked to end and given time for it."""
+"""Workers stopped for the failure of another: killed at once, or asked to end within the stop grace."""
 
 import os
 import signal

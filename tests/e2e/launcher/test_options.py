@@ -1,4 +1,4 @@
-"""Our own options: where they may stand, what they mean, and what is said when they are wrong."""
+"""Options of fastckpt-run: their positions, meanings, and errors."""
 
 import platform
 import re

@@ -1,4 +1,4 @@
-"""The command line means what it means to torchrun: thousands of arguments against torch's own parser."""
+"""Parity of the command line with torchrun: thousands of arguments against torch's own parser."""
 
 import random
 import string

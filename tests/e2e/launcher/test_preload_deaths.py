@@ -1,4 +1,4 @@
-"""Whenever a template dies, or says nothing, the job goes on, and nothing is left of what it was about to do."""
+"""Deaths and hangs of templates: the job continues, and no started work is left behind."""
 
 import json
 import os

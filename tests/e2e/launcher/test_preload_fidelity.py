@@ -1,4 +1,4 @@
-"""What a script can see in a fork of the template is what it would see in a fresh process."""
+"""Forks of the template see what they would see in a fresh process."""
 
 import json
 import os

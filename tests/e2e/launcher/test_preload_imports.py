@@ -1,4 +1,4 @@
-"""What a template imports for a script, what it refuses to keep, and when workers are executed instead."""
+"""Imports of a template for a script, modules it refuses to keep, and scripts that are executed instead."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How a job ends: torchrun's exit codes, and each traceback once."""
+"""The end of a job: torchrun's exit codes, and each traceback once."""
 
 import json
 import re

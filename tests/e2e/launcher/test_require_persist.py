@@ -1,4 +1,4 @@
-"""The end of a job whose newest checkpoint is not durable: told in any case, and a failure if the user says so."""
+"""The end of a job whose newest checkpoint is not durable: always reported, and a failure with the option."""
 
 import json
 import os

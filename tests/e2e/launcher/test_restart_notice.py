@@ -1,4 +1,4 @@
-"""What the line of a restart says, whatever the workers come to; and what a traceback says of a failure."""
+"""The log line of a restart, whatever becomes of the workers; and tracebacks of failures in it."""
 
 import logging
 import re

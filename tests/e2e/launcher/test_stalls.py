@@ -1,4 +1,4 @@
-"""Jobs that fail again and again: when they are started again, and what is said when they are not."""
+"""Jobs that fail repeatedly: when they are restarted, and the messages when they are not."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a script that cannot start leaves behind, and what only looks like it: real interpreters, real stderr."""
+"""Scripts that cannot start, and scripts that only look so: real interpreters, real stderr."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One process with Lightning: files that it names, keeps and removes, and what is refused."""
+"""One process with Lightning: files that it names, keeps and removes, and refused calls."""
 
 import json
 import logging
@@ -66,7 +66,7 @@ def test_checkpoint_files_are_written_when_training_ends(tmp_path):
     assert torch.load(tmp_path / "step=4.ckpt", weights_only=True)["global_step"] == 4
     assert trainer.validate(ckpt_path=str(tmp_path / "step=4.ckpt"), verbose=False)
     assert fit(tmp_path, 12).strategy.checkpoint_io.loaded_step == 9, "what memory had was flushed"
-    assert "checkpoint-9" not in names(tmp_path), "and made way for what is newer"
+    assert "checkpoint-9" not in names(tmp_path), "and was replaced by newer ones"
     assert fit(tmp_path, 10, path=str(tmp_path / "step=8.ckpt")).strategy.checkpoint_io.loaded_step == 8
 
 

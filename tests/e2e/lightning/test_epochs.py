@@ -1,4 +1,4 @@
-"""Resumes at an epoch's end and after a kill within a validation: Lightning goes on as if nothing had happened."""
+"""Resumes at an epoch's end and after a kill within a validation: Lightning continues as if uninterrupted."""
 
 import json
 import logging

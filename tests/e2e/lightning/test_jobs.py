@@ -1,4 +1,4 @@
-"""Real jobs with Lightning: ranks and agents die, stock code takes turns with ours, and all is the very same."""
+"""Real jobs with Lightning: kills of ranks and agents, and turns with stock code, leave results bit-equal."""
 
 import os
 import shutil

@@ -26,7 +26,7 @@ from tests.faults.faults import strike_as_told
 def parse_arguments() -> argparse.Namespace:
     parser = parser_of_all()
     parser.add_argument("--way", default="", help="epochs: a plain loader, saved at their ends; top: keep the best two")
-    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes behind training")
+    parser.add_argument("--overlap", action="store_true", help="copy what the optimizer changes in the background")
     parser.add_argument("--resume-path", default=NEWEST)
     parser.add_argument("--die", action="store_true", help="with the agent, after the last step")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""Every first call that a newcomer makes is answered: by a value, what is allowed, and what to do instead."""
+"""First calls of a newcomer that are wrong: each is answered by the value, the limit, and the remedy."""
 
 import gc
 import json

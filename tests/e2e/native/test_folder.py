@@ -1,4 +1,4 @@
-"""Checkpoints that a framework lays out: what is saved under which names, and the directory to load from."""
+"""Checkpoints that a framework lays out: saved files and names, and the directory to load from."""
 
 import json
 import os

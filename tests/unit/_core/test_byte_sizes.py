@@ -1,4 +1,4 @@
-"""Sizes are given in the unit that fits them: what is there is never said to be nothing."""
+"""Sizes are printed in the unit that fits them: a nonzero size is never printed as zero."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Events are for whoever looks on: losing them stops nobody."""
+"""Events inform observers: losing them stops no job."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A torch that is too old is told in one sentence, a newer one than was tried in a warning."""
+"""Torch versions: one too old is reported in one sentence, a newer one than was tried in a warning."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a training consists of, whatever wraps its model."""
+"""Objects of a training run, whatever wraps its model."""
 
 from pathlib import Path
 from typing import Any

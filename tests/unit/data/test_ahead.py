@@ -1,4 +1,4 @@
-"""A batch that the training fetches ahead, as docs/data.md has it, is used once all the same."""
+"""A batch that a loop fetches ahead, as in docs/data.md, is used once all the same."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""What a loader counts, when, and what it refuses."""
+"""Counts of a loader, their timing, and refusals."""
 
 import inspect
 import io

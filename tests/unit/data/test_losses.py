@@ -1,4 +1,4 @@
-"""What users do, and what befalls them, by which samples would be lost or used twice: it goes right, or is told."""
+"""Uses and accidents by which samples could be lost or used twice: handled, refused or warned of."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A sampler in a plain DataLoader goes on if it is told what was used."""
+"""A sampler in a plain DataLoader resumes if it is advanced by the samples that were used."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader, saved and loaded as a checkpointer does: what goes on, and what is refused."""
+"""torchdata's StatefulDataLoader, saved and loaded as a checkpointer does: resumes, and refusals."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""What becomes of saves when a rank leaves before the others."""
+"""Saves after a rank has left before the others."""
 
 import shutil
 import sys

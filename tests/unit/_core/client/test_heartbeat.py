@@ -1,4 +1,4 @@
-"""What a worker says of its steps and phases."""
+"""Reports of a worker about its steps and phases."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""One round of ranks after the other in one store, as torchrun keeps it: none hears the words of those before it."""
+"""Consecutive rounds of ranks in one store, as under torchrun: no rank receives messages of earlier rounds."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""Which optimizers may take the state of which: by their classes."""
+"""Compatibility of optimizers with saved states, by their classes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the log says where restarted workers of torchrun find addresses of dead ones in its store."""
+"""Log lines of restarted workers of torchrun that find addresses of dead ranks in its store."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What data sets draw is seeded for each sample, whichever generator they draw from, whenever they first do."""
+"""Random draws of data sets are seeded for each sample, with any generator and at any time."""
 
 import random
 from collections.abc import Callable

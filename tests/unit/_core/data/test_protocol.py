@@ -1,4 +1,4 @@
-"""What a checkpointer saves of data, whatever hands them out."""
+"""Data states that a checkpointer saves, for each kind of loader."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which checkpoints as many ranks as saved them could resume, by the names of their files."""
+"""Completeness of a checkpoint for the ranks that saved it, by the names of its files."""
 
 from typing import Any
 

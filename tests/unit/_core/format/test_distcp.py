@@ -1,4 +1,4 @@
-"""A file of archives is what torch would read from FileSystemWriter's, in places that stay from save to save."""
+"""Files of archives: torch reads them like FileSystemWriter's, at offsets that stay from save to save."""
 
 import io
 from collections.abc import Sequence

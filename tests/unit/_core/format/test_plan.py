@@ -1,4 +1,4 @@
-"""Saves after the first reuse what stands still, and notice what does not."""
+"""Saves after the first reuse the unchanged structure, and notice changes."""
 
 import argparse
 import datetime

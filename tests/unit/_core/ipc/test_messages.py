@@ -1,4 +1,4 @@
-"""Messages: what is sent arrives, and whatever else arrives is a ProtocolError."""
+"""Messages: a sent one arrives, and any other bytes are a ProtocolError."""
 
 import json
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Who may own an arena, what an owner leaves, and what it refuses."""
+"""Ownership of an arena, its state after the owner, and refusals."""
 
 import os
 import shutil

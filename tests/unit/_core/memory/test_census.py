@@ -1,4 +1,4 @@
-"""What the census finds in shared memory, and what of it can be removed."""
+"""Contents of shared memory as the census finds them, and their removal."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whose memory an arena holds: by the mark that was seen, by the one that is to be, by the inode."""
+"""The directory that an arena belongs to: by the mark that was read, by the planned one, by the inode."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def path() -> Path:
         (DirectoryClaim(seen="a", inode=1), "b", 1, False),
         (DirectoryClaim(seen="a", wanted="a", inode=1), "", 1, False),  # its user has emptied it
         (DirectoryClaim(wanted="a", inode=1), "", 1, True),  # it could not be marked
-        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # made anew before it could be
+        (DirectoryClaim(wanted="a", inode=1), "", 2, False),  # created again before it could be
         (DirectoryClaim(wanted="a", inode=1), "a", 1, True),  # killed before it was noted
         (DirectoryClaim(wanted="a", inode=1), "b", 1, True),  # another node was first
         (DirectoryClaim(wanted="a", inode=1), "b", 2, False),

@@ -1,4 +1,4 @@
-"""Who is killed when an arena is adopted, and who never is."""
+"""Processes that are killed when an arena is adopted, and processes that never are."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_a_process_that_is_not_the_one_that_signed_is_not_killed(arena: Path, st
 
 
 def test_a_process_with_a_reused_pid_is_not_killed(arena: Path, started):
-    """A bystander, as the kernel gives numbers anew: the signature has its pid, and not its start."""
+    """A bystander, since the kernel reuses pids: the signature has its pid, and another start time."""
     holder, bystander = started(HOLDER, arena), started("print('here', flush=True); import time; time.sleep(600)")
     rewrite(arena, pid=bystander.pid)
     assert not drive_out(arena, 0.2)

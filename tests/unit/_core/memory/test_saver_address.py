@@ -1,4 +1,4 @@
-"""Without a launcher of ours, workers find the saver of their user, whatever another user has put in its way."""
+"""Discovery of the saver without a launcher of ours, also against files of another user."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""The records of a slot: whole or not at all, whenever their writer dies, and whatever lies there instead."""
+"""Records of a slot: complete or absent, whenever their writer dies, and whatever is in their place."""
 
 import json
 import os

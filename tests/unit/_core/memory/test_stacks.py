@@ -1,4 +1,4 @@
-"""Stacks of a process that another asks for, whatever it is caught in."""
+"""Stack traces of a process on the request of another, whatever it is doing."""
 
 import os
 import signal

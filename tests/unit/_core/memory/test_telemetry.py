@@ -1,4 +1,4 @@
-"""The block that says how far each worker is, when it can say so no more."""
+"""The telemetry block: progress of each worker, readable after its death."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""When ranks count as hung, and who is to blame: tables, without processes."""
+"""Detection of hung ranks and of the culprit: tables, without processes."""
 
 from math import inf
 

@@ -1,4 +1,4 @@
-"""When failures are stalls, and what progress gives back, as tables."""
+"""Stalls among failures, and restarts given back by progress, as tables."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a job resumes, as a table."""
+"""Choice of the checkpoint that a job resumes, as a table."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Which slot a save goes into, as tables, and what never happens in any sequence of saves."""
+"""Choice of a slot for a save, as tables, and invariants of any sequence of saves."""
 
 import pytest
 from hypothesis import given, settings
@@ -69,7 +69,7 @@ def actions(draw: st.DrawFn) -> list[tuple[str, int]]:
 @settings(max_examples=400, deadline=None)
 @given(count=st.integers(2, 3), plan=actions())
 def test_after_the_first_commit_one_complete_checkpoint_is_always_untouched(count, plan):
-    """Two writers go through the same steps at their own pace; readers pin; all die and begin anew."""
+    """Two writers go through the same steps at their own pace; readers pin; all die and start again."""
     slots = [EMPTY] * count
     steps, latest, history = [0, 0], {}, 1
     granted: dict[tuple[int, int], int | None] = {}

@@ -1,4 +1,4 @@
-"""What logs say of how often to save, in the report and in words."""
+"""Decisions on the frequency in event logs: in the report and in words."""
 
 from typing import Any
 

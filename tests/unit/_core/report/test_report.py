@@ -1,4 +1,4 @@
-"""Where the time of a job went, as tables: what happened, and what each cause has of it."""
+"""Attribution of the time of a job to its causes, as tables of events and results."""
 
 import json
 import random
@@ -92,7 +92,7 @@ def test_a_report_of_two_launches_counts_steps_lost_by_the_agent_kill():
 
 
 def test_launches_in_one_file_are_reported_in_its_order():
-    """The monotonic clock begins anew with a boot, and in a container the agent's number is the same each time."""
+    """The monotonic clock restarts with a boot, and in a container the agent's pid is the same each time."""
     first, second = started(pid=1).trains(20, 10), Story(pid=1, boot="boot-of-2", start=40)
     second.starts(met=41, started=42, imported=45, joined=48).loads(50, 1, step=10).trains(60, 10)
     lines = [json.loads(line) for line in second.finishes(60, 61).lines]

@@ -1,4 +1,4 @@
-"""What docs/events.md says of events is what the code does."""
+"""Events of docs/events.md against those of the code."""
 
 import ast
 from dataclasses import fields

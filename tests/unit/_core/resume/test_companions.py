@@ -1,4 +1,4 @@
-"""Which checkpointers of a process are in step with each other."""
+"""Pairing of the checkpointers of a process that save the same steps."""
 
 import gc
 from collections.abc import Iterator

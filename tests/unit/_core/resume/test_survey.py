@@ -1,4 +1,4 @@
-"""Memory of a node whose rank has changed is not looked at; but that it is there, is told."""
+"""Memory of a node whose rank has changed: not resumed, but reported."""
 
 import os
 from collections.abc import Iterator

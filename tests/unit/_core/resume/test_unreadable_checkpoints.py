@@ -65,7 +65,7 @@ def test_an_unreadable_newest_checkpoint_is_an_error_on_all_ranks_and_is_kept(ra
     assert len(set(refused)) == 1 and "step 2 of history 1 in storage is whole and cannot be read" in refused[0]
     assert "credentials" in refused[0] and "No older checkpoint is loaded in its place" in refused[0]
     assert fault.struck > 4, "it was tried again"
-    assert two.objects() == before, "it is not set aside"
+    assert two.objects() == before, "it is not quarantined"
     two.proxy.faults.clear()
     assert steps(ranks) == [2, 2]
     assert members[0].loaded_from == "storage"

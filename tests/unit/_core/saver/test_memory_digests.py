@@ -1,4 +1,4 @@
-"""Digests beside slots: of what stays the newest, and of what is persisted; never in anybody's way."""
+"""Digests beside slots: of the save that stays the newest, and of persisted ones; without delaying anything."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Room for images: what is made ahead of time never takes the place of what a save was given."""
+"""Memory for images: reserving ahead of time never replaces an image of a save."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the saver does for a save grows with the ranks of its node, not with their square."""
+"""Work of the saver for a save: it grows with the ranks of its node, not with their square."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The saver: what it keeps when writers die, misbehave or lag, and when storage refuses."""
+"""The saver: what it keeps when writers die, send invalid messages or lag, and when storage refuses."""
 
 import asyncio
 import gc
@@ -593,7 +593,7 @@ time.sleep(3600)
             silent.kill()
 
     def test_the_end_of_one_connection_does_not_end_the_watch_over_the_next(self):
-        """The first has died, but its connection ends only when its descriptor's number has been given anew."""
+        """The first has died, but its connection ends only when its descriptor's number has been reused."""
 
         async def watch() -> None:
             stops, streams = [], []

@@ -1,4 +1,4 @@
-"""Plain torchrun's saver, in the first rank's process: how long that waits for others when it ends."""
+"""The saver of plain torchrun, in the first rank's process: its wait for other ranks at exit."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""What workers said last can be read until the end, whatever a signal interrupts."""
+"""Last reports of workers: readable until the end, whatever a signal interrupts."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Which history each rank writes, and which saves those that are gone take part in."""
+"""Histories that ranks write, and saves in which departed ranks take part."""
 
 from fastckpt._core.format.ids import SaveId
 from fastckpt._core.saver.writers import Loan, Writers

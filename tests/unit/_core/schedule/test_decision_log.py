@@ -1,4 +1,4 @@
-"""Decisions on how often to save become events of the saver: each once, whoever sends meanwhile, and nobody waits."""
+"""Decisions on the frequency become events of the saver: each once, without blocking any thread."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

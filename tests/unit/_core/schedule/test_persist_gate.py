@@ -1,4 +1,4 @@
-"""Persists that are due while one is under way, for any intervals and durations: they are put off."""
+"""Persists that are due while one is in progress, for any intervals and durations: they are postponed."""
 
 import random
 from collections.abc import Callable

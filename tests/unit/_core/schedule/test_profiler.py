@@ -1,4 +1,4 @@
-"""Ranks that profile decide alike, whatever their own clocks and storage say."""
+"""Ranks that profile make the same decisions, whatever their own clocks and storage report."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The states of random generators, taken and given back."""
+"""States of random generators, captured and restored."""
 
 import io
 import random

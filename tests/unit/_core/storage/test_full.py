@@ -1,4 +1,4 @@
-"""Storage that refuses: full, too large a file, read-only, forbidden, failing."""
+"""Storage that refuses writes: full, a file size limit, read-only, forbidden, failing."""
 
 import contextlib
 import os
@@ -157,7 +157,7 @@ def test_a_retired_checkpoint_is_restored_when_the_new_one_is_refused(tmp_path, 
     with pytest.raises(PersistError, match="Operation not permitted"):
         publish(directory, SaveId(1, 5))
     monkeypatch.undo()
-    assert assert_sound(directory) == [(0, 5)]  # where it made way to: it cannot be put back for now
+    assert assert_sound(directory) == [(0, 5)]  # where it was retired to: it cannot be put back for now
     subprocess.run(["chattr", "-i", directory.path], check=True)
     assert directory.sweep() == [directory.path / "checkpoint-5"]
     assert assert_sound(directory) == [(0, 5)]

@@ -207,7 +207,7 @@ def test_a_newer_checkpoint_retired_by_an_older_job_is_restored(fast_path: Path)
 def test_a_deletion_is_cancelled_if_the_newer_checkpoint_is_gone(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look and the deletion it was found bad, say, and set aside by somebody else."""
+    """Between the check and the deletion it was found bad, say, and quarantined by another process."""
     directory = CheckpointDirectory(fast_path / "run")
     published(directory, fast_path, SaveId(1, 5), SaveId(1, 6))
     rename = Path.rename

@@ -1,4 +1,4 @@
-"""Checkpoints that came with the image of a container are replaced, deleted and set aside, on a real overlay."""
+"""Checkpoints that came with the image of a container: replaced, deleted and quarantined on a real overlay."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Ids and manifests: what is written is read, and nothing else is."""
+"""Ids and manifests: written ones are read, and nothing else is."""
 
 import json
 

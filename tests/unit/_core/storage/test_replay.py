@@ -133,7 +133,7 @@ def _forget_sources(path: Path) -> None:
 
 
 LOWER = [strangers_directory, target_overwritten, target_again]
-"""Scenes in which a directory makes way, beside the one that is tried with a death and a sweep, too."""
+"""Scenes in which a directory is retired, besides the one that is tried with a death and a sweep, too."""
 MAKERS = {scene.__name__: publishing(scene) for scene in SCENES} | {
     "nodes": by_nodes(""),
     "nodes_with_target": by_nodes("user/ckpt.pt"),

@@ -1,4 +1,4 @@
-"""How many requests a store is asked: an upload costs no more where many checkpoints are kept, k deletions cost k."""
+"""Number of requests to a store: uploads cost the same with many checkpoints kept, k deletions cost k."""
 
 from pathlib import Path
 

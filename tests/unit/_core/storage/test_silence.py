@@ -1,4 +1,4 @@
-"""A store that takes requests and answers none: that is said soon, and the error comes before any cleaning up."""
+"""A store that accepts requests and answers none: reported soon, and the error comes before any cleaning up."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What goes through a buffer of bounded size arrives whole, in order."""
+"""Data that passes a buffer of bounded size arrives complete and in order."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What iterations say of the cost of checkpoints: known costs are found again, accidents are not taken for them."""
+"""Estimates of checkpoint costs from iterations: known costs are found, outliers are not taken for costs."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""How long to profile, and what is made of what was measured."""
+"""Length and result of profiling."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How often is saved while it is measured what saves cost: as a table."""
+"""Frequency of saves while their cost is measured, as a table."""
 
 import random
 

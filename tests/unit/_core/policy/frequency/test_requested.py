@@ -1,4 +1,4 @@
-"""What users may ask for, as tables."""
+"""Requests of users for a frequency, as tables."""
 
 import re
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What windows lead to: tables, and generated measurements."""
+"""Tuning of intervals from measured windows: tables, and generated measurements."""
 
 import random
 from dataclasses import replace
@@ -233,7 +233,7 @@ def random_window(rng: random.Random) -> Measurement:
     )
 
 
-WISHES = [
+REQUESTS = [
     AUTO,
     RequestedIntervals(3, None),
     RequestedIntervals(None, 60),
@@ -242,7 +242,7 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("every", WISHES, ids=str)
+@pytest.mark.parametrize("every", REQUESTS, ids=str)
 def test_changes_of_intervals_are_bounded_and_in_time_for_any_measurements(every):
     """Thousands of windows of wild costs."""
     rng = random.Random(8)

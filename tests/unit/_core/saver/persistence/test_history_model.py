@@ -1,4 +1,4 @@
-"""Every interleaving of jobs that share a place, in a model: right by all rules, and wrong without any one of them."""
+"""Every interleaving of jobs that share a place, in a model: correct with all rules, wrong without any one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a saver makes of another job that saves, or has saved, to its directory."""
+"""Savers whose directory another job saves to, or has saved to."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The second level: the newest goes there in the background, and nothing of that holds up the first one."""
+"""The remote tier: the newest is uploaded in the background and delays nothing of the storage tier."""
 
 import itertools
 import re

@@ -161,7 +161,7 @@ def test_reading_back_bypasses_the_page_cache(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
 def test_a_pipe_or_link_in_place_of_an_image_is_not_copied(tmp_path: Path, kind: str):
-    """It lies where an image should: nobody waits for a pipe's writer, nor is led elsewhere."""
+    """It is in place of an image: nobody waits for a pipe's writer, or follows a link elsewhere."""
     source = tmp_path / "source"
     if kind == "pipe":
         os.mkfifo(source)

@@ -1,4 +1,4 @@
-"""Who may read checkpoints: as the umask says, or as the user chose."""
+"""File modes of checkpoints: by the umask, or as the user chose."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Threads that share a limit write no faster than it says, and no slower."""
+"""Threads that share a rate limit write no faster than it allows, and no slower."""
 
 import math
 import os

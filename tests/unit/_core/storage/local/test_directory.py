@@ -1,4 +1,4 @@
-"""What is published is found, newest first, and nothing else is."""
+"""Published checkpoints are found, newest first, and nothing else is."""
 
 import json
 import os

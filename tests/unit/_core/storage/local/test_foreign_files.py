@@ -1,4 +1,4 @@
-"""Checkpoints that something else wrote are known by their names and first bytes; what is none is not."""
+"""Checkpoints of other tools, recognized by their names and first bytes; other files are not."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A directory is not another one that takes its name."""
+"""Identity of a directory: another one of the same name is not taken for it."""
 
 import errno
 import fcntl

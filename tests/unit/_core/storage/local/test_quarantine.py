@@ -1,4 +1,4 @@
-"""A bad checkpoint is set aside with its reason; nothing of ours loads or deletes it, and no crash loses it."""
+"""A bad checkpoint is quarantined with its reason; nothing loads or deletes it, and no crash loses it."""
 
 import os
 import re

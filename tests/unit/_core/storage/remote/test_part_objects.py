@@ -1,4 +1,4 @@
-"""Several nodes upload one checkpoint: it counts when all parts are there, and then at once and whole."""
+"""Several nodes upload one checkpoint: it counts once all parts are present, and then at once and complete."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""A store at a URL: what counts, and that nothing that counts is ever lost or mixed, whatever fails on the way."""
+"""A store at a URL: which checkpoints count, and that none is lost or mixed, whatever request fails."""
 
 import json
 import os
