@@ -134,7 +134,7 @@ def test_prune_decides_for_each_tier_by_its_own_checkpoints(fastckpt: Fastckpt, 
 
 
 def test_a_failing_store_is_an_error_with_code_2(fastckpt: Fastckpt, remote: S3):
-    remote.befalls(Fault(403, "GET", times=10**6))
+    remote.inject(Fault(403, "GET", times=10**6))
     for command in ("ls", "show", "verify", "which"):
         said = fastckpt(command, URL, "--json")
         assert said.code == 2 and not said.out and URL in said.err

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 
 EACH = ("--default", "--memory", "1", "--steps", "120")
@@ -12,11 +12,11 @@ SLOW = {"FASTCKPT_PERSIST_MBPS": "4"}
 
 
 def test_with_the_default_storage_type_a_kill_costs_one_step_at_most(tmp_path: Path, uninterrupted):
-    job = Job(tmp_path / "job").befalls(
+    job = Job(tmp_path / "job").with_faults(
         kill(rank=1, at="train.step", step=60), kill(rank=0, at="snapshot.fill", step=90)
     )
     job.run(*EACH, **SLOW)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*EACH), interval=1)
     assert [tier for _, tier in job.resumes()] == ["", "memory", "memory"]
     assert job.skips() == set()

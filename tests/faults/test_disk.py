@@ -12,7 +12,7 @@ import pytest
 
 from fastckpt._core.storage.local.identity import identity
 from tests.faults.faults import refuse
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 MIB = 1 << 20
 EXT4_IOC_SHUTDOWN, WITHOUT_LOG = 0x8004587D, 2
@@ -150,7 +150,7 @@ def test_a_job_killed_on_a_disk_full_since_its_first_start_resumes_from_memory(d
     job.start("--wait-at", "24")
     job.wait_for_all(24)
     assert failures(job) and job.stored() == [] and identity(checkpoints) == ""
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     job.wait()
     ballast.unlink()
     job.run()
@@ -169,7 +169,7 @@ def test_each_system_call_of_a_persist_that_fails_once_is_retried(new_job, unint
         refuse("pwrite", "EDQUOT", at="persist.write", step=36),
         refuse("rename", "EDQUOT", at="persist.rename", step=42),
     ]
-    job = new_job().befalls(*faults)
+    job = new_job().with_faults(*faults)
     waits = [6 + 6 * i for i in range(len(faults))]
     job.start("--disk", "6", "--wait-at", *map(str, waits), "54")
     for i, step in enumerate(waits):
@@ -181,7 +181,7 @@ def test_each_system_call_of_a_persist_that_fails_once_is_retried(new_job, unint
     assert_caught_up(job, 54)
     job.go_on(54)
     assert job.wait() == 0, job.text()
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert job.text().count("Input/output error") >= 5 and job.text().count("Disk quota exceeded") >= 2
     assert job.stored()[0] == 60
     assert not [step for step in job.skips() if step < waits[-1]]

@@ -7,7 +7,7 @@ import pytest
 
 from fastckpt._core.storage.local.directory import CheckpointDirectory, Stored
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.jobs import Job, assert_all_injected
 
 
 class Rollback:
@@ -21,7 +21,7 @@ class Rollback:
 
     def run(self, *faults, again: bool) -> None:
         """Launch it until it ends well; after the agent's death with the path again, or without."""
-        self.job.befalls(*faults)
+        self.job.with_faults(*faults)
         self.job.start("--resume-path", self.path)
         while self.job.wait() != 0:
             assert self.job.launches <= len(faults), self.job.text()
@@ -29,7 +29,7 @@ class Rollback:
 
     def assert_right(self) -> None:
         """Each step was what the earlier job had made of it, and the newest history is on storage."""
-        assert_all_struck(self.job)
+        assert_all_injected(self.job)
         assert self.job.ends() == self.reference.ends()
         for rank in (0, 1):
             losses, expected = self.job.losses(rank), self.reference.losses(rank)

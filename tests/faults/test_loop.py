@@ -75,10 +75,10 @@ def test_kills_of_ranks_and_agents_leave_the_results_of_a_loop_unchanged(new_job
     """The name is short: loader workers make sockets in the folder of the job, whose names have an end."""
     job = new_job().start(*every, "--loader-workers", "1", program="loop.py", restarts=3, FASTCKPT_PRELOAD="auto")
     job.wait_for("step", 9)
-    job.strike(1)
+    job.kill_processes(1)
     job.until(lambda: len(steps_of(job)) == 2, "a second start")
     job.wait_for("step", STEPS // 2 + 5)
-    job.strike(0)
+    job.kill_processes(0)
     assert job.wait() == 0, job.text()
     assert job.ends() == reference.ends(), job.text()
     for rank in (0, 1):
@@ -101,7 +101,7 @@ def test_a_job_killed_before_its_profile_ends_resumes_its_last_save_from_memory(
     for rank in (0, 1):
         job.wait_for("stopped", 6, rank)
     saved = due(job, 0)
-    job.strike(1)
+    job.kill_processes(1)
     job.until(lambda: len(job.resumes()) == 2, "a second start")
     assert saved[0] == 1 and due(job, 1)[: len(saved)] == saved
     assert job.resumes()[1] in [(step, "memory") for step in saved[-2:]]
@@ -118,7 +118,7 @@ def test_a_job_killed_more_often_than_its_profile_takes_completes_it(new_job):
         chosen = [each for each in decided(job) if each["memory"] is not None]
         if chosen:
             break
-        job.strike(1)
+        job.kill_processes(1)
     assert chosen, job.text()
     assert number > 1, "a run that was not killed took it all"
     assert [before < now for before, now in pairwise(steps_of(job))] == [True] * (number - 1), steps_of(job)
@@ -140,7 +140,7 @@ def test_each_sample_counts_once_when_the_world_size_changes(new_job):
         job.start(*script, ranks=ranks, program="loop.py", restarts=0)
         for rank in range(ranks):
             job.wait_for("step", stop, rank)
-        job.strike("agent", *range(ranks))
+        job.kill_processes("agent", *range(ranks))
         assert job.wait() == -signal.SIGKILL
     job.run("--every", "1", "2", program="loop.py")
     for epoch, batches in committed(job).items():
@@ -153,7 +153,7 @@ def test_each_sample_counts_once_when_the_world_size_changes(new_job):
 def test_kills_leave_a_loop_over_torchdata_unchanged(new_job):
     job = new_job().start("--torchdata", "--loader-workers", "1", "--every", "2", "6", program="loop.py", restarts=2)
     job.wait_for("step", 9)
-    job.strike(1)
+    job.kill_processes(1)
     assert job.wait() == 0, job.text()
     assert steps_of(job)[1] >= 6, job.text()
     for epoch, batches in committed(job).items():
@@ -168,7 +168,7 @@ def test_kills_leave_a_loop_over_a_shuffled_stream_unchanged(new_job, uninterrup
     job = new_job().start(*options, program="loop.py", restarts=2)
     for rank, step in ((1, 9), (0, STEPS // 2 + 5)):
         job.wait_for("step", step)
-        job.strike(rank)
+        job.kill_processes(rank)
     assert job.wait() == 0, job.text()
     assert job.ends() == reference.ends(), job.text()
     assert len(steps_of(job)) == 3 and min(steps_of(job)[1:]) > 0, job.text()
@@ -183,7 +183,7 @@ def test_a_kill_in_the_middle_of_accumulation_leaves_results_unchanged(new_job, 
     job = new_job().start(*script, "--stop-at", "11", program="loop.py", restarts=0)
     for rank in (0, 1):
         job.wait_for("step", 11, rank)
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL
     job.run(*script, program="loop.py")
     assert steps_of(job)[1] in (9, 10, 11), job.text()

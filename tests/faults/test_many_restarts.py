@@ -79,7 +79,7 @@ def check(job: Job, reference: Job, kills: int, script: list[str], preload: str)
     for turn in range(kills):
         wait_after(job, turn, (turn + 1) * PAUSE)
         seen.append(look(job))
-        job.strike(
+        job.kill_processes(
             random.choice((0, 1))
         )  # before they go on: they could be at the next point by then, and resume past it
         job.go_on((turn + 1) * PAUSE)

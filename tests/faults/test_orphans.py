@@ -75,7 +75,7 @@ def test_memory_of_orphans_that_cannot_be_found_is_neither_resumed_nor_written(o
     """They write all the while into memory that nobody else uses any more: a later save in memory is sound."""
     for path, _ in signed(orphaned.arena()):
         path.unlink()
-    orphaned.befalls(kill(rank=1, at="train.step", step=47)).run("--wait")
+    orphaned.with_faults(kill(rank=1, at="train.step", step=47)).run("--wait")
     assert len(orphans(orphaned)) == 2
     assert "writers of an earlier job still use" in orphaned.text()
     first, (then, tier) = orphaned.resumes()[1], orphaned.resumes()[2]

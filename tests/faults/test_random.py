@@ -38,9 +38,9 @@ def told(job: Job, kills: int) -> str:
 
 
 def survive(job: Job, reference: Job, faults: list[Fault], steps: int) -> None:
-    job.befalls(*faults).run("--steps", str(steps))
+    job.with_faults(*faults).run("--steps", str(steps))
     tiers = told(job, len(faults))
-    assert len(job.resumes()) - 1 == job.struck() == len(faults)
+    assert len(job.resumes()) - 1 == job.injected() == len(faults)
     assert tiers == "memory"
     assert_as_if_nothing_had_happened(job, reference)
 
@@ -52,7 +52,7 @@ def survive_all_at_once(job: Job, reference: Job, kills: int, rng: random.Random
         few = rng.randrange(2, 8)
         job.until(lambda i=i, few=few: len(job.resumes()) > i and len(job.starts()[-1][0]) > few, f"start {i} going")
         time.sleep(rng.uniform(0, LONGEST_DELAY))
-        job.strike(*rng.sample(BOTH, 2))
+        job.kill_processes(*rng.sample(BOTH, 2))
     assert job.wait() == 0, job.text()
     assert told(job, kills) == "memory"
     assert len(job.resumes()) == kills + 1
@@ -69,7 +69,7 @@ def survive_launches(job: Job, reference: Job, victims: tuple, kills: int, rng: 
         else:
             job.wait_for("step", begin + rng.randrange(3, 9))
             time.sleep(rng.uniform(0, LONGEST_DELAY))
-        job.strike(*rng.sample(victims, len(victims)))
+        job.kill_processes(*rng.sample(victims, len(victims)))
         assert job.wait() == -signal.SIGKILL, job.text()
     job.run("--steps", str(steps))
     assert told(job, kills) == "memory", job.text()

@@ -54,7 +54,7 @@ def test_the_report_of_a_job_with_two_kills_equals_its_training_log(new_job):
     job.start(*SAVES, "--wait-at", "13", "27", restarts=3)
     for step, victims, left in ((13, (1,), 3), (27, (0, 1), 2)):
         job.wait_for_all(step)
-        job.strike(*victims)
+        job.kill_processes(*victims)
         job.until(lambda left=left: is_noticed(job, left), "the notice")
         job.go_on(step)
     assert job.wait() == 0, job.text()
@@ -99,7 +99,7 @@ def test_the_report_of_two_launches_after_an_agent_kill_has_both(new_job):
         return any(rank["steps"] == 13 for e in events if e["event"] == "progress" for rank in e["ranks"])
 
     job.until(seen, "a record of step 13")
-    job.strike("agent")
+    job.kill_processes("agent")
     assert job.wait() == -9
     during = reported(job)
     assert during.nodes[0][0].launch.outcome == "" and not during.failures
@@ -150,7 +150,7 @@ def test_the_report_of_a_worker_death_on_one_of_two_nodes_covers_both_logs(new_j
     assert one is not None and two is not None
     try:
         job.wait_for_all(13)
-        job.strike(1)
+        job.kill_processes(1)
         job.until(lambda: is_noticed(job, 3), "the notice")
         job.go_on(13)
         assert [process.wait(120) for process in (one, two)] == [0, 0], job.text()

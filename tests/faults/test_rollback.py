@@ -48,7 +48,7 @@ def lose_memory(job: Job, rng: random.Random, launch: int, *arguments: str) -> i
     job.start(*arguments, "--stop-at", str(last), program="loop.py", restarts=0, FASTCKPT_PERSIST_MBPS=MBPS)
     job.until(far_enough, f"{persists} persists, or step {last}")
     time.sleep(rng.uniform(0, LONGEST_DELAY))
-    job.strike("agent", 0, 1)
+    job.kill_processes("agent", 0, 1)
     assert job.wait() == -signal.SIGKILL, job.text()
     shutil.rmtree(job.arena())
     return max(job.stored(), default=0)

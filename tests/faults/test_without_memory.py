@@ -50,7 +50,7 @@ def test_a_memory_that_is_too_small_is_refused_with_size_limit_and_remedy(new_jo
 
 def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(new_job, uninterrupted):
     """A worker dies, the agent dies and its files stay, the agent dies and its files are lost."""
-    job = new_job().befalls(
+    job = new_job().with_faults(
         kill(rank=1, at="snapshot.fill", step=16),
         kill_agent(at="snapshot.fill", step=32),
         kill_agent(at="snapshot.fill", step=46),
@@ -69,7 +69,7 @@ def test_a_job_without_memory_trains_and_resumes_from_files_on_a_disk(new_job, u
 
 
 def test_a_job_without_memory_resumes_under_plain_torchrun(new_job, uninterrupted):
-    job = new_job().befalls(kill(rank=1, at="train.step", step=25))
+    job = new_job().with_faults(kill(rank=1, at="train.step", step=25))
     start(job, "--ballast", "40", "--wait", launcher=TORCHRUN, FASTCKPT_MEMORY="off", **STORE_OF_ITS_OWN)
     assert job.wait() == 0, job.text()
     ((step, tier),) = job.resumes()[1:]

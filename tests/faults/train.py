@@ -26,7 +26,7 @@ from fastckpt.ddp import DdpCheckpointer, StorageType, phase, settle
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.faults.diary import Log, digest
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 BATCH = 4
 PAUSE = 0.5
@@ -98,7 +98,7 @@ def train(args: argparse.Namespace) -> None:
     def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(ddp(inputs), targets)
 
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 2 KB
     checkpointer = DdpCheckpointer(args.checkpoint_dir, remote=args.remote, overlap=optimizer if args.overlap else None)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.accelerate.conftest import OPTIONS, run_stock
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 pytestmark = pytest.mark.frameworks
 
@@ -26,9 +26,9 @@ FILES = {
 
 
 def test_an_accelerate_job_resumes_after_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
     job.run_to_the_end("--wait", **OPTIONS)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted())
     assert [step for step, _ in job.resumes()][:2] == [0, 4]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
@@ -57,8 +57,8 @@ def test_each_kind_of_accelerate_job_resumes_after_kills_in_each_phase(new_job, 
     kills = [kill(rank, at=phase, step=10 + 4 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     script = [way] if way else []
-    job = new_job().befalls(*kills).run(*script, **OPTIONS)
-    assert_all_struck(job)
+    job = new_job().with_faults(*kills).run(*script, **OPTIONS)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*script))
 
 
@@ -100,7 +100,7 @@ def test_an_accelerate_job_that_lost_its_memory_resumes_from_storage(new_job, un
 def test_an_accelerate_job_goes_back_to_a_checkpoint_by_name(new_job, uninterrupted):
     job = new_job().run("--named", **OPTIONS)
     back = str(job.checkpoint_dir / "step_10")
-    job.befalls(kill(1, at="snapshot.fill", step=16))
+    job.with_faults(kill(1, at="snapshot.fill", step=16))
     job.run("--named", "--resume-path", back, **OPTIONS)
     assert [step for step, _ in job.resumes()] == [0, 10, 14]
     assert job.ends() == uninterrupted().ends()

@@ -15,7 +15,7 @@ from fastckpt.accelerate import AccelerateCheckpointer, StorageType
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.e2e.accelerate.training import Training, advance, batches
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 
@@ -39,7 +39,7 @@ def train(args: argparse.Namespace) -> None:
     training = Training(stateful=args.stateful, hooks=args.hooks)
     rank = training.accelerator.process_index
     log = Log(args.out, rank)
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 800 bytes
     checkpointer = AccelerateCheckpointer(training.accelerator, args.checkpoint_dir, overlap=args.overlap)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.fsdp.conftest import PROGRAM
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 SAVING = ("snapshot.shards", "snapshot.skeleton", "snapshot.fill", "snapshot.commit", "snapshot.notify")
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
@@ -17,14 +17,14 @@ OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
 
 def survived(job: Job, reference: Job, gathers: bool = False) -> None:
     """``gathers`` says that torch makes collectives to get the state, such as for FSDP1."""
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, reference)
     assert gathers or {line.get("collectives", 0) for rank in (0, 1) for line in job.log(rank)} == {0}
     assert job.stored()
 
 
 def test_an_fsdp_job_whose_rank_is_killed_in_a_save_resumes_bit_for_bit(new_job, uninterrupted):
-    job = new_job().befalls(kill(0, at="snapshot.fill", step=6), kill(1, at="overlap.commit", step=14))
+    job = new_job().with_faults(kill(0, at="snapshot.fill", step=6), kill(1, at="overlap.commit", step=14))
     survived(job.run("--overlap", "--wait", **OPTIONS), uninterrupted())
     assert [step for step, _ in job.resumes()] == [0, 4, 12]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
@@ -33,7 +33,7 @@ def test_an_fsdp_job_whose_rank_is_killed_in_a_save_resumes_bit_for_bit(new_job,
 
 def test_a_full_state_of_fsdp1_resumes_after_a_kill(new_job, uninterrupted):
     """torch ends processes with a signal if it is to bring to the processor what FSDP1 has there."""
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6))
     survived(job.run("--way", "full1", **OPTIONS), uninterrupted(), gathers=True)
 
 
@@ -46,7 +46,7 @@ def test_an_fsdp_job_with_each_rank_killed_in_each_phase_resumes_bit_for_bit(new
     kills = [kill(rank, at="snapshot.plan", step=2)] if way != "full" else []
     kills += [kill(rank, at=phase, step=6 + 8 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
-    job = new_job().befalls(*kills).run(*script, **OPTIONS)
+    job = new_job().with_faults(*kills).run(*script, **OPTIONS)
     survived(job, uninterrupted(*script), gathers=way in ("fsdp1", "full"))
 
 
@@ -58,7 +58,7 @@ def test_an_fsdp_job_killed_in_the_middle_of_a_persist_resumes_bit_for_bit(new_j
     phases = ("persist.write", "persist.manifest", "persist.rename", "persist.tracker")
     kills = [kill(i % 2, at=phase, step=6 + 6 * i) for i, phase in enumerate(phases)]
     kills += [kill_agent(at=phase, step=32 + 6 * i) for i, phase in enumerate(phases)]
-    job = new_job().befalls(*kills).run_to_the_end(*script, "--disk", "4", **OPTIONS)
+    job = new_job().with_faults(*kills).run_to_the_end(*script, "--disk", "4", **OPTIONS)
     survived(job, uninterrupted(*script), gathers=way == "full")
     assert {tier for _, tier in job.resumes()} == {"", "memory"}, job.text()
 
@@ -67,12 +67,12 @@ def test_an_fsdp_job_killed_in_the_middle_of_a_persist_resumes_bit_for_bit(new_j
 def test_an_fsdp_job_whose_rank_is_killed_in_a_background_copy_resumes(new_job, uninterrupted):
     phases = ("overlap.copy", "overlap.compare", "overlap.commit", "overlap.notify", "overlap.wait")
     kills = [kill(i % 2, at=phase, step=6 + 8 * i) for i, phase in enumerate(phases)]
-    survived(new_job().befalls(*kills).run("--overlap", "--steps", "60", **OPTIONS), uninterrupted("--steps", "60"))
+    survived(new_job().with_faults(*kills).run("--overlap", "--steps", "60", **OPTIONS), uninterrupted("--steps", "60"))
 
 
 def test_an_fsdp_job_whose_state_changes_its_structure_resumes(new_job):
     """In all ranks at once, and in the one that writes a value which outgrows its place."""
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=19))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=19))
     job.run("--widen-at", "9", "--text", "150", "--memory", "1", "--disk", "4", "--wait", **OPTIONS)
     assert all(len(losses) == 1 for rank in (0, 1) for losses in job.losses(rank).values()), job.text()
     assert job.resumes()[1][1] == "memory"
@@ -145,7 +145,7 @@ def test_an_fsdp_job_resumes_from_each_sharding_in_each_other(new_job, tier):
 def test_an_fsdp_job_restarted_after_a_rollback_resumes_what_was_saved_since(new_job):
     """Restarted workers ask for the same step again; later saves are newer. Another launch goes back again."""
     job = new_job().run("--steps", "12", "--disk", "2", **OPTIONS)
-    job.befalls(kill(1, at="snapshot.fill", step=10))
+    job.with_faults(kill(1, at="snapshot.fill", step=10))
     for _ in range(2):
         job.run("--steps", "14", "--resume-path", str(job.checkpoint_dir / "checkpoint-4"), **OPTIONS)
     assert [step for step, _ in job.resumes()] == [0, 4, 8, 4]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import kill
-from tests.faults.jobs import Job, assert_all_struck
+from tests.faults.jobs import Job, assert_all_injected
 from tests.faults.test_loop import committed, due, steps_of
 
 PROGRAM = {"program": str(Path(__file__).with_name("loop.py")), "FASTCKPT_PRELOAD": "auto"}
@@ -26,7 +26,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory):
 
 
 def survived(job: Job, reference: Job, steps: int = STEPS) -> None:
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert job.ends() == reference.ends(), job.text()
     for rank in reference.ranks():
         assert job.losses(rank) == reference.losses(rank), job.text()
@@ -38,7 +38,7 @@ def end_at(job: Job, step: int, *script: str, ranks: int = 2, restarts: int = 0)
     job.start(*script, "--stop-at", str(step), ranks=ranks, restarts=restarts, **PROGRAM)
     for rank in range(ranks):
         job.wait_for("due", step, rank)
-    job.strike("agent", *range(ranks))
+    job.kill_processes("agent", *range(ranks))
     assert job.wait() == -signal.SIGKILL
 
 
@@ -53,7 +53,7 @@ def test_kills_leave_the_results_of_a_sharded_loop_unchanged(new_job, reference)
     """Of a rank, and of all; FSDP1 and FSDP2 compute the same, and go on from each other. How often it saves does
     not matter.
     """
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill(0, at="overlap.commit", step=17))
     end_at(job, 12, "--way", "fsdp1", "--every", "1", "6", "--wait", restarts=1)
     job.run("--way", "fsdp2", **PROGRAM)
     survived(job, reference("--every", "1", "1000"))
@@ -95,7 +95,7 @@ def test_kills_in_each_phase_leave_the_results_of_a_sharded_loop_unchanged(new_j
     kills += [kill(1, at="resume.verify"), kill(ranks - 1, at="resume.load")]
     replicas = {"tp": 1, "2d": ranks // 2}.get(way, ranks)
     script = ("--way", way, "--samples", str(96 * replicas))
-    job = new_job().befalls(*kills).run(*script, "--every", "1", "6", ranks=ranks, **PROGRAM)
+    job = new_job().with_faults(*kills).run(*script, "--every", "1", "6", ranks=ranks, **PROGRAM)
     survived(job, reference(*script, "--every", "1", "1000", ranks=ranks), 48)
 
 
@@ -104,7 +104,7 @@ def test_kills_in_each_phase_leave_the_results_of_a_sharded_loop_unchanged(new_j
 def test_kills_amid_accumulation_leave_the_results_of_a_sharded_loop_unchanged(new_job, reference, way):
     kills = [kill(i % 2, at="snapshot.fill", step=step) for i, step in enumerate((3, 6, 9, 14, 19))]
     script = ("--way", way, "--accumulate", "4")
-    job = new_job().befalls(*kills).run(*script, "--every", "1", "1000", **PROGRAM)
+    job = new_job().with_faults(*kills).run(*script, "--every", "1", "1000", **PROGRAM)
     survived(job, reference(*script, "--every", "1", "1000"), 24 if way == "fsdp2" else 48)
 
 

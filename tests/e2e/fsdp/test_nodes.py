@@ -12,7 +12,7 @@ from fastckpt._core.storage.local.directory import CheckpointDirectory
 from tests.e2e.fsdp.conftest import PROGRAM
 from tests.e2e.fsdp.test_jobs import SAVING
 from tests.faults.faults import delay, flip, kill, remove
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 from tests.faults.nodes import Nodes
 
 OPTIONS = {"program": PROGRAM, "FASTCKPT_PRELOAD": "auto"}
@@ -30,7 +30,7 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
 
     An ``interval`` of steps that are repeated, beyond that of the saves, says that newer ones were lost.
     """
-    assert_all_struck(nodes.job)
+    assert_all_injected(nodes.job)
     if interval == 2:
         assert_as_if_nothing_had_happened(nodes.job, reference)
     assert nodes.job.ends() == reference.ends(), nodes.text()
@@ -48,7 +48,7 @@ def survived(nodes: Nodes, reference: Job, interval: int = 2) -> None:
 
 def test_an_fsdp_job_on_two_nodes_resumes_after_a_worker_dies(nodes, uninterrupted):
     """Step 16 is torn on its node, and whole on the other; nothing of step 14 is on storage."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16))
     nodes.run("--wait", **OPTIONS)
     assert nodes.resumes() == [((0, ""), (0, "")), ((14, "memory"), (14, "memory"))]
     survived(nodes, uninterrupted())
@@ -63,7 +63,7 @@ def test_an_fsdp_job_on_two_nodes_resumes_after_kills_in_each_phase(nodes, unint
     kills += [kill(rank, at=phase, step=6 + 8 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
     script = ("--steps", "60", *(["--overlap"] if overlap else []))
-    nodes.job.befalls(*kills)
+    nodes.job.with_faults(*kills)
     nodes.run(*script, **OPTIONS)
     survived(nodes, uninterrupted("--steps", "60"))
     assert {tier for start in nodes.resumes()[2:] for _, tier in start} == {"memory"}
@@ -75,7 +75,7 @@ def test_an_fsdp_job_on_nodes_of_two_ranks_resumes_after_kills(tmp_path, uninter
     """With hsdp, each node has the whole model; with fsdp1, torch makes collectives to get the state."""
     nodes = Nodes(tmp_path / "job", ranks=2)
     try:
-        nodes.job.befalls(kill(2, at="snapshot.fill", step=16))
+        nodes.job.with_faults(kill(2, at="snapshot.fill", step=16))
         nodes.run("--way", way, **OPTIONS)
         survived(nodes, uninterrupted("--way", way, ranks=4))
         assert nodes.resumes()[1] == ((14, "memory"),) * 4
@@ -87,7 +87,7 @@ def test_an_fsdp_job_on_nodes_of_two_ranks_resumes_after_kills(tmp_path, uninter
 @pytest.mark.parametrize("name", ["__1_0.distcp", ".metadata", "rank_1.pt", "node_1.metadata"])
 def test_a_file_missing_in_the_memory_of_one_node_makes_all_fall_back(nodes, uninterrupted, name):
     """All go on from the step before, which both have."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16), remove(name, 1, at="resume.verify", saved=14))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16), remove(name, 1, at="resume.verify", saved=14))
     nodes.run(**OPTIONS)
     assert nodes.resumes()[1:] == [((12, "memory"), (12, "memory"))]
     survived(nodes, uninterrupted(), interval=4)
@@ -99,7 +99,7 @@ def test_a_file_missing_in_the_memory_of_one_node_makes_all_fall_back(nodes, uni
 def test_memory_lost_on_one_node_is_replaced_from_storage(nodes, uninterrupted, harm, rank):
     """Each step is on storage, and so memory has digests."""
     pause, harmed = delay(5, at="snapshot.shards", step=16), harm(f"__{rank}_0.distcp", rank, "resume.verify", saved=14)
-    nodes.job.befalls(pause, kill(rank=0, at="snapshot.fill", step=16), harmed)
+    nodes.job.with_faults(pause, kill(rank=0, at="snapshot.fill", step=16), harmed)
     nodes.run("--disk", "2", **OPTIONS)
     tiers = ["memory", "memory"]
     tiers[rank] = "storage"
@@ -110,7 +110,7 @@ def test_memory_lost_on_one_node_is_replaced_from_storage(nodes, uninterrupted, 
 @pytest.mark.campaign
 def test_a_node_whose_slots_are_all_bad_makes_all_nodes_resume_from_storage(nodes, uninterrupted):
     """Its three slots hold steps 14 and 12, and what is left of 16."""
-    nodes.job.befalls(kill(rank=1, at="snapshot.fill", step=16), remove("__1_0.distcp", 1, at="resume.verify"))
+    nodes.job.with_faults(kill(rank=1, at="snapshot.fill", step=16), remove("__1_0.distcp", 1, at="resume.verify"))
     nodes.run(**OPTIONS)
     assert nodes.resumes()[1:] == [((10, "storage"), (10, "storage"))]
     survived(nodes, uninterrupted(), interval=10)
@@ -120,7 +120,7 @@ def kill_agent(nodes: Nodes, node: int, step: int) -> None:
     nodes.job.process = nodes.agents[0].process
     nodes.job.wait_for("saved", step)
     nodes.job.wait_for("saved", step, 1)
-    nodes.agents[node].strike("agent")
+    nodes.agents[node].kill_processes("agent")
     nodes.wait_for_death(node)
 
 
@@ -145,7 +145,7 @@ def test_an_fsdp_job_resumes_after_the_agent_of_one_node_is_killed(nodes, uninte
 def test_an_fsdp_job_resumes_after_all_agents_are_killed(nodes, uninterrupted, lost):
     nodes.start("--steps", "400", **OPTIONS)
     kill_agent(nodes, 0, 16)
-    nodes.agents[1].strike("agent")
+    nodes.agents[1].kill_processes("agent")
     nodes.wait_for_death(1)
     for node in lost:
         shutil.rmtree(nodes.shm(node))

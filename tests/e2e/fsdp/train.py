@@ -28,7 +28,7 @@ from fastckpt.fsdp import FsdpFullCheckpointer, FsdpShardCheckpointer, StorageTy
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 from tests.faults.diary import Log, digest, parser_of_all
-from tests.faults.faults import strike_as_told
+from tests.faults.faults import inject_requested_faults
 
 warnings.filterwarnings("ignore")
 
@@ -96,7 +96,7 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     # ranks that share a tensor's parts take the same batch, and drop the same of it
     torch.manual_seed(11 + (0 if args.way == "tp" else rank // 2 if args.way == "2d" else rank))
-    strike_as_told(rank, args.out)
+    inject_requested_faults(rank, args.out)
     kind = FsdpFullCheckpointer if args.way in ("full", "full1") else FsdpShardCheckpointer
     if args.overlap:
         mutation_check.WORTH = 1  # the largest storage has 400 bytes

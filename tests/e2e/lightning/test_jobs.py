@@ -8,15 +8,15 @@ import pytest
 
 from tests.e2e.lightning.conftest import OPTIONS, run_stock
 from tests.faults.faults import kill, kill_agent
-from tests.faults.jobs import Job, assert_all_struck, assert_as_if_nothing_had_happened
+from tests.faults.jobs import Job, assert_all_injected, assert_as_if_nothing_had_happened
 
 pytestmark = pytest.mark.frameworks
 
 
 def test_a_lightning_job_resumes_after_a_rank_and_then_the_agent_are_killed(new_job, uninterrupted):
-    job = new_job().befalls(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
+    job = new_job().with_faults(kill(1, at="snapshot.fill", step=6), kill_agent(at="snapshot.commit", step=18))
     job.run_to_the_end(**OPTIONS)
-    assert_all_struck(job)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(), interval=3)
     assert [step for step, _ in job.resumes()][:2] == [0, 4]
     assert {tier for _, tier in job.resumes()} == {"", "memory"}
@@ -39,8 +39,8 @@ def test_each_kind_of_lightning_job_resumes_after_kills_in_each_phase(new_job, u
     phases = ("snapshot.skeleton", "snapshot.fill", f"{stage}.commit", f"{stage}.notify")
     kills = [kill(rank, at=phase, step=5 + 4 * i) for i, phase in enumerate(phases)]
     kills += [kill(rank, at="resume.verify"), kill(rank, at="resume.load")]
-    job = new_job().befalls(*kills).run(*script, **OPTIONS)
-    assert_all_struck(job)
+    job = new_job().with_faults(*kills).run(*script, **OPTIONS)
+    assert_all_injected(job)
     assert_as_if_nothing_had_happened(job, uninterrupted(*script), interval=3)
     for line in job.log(0):
         if "kept" in line:
@@ -64,7 +64,7 @@ def test_a_plain_loader_with_saves_after_validation_resumes_bit_for_bit(new_job,
 def test_a_lightning_job_goes_back_to_a_file_by_its_path(new_job, uninterrupted):
     """Restarted workers go on from what was saved since."""
     job = new_job().run(**OPTIONS)
-    job.befalls(kill(1, at="snapshot.fill", step=16))
+    job.with_faults(kill(1, at="snapshot.fill", step=16))
     job.run("--resume-path", str(job.checkpoint_dir / "step=10.ckpt"), **OPTIONS)
     assert [step for step, _ in job.resumes()] == [0, 10, 14]
     assert job.ends() == uninterrupted().ends()

@@ -141,9 +141,9 @@ def test_a_removed_history_record_is_not_written_by_a_renewal(tmp_path: Path) ->
 
 def test_a_lost_answer_to_a_record_is_recognized_by_its_token(s3: S3) -> None:  # noqa: F811
     """The client asks again, and is told that there is one: by its token it sees that this is its own."""
-    fault = s3.befalls(Fault("lose", "PUT", "history-1"))
+    fault = s3.inject(Fault("lose", "PUT", "history-1"))
     store = open_store("s3://bucket/run1")
-    assert store.histories.create(record()) is False and fault.struck == 1
+    assert store.histories.create(record()) is False and fault.injected == 1
     assert store.histories.read(1) == record()
     store.close()
 
@@ -157,7 +157,7 @@ def test_a_store_that_creates_an_object_twice_is_refused(tmp_path: Path, monkeyp
 
 
 def test_a_store_that_does_not_know_conditional_requests_is_refused(s3: S3) -> None:  # noqa: F811
-    s3.befalls(Fault(501, "PUT", "history-1", times=9))
+    s3.inject(Fault(501, "PUT", "history-1", times=9))
     store = open_store("s3://bucket/run1")
     with pytest.raises(ConfigError, match=r"does not know conditional requests.*--fast-no-exclusive"):
         store.histories.create(record())

@@ -278,7 +278,7 @@ def test_memory_is_resumed_while_the_remote_store_is_gone(on_s3, s3):  # noqa: F
     on_s3.together(lambda member, _: member.save_checkpoint(2, state(2), storage_type=StorageType.MEMORY))
     on_s3.workers_die()
     until(lambda: newest_at("s3://bucket/run") == 2, "the flush")
-    s3.befalls(Fault("drop", times=10**6))
+    s3.inject(Fault("drop", times=10**6))
     on_s3.start_workers(2)
     assert [loaded["step"] for loaded in on_s3.load()] == [2, 2]
     assert on_s3.members[1].loaded_from == "memory"
@@ -400,7 +400,7 @@ def test_a_remote_store_unreachable_at_the_start_does_not_block_the_job(ranks, s
     save(member, 1)
     ranks.end()
     assert newest_at(url) == 1
-    s3.befalls(Fault(403, times=10**6))
+    s3.inject(Fault(403, times=10**6))
     if near == "nothing":
         shutil.rmtree(ranks.directory)
         with pytest.raises(PersistError, match="cannot read checkpoints in s3://bucket/copy"):

@@ -383,7 +383,7 @@ def test_leftovers_of_a_killed_upload_are_swept(on_s3, s3, large, tmp_path):  # 
     """SIGKILL in the middle of an upload, with parts on their way and a small file there."""
     publish(on_s3, tmp_path, SaveId(0, 1))
     before = s3.objects()
-    stalled = s3.befalls(Fault("stall", "PUT", "partNumber=[234]", times=100))
+    stalled = s3.inject(Fault("stall", "PUT", "partNumber=[234]", times=100))
     program = f"""
 import pathlib
 from fastckpt._core.format.ids import SaveId
@@ -397,7 +397,7 @@ RemoteStore("s3://bucket/run1").publish(PublishRequest(SaveId(1, 1), {{path.name
     process = subprocess.Popen([sys.executable, "-c", program])
     try:
         end = time.monotonic() + 60
-        while not (stalled.struck and len(s3.objects()) > len(before)):
+        while not (stalled.injected and len(s3.objects()) > len(before)):
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -458,9 +458,9 @@ REQUESTS = {
 def test_transient_errors_during_a_publication_are_retried(on_s3, s3, large, tmp_path, how):  # noqa: F811
     """Each kind of request of a publication meets it once."""
     faults = [Fault(how, *request) for request in REQUESTS.values()]
-    s3.befalls(*faults)
+    s3.inject(*faults)
     on_s3.publish(PublishRequest(SaveId(0, 1), large))
-    assert [fault.struck for fault in faults] == [1] * len(REQUESTS)
+    assert [fault.injected for fault in faults] == [1] * len(REQUESTS)
     assert assert_sound(on_s3, tmp_path) == [(0, 1)]
     assert (tmp_path / "fetched-0-1/model.pt").read_bytes() == large["model.pt"].read_bytes()
     assert len(s3.uploads()) == (how == "lose"), "a lost answer to the first request leaves one that nobody knows of"
@@ -471,9 +471,9 @@ def test_transient_errors_during_a_publication_are_retried(on_s3, s3, large, tmp
 def test_transient_errors_while_reading_are_retried(on_s3, s3, large, tmp_path):  # noqa: F811
     on_s3.publish(PublishRequest(SaveId(0, 1), large))
     for how in ("drop", 500, 503, "cut", "flip"):
-        fault = s3.befalls(Fault(how, "GET", "model.pt", after=1))
+        fault = s3.inject(Fault(how, "GET", "model.pt", after=1))
         on_s3.fetch(on_s3.checkpoints()[0], ["model.pt"], tmp_path / "into")
-        assert fault.struck == 1
+        assert fault.injected == 1
     assert (tmp_path / "into/model.pt").read_bytes() == large["model.pt"].read_bytes()
 
 
@@ -482,10 +482,10 @@ def test_permanent_errors_fail_a_publication_and_leave_nothing(on_s3, s3, large,
     before = s3.objects()
     for verb, path in REQUESTS.values():
         if path != "prefix=":  # without lists nothing can be cleaned up
-            fault = s3.befalls(Fault(403, verb, path, times=1000))
+            fault = s3.inject(Fault(403, verb, path, times=1000))
             with pytest.raises(PersistError, match=r"cannot persist step 1 of history 1 in s3://bucket/run1.*credent"):
                 on_s3.publish(PublishRequest(SaveId(1, 1), large))
-            assert fault.struck
+            assert fault.injected
             cleaned(on_s3)
             s3.proxy.faults.clear()
             assert s3.objects() == before
@@ -498,7 +498,7 @@ def test_permanent_errors_fail_a_publication_and_leave_nothing(on_s3, s3, large,
 def test_a_store_that_stays_unreachable_is_an_error(on_s3, s3, tmp_path, monkeypatch):  # noqa: F811
     publish(on_s3, tmp_path, SaveId(0, 1))
     monkeypatch.setattr(client_module, "REQUEST_DEADLINE", 1.0)
-    s3.befalls(Fault("drop", times=10**6))
+    s3.inject(Fault("drop", times=10**6))
     for deed in (lambda: publish(on_s3, tmp_path, SaveId(0, 2)), on_s3.scan, lambda: on_s3.delete(SaveId(0, 0))):
         with pytest.raises(PersistError, match="See whether the store can be reached"):
             deed()
@@ -509,7 +509,7 @@ def test_a_store_that_stays_unreachable_is_an_error(on_s3, s3, tmp_path, monkeyp
 
 def test_a_lost_answer_to_the_manifest_upload_leaves_a_complete_checkpoint_or_none(on_s3, s3, tmp_path):  # noqa: F811
     """The manifest arrives, but no answer does, nor any request after it."""
-    s3.befalls(Fault("lose", "PUT", "manifest.json"), Fault(403, "PUT|DELETE", "manifest", times=10**6))
+    s3.inject(Fault("lose", "PUT", "manifest.json"), Fault(403, "PUT|DELETE", "manifest", times=10**6))
     with pytest.raises(PersistError):
         publish(on_s3, tmp_path, SaveId(0, 1))
     cleaned(on_s3)
