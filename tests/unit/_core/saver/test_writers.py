@@ -41,7 +41,7 @@ def test_a_rank_that_closes_and_lends_nothing_ends_all_saves_until_it_joins_agai
     assert writers.obstacle(SaveId(1, 9)) == "rank 0 has closed" and writers.obstacle(SaveId(2, 1)) == ""
 
 
-def test_a_rank_that_opens_another_checkpointer_still_lends_to_saves_of_the_former_history_alone():
+def test_a_rank_that_opens_another_checkpointer_lends_to_the_former_history_alone():
     writers = Writers(2)
     for rank in (0, 1):
         writers.join(rank, 100 + rank, rank)
