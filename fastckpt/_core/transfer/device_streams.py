@@ -28,6 +28,7 @@ class DeviceStreams:
             if (own := self._lane(each)) is None:
                 copy_at_once(part)
                 continue
+            # memory.
             with closing(DeviceCopy(own, part)) as transfer:
                 transfer.begin()
                 transfer.finish()
@@ -58,8 +59,10 @@ class DeviceStreams:
 
     def _begin(self, lane: Lane, still: list[Copy], moving: list[Copy], sample: Sample) -> DeviceCopy:
         try:
+            # In the training stream, before it goes on: whatever training writes later comes later in that stream.
             samples = sample(still)
         except torch.OutOfMemoryError:
+            # No room for a few samples: a copy in the background could not be checked, so nothing is deferred.
             self.copy([*still, *moving])
             still, moving, samples = [], [], ()
         # Staging must not take memory that training needs at its peak: that would end the job, not the save.
