@@ -31,6 +31,8 @@ class Reservations:
         self._present: dict[Slot, Sizes] = {}
         self._stale: dict[Slot, set[str]] = {}
         self._asked: dict[str, int] = {}
+        # Two locks: `_lock` orders reservations, which take long; `_checking` also lets `prepare` learn at once that
+        # memory is too small.
         self._lock = asyncio.Lock()
         self._checking = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
@@ -52,6 +54,7 @@ class Reservations:
 
         Gives up a slot that is not needed if three leave others too little. Raises ArenaTooSmall.
         """
+        # Each check awaits a thread when it drops a slot: a second one must not count memory that is being released.
         async with self._checking:
             await self._check(self._sizes | sizes)
 
@@ -88,6 +91,7 @@ class Reservations:
         """The limit that does not let every slot have ``size`` bytes; None if they can."""
         found = headroom(self._arena.path.parent, share)
         present = sum(size for slot in self._slots for size in self._images_in(slot).values())
+        # What the slots hold already counts as free: it is the memory that the new images take over.
         found = replace(found, free=found.free + present)
         return found if len(self._slots) * size > found.free else None
 
@@ -105,6 +109,7 @@ class Reservations:
 
         Where some of them are called as none before, those that it does not ask for any more make room.
         """
+        # The fast path of every save but the first: stat of a few files, no lock, no thread.
         if _has(slot, sizes) and slot is not self._under_way and slot not in self._stale:
             return
         async with self._lock:
@@ -113,6 +118,7 @@ class Reservations:
     async def _reserve(self, slot: Slot, sizes: Sizes, writer: int) -> None:
         self._under_way = slot
         try:
+            # Old images go first: a state that has grown may not fit beside them.
             await self._make_way(slot, sizes, writer)
             self._asked |= dict.fromkeys(sizes, writer)
             await self.check(sizes)
@@ -131,6 +137,8 @@ class Reservations:
         for name, size in sizes.items():
             self._images_in(slot).pop(name, None)  # as long as it is not there for certain
             with metrics.phase("arena.reserve", image=name):
+                # In a thread: the kernel allocates every page that posix_fallocate reserves, and the event loop must go
+                # on answering.
                 await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
             self._images_in(slot)[name] = size
 
@@ -169,6 +177,7 @@ class Reservations:
 
     async def _reserve_empty(self, sizes: Sizes, writer: int) -> None:
         try:
+            # A copy of the list, because a check may drop a slot while this waits.
             for slot in list(self._slots):
                 async with self._lock:
                     # No save has it meanwhile, and it was not given up.

@@ -63,16 +63,20 @@ class Slot:
         is_done = part is not None and part.id == self.id
         if is_done is (writer in self.done):
             return
+        # A record appears with a commit, and disappears if somebody removed it: either way the set follows the
+        # directory.
         self.done ^= {writer}
         if is_done and part is not None:
             self._parts[writer] = part
         if self.committed or self.writers <= self.done:
+            # With the last part: the records of others were parsed when they reported, and are not read again.
             self.read(self._parts)
             self._parts.clear()
 
     def recover(self) -> None:
         """Take the state that dead writers left: a whole checkpoint, or nothing."""
         self.read()
+        # Pins of dead readers; the coordinator restores those of persists, which the agent itself holds.
         self.pins.clear()
         self.wanted.clear()
         self.verified, self._recovered = False, time.perf_counter()
@@ -99,10 +103,13 @@ class Slot:
         """
         records = slots.read(self.path)
         if self.id == save == records.committed:
+            # Of several nodes, files that each node has for itself have digests of their own; the manifest names the
+            # first node's.
             own = records.files.keys() - (() if of_first else records.common)
             ours = {name: digest for name, digest in digests.items() if name in own}
             try:
                 slots.write_digests(self.path, save, records.digests | ours)
+                # A digest that began before the writers died does not cover what they may have written afterwards.
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered
             except OSError as error:
                 logger.warning("%s in memory has no digests: %s", save, error)

@@ -115,5 +115,6 @@ class SaverStats:
 
     def skip(self, reason: str) -> None:
         """A save was skipped."""
+        # Numbers are dropped from reasons, or each skipped step would be a kind of its own.
         kind = re.sub(r"\b(step|process) \d+", r"a \1", reason)
         self.skips[kind if kind in self.skips or len(self.skips) < KINDS else OTHER] += 1

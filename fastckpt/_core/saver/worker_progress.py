@@ -34,6 +34,7 @@ class WorkerProgress:
         """What each worker said last; after `close`, what they had said by then. May be called in any thread."""
         with self._lock:
             if self._block is not None:
+                # Under the lock, because `close` unmaps the block while the agent's thread may be reading it.
                 self._last = [self._block.read(rank) for rank in range(self._ranks)]
             return self._last
 

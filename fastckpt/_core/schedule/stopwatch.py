@@ -62,7 +62,7 @@ class Stopwatch:
 
     def _look(self) -> None:
         """Note which persists have ended. Their durations do not count while storage is in trouble."""
-        # A glance never waits for the saver's answer: the clock must not stall what it measures.
+        # None while a save is pending, whose thread uses the connection, and when the saver does not answer.
         status = self._glance() if self._under_way else None
         if status is None:
             return

@@ -42,6 +42,7 @@ class NodeParts:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._asked: set[Key] = set()
         self._last: tuple[SaveId, str] | None = None
+        # A thread of its own: looking for parts on slow storage must not delay this node's next persist.
         self._pool = ThreadPoolExecutor(1, "fastckpt-peers")
 
     def wait_for(
@@ -89,6 +90,8 @@ class NodeParts:
             while not self._is_in_vain(pending.id):
                 await asyncio.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_PAUSE)
+                # Each look also publishes if all parts are there: whichever node looks next does it, also if others
+                # died.
                 manifest, trouble = await self._try(pending.complete, trouble)
                 if manifest is not None:
                     await then(manifest)

@@ -87,11 +87,13 @@ class Uploader:
             self.trouble = str(error)
         self.look()
         if self.trouble and known is not None:
+            # The unreadable store may hold newer histories: a number far above them keeps ids in order.
             return known.history + UNSEEN
         return self.copies.newest.history if self.copies.newest else 0
 
     def look(self) -> None:
         """Something may have become durable in the fast store."""
+        # A flag, not a queue: only the newest checkpoint is worth uploading.
         self._news = True
         if self.remote is not None and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run())
@@ -113,6 +115,7 @@ class Uploader:
         """Wait until the newest checkpoint has arrived, or cannot; False if neither is so after ``seconds``."""
         if self.remote is None:
             return True
+        # The pauses begin small again, so that the end of the job has several attempts.
         self._failures = 0
         self._last_attempt = time.monotonic() + AT_THE_END
         self._hurry.set()
@@ -151,6 +154,7 @@ class Uploader:
         self.trouble = f"the remote store is behind (attempt {self._failures}): {error}"
         metrics.event("upload_failed", attempt=self._failures, error=str(error))
         logger.warning("%s", self.trouble)
+        # No retry: another job owns the store now, for good.
         if isinstance(error, Superseded):
             return
         pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1))
@@ -177,15 +181,19 @@ class Uploader:
         assert self.remote is not None and self.tenure is not None
         if self.copies.newest is None:
             self._look()
+        # Read from storage at each attempt: retention may have deleted what was the newest before.
         found: Sequence[StoredCheckpoint] = self._fast.checkpoints()
         if not found or (self.copies.newest is not None and found[0].id <= self.copies.newest):
             return
         newest = found[0]
+        # Before the first read, so that retention in the directory leaves these files until they are uploaded.
         self.busy = newest.id
         start = time.perf_counter()
         self.tenure.hold(Opening.of(newest.id, {**newest.manifest.details, "parent": newest.manifest.parent}))
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
+        # After the manifest is written: if another job has opened a newer history meanwhile, this one does not count as
+        # uploaded.
         self.tenure.check()
         size, seconds = newest.manifest.size, time.perf_counter() - start
         self.copies.arrived(newest.id, size)
