@@ -62,6 +62,7 @@ def _main(argv: Sequence[str] | None) -> None:
         _exit(1, str(error))
     except SignalException as error:
         _exit(1, f"fastckpt-run: stopped by {error.sigval.name}")
+    # torch raises these for wrong arguments, too: only when they come from its readers are they the user's mistake.
     except (ValueError, RuntimeError, AssertionError) as error:
         if not _raised_in(error, *_READERS):
             raise
@@ -71,6 +72,7 @@ def _main(argv: Sequence[str] | None) -> None:
 @contextmanager
 def substituted(settings: Settings) -> Iterator[None]:
     """While this lasts, torch.distributed.run launches our agent, with ``settings``, and our workers."""
+    # torch offers no hook for its agent or its workers: names are replaced where torch looks them up, while it runs.
     preloader = Preloader(settings.preload)
     ours: list[tuple[ModuleType, str, Any]] = [
         (launcher_api, "LocalElasticAgent", partial(FastckptAgent, settings=settings, preloader=preloader)),

@@ -22,8 +22,10 @@ logger = logging.getLogger("fastckpt.launcher")
 
 def run_script_path(training_script: str, *script_args: str) -> None:
     """torchrun's function of this name, in a session of its own as other workers have, bound to the agent."""
+    # A new session, whose group `kill_group` reaches: torch starts functions in the agent's own group.
     os.setsid()
     if (agent := multiprocessing.parent_process()) is not None:
+        # The death signal comes from the parent: with a fork server that is another process than the agent.
         if agent.pid == os.getppid():
             die_with(agent.pid)
         else:  # a fork server stands in between, and lives as long as its children
@@ -67,6 +69,7 @@ def terminate_gracefully(children: Collection[int], seconds: float) -> None:
 
     The children are dead or not, but none is reaped; what the dead have left in their groups is killed.
     """
+    # pidfds made before the signal: no death can be missed.
     watch = DeathWatch({child: child for child in children})
     try:
         for child in children:

@@ -96,6 +96,7 @@ class RemoteFilesystem:
         """Whether the file system does not inherit a method from fsspec's base classes."""
         name = f"_{method}" if self.fs.async_impl else method
         found = getattr(type(self.fs), name)
+        # fsspec's base classes implement some methods by others, in ways that lose errors.
         return all(found is not vars(base).get(name) for base in (AbstractFileSystem, AsyncFileSystem))
 
     def close(self) -> None:
@@ -121,6 +122,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _made(url: str, protocol: str) -> tuple[Any, str]:
+    # fsspec shares instances by their arguments: another user's closing or settings would reach ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
     if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses to be told
         options["use_listings_cache"] = False  # what one was a while ago tells nothing

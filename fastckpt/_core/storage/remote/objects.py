@@ -51,6 +51,7 @@ class Objects:
         self._finds = self._client.has_its_own("find")
         self._condition = _condition(self._client) if self._client.names & CONDITIONAL else {}
         self._pool = ThreadPoolExecutor(THREADS, "fastckpt-remote")
+        # Apart from the requests: a clean-up that hangs must not take a thread from an upload.
         self._cleaner = ThreadPoolExecutor(1, "fastckpt-clean")
 
     def path(self, name: str) -> str:
@@ -112,6 +113,7 @@ class Objects:
         self._make_directory(path)
         try:
             self._client.ask(f"create {path}", "mkdir", path, create_parents=False)
+        # Clients have no common error for a directory that exists: look whether it is there instead.
         except Exception:
             if not self._is_there(path):
                 raise
@@ -160,11 +162,13 @@ class Objects:
                 data = self.read_range(name, offset, end)
             except FileNotFoundError as error:
                 raise BadCheckpoint(f"{self.url(name)} of {size} bytes is not there") from error
+            # Some servers answer a ranged request with less, without an error.
             if len(data) != end - offset:
                 raise BadCheckpoint(f"{self.url(name)} ends at {offset + len(data)}; {size} bytes were saved")
             return data
 
         offsets = range(0, size, part)
+        # A window of ranged reads: one connection alone does not use the bandwidth of a store.
         ahead = [self._pool.submit(fetch, offset) for offset in offsets[:READS]]
         for i in range(len(offsets)):
             data = ahead.pop(0).result()
@@ -225,6 +229,7 @@ class Objects:
         """Remove all objects below a name."""
         for _ in self.each(lambda inner: self.remove(f"{name}/{inner}"), list(self.sizes(name))):
             pass
+        # Stores with directories keep empty ones, which would be listed as unfinished places for ever.
         if not self.has_buckets and self._client.ask("see a directory", "isdir", self.path(name)):
             self._client.ask("remove a directory", "rm", self.path(name), recursive=True)
 
@@ -275,5 +280,6 @@ def _condition(client: RemoteFilesystem) -> dict[str, Any]:
 
 def part_size(size: int) -> int:
     """Bytes of each part but the last, of an object of that size."""
+    # Larger than PART only for an object that 10,000 parts of 16 MiB cannot hold.
     mebibytes = math.ceil(size / LARGEST_COUNT / 2**20)
     return max(PART, mebibytes * 2**20)

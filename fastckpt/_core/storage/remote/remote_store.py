@@ -93,6 +93,8 @@ class RemoteStore:
             BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
         """
         with ExplainedErrors(f"persist {request.id}", self.path):
+            # 1. upload into a place of its own   2. compare the sizes that the store lists   3. the user's copy   4.
+            # the manifest, which commits   5. the tracker, and removal of what was replaced: failures there are logged
             request = request.at(_own(self._objects, request.target))
             place = new_place(request.id)
             with ExitStack() as on_failure:
@@ -189,6 +191,7 @@ class RemoteStore:
         """
         for entry in _entries(stored, names):
             path = into / entry.name
+            # Renamed when complete: other local ranks look for the final name, and must not read half a file.
             draft = path.with_name(f".{path.name}-{secrets.token_hex(6)}")
             with ExplainedErrors(f"read {entry.name} of {stored.id}", self.path), ExitStack() as on_exit:
                 on_exit.callback(draft.unlink, missing_ok=True)
@@ -207,6 +210,8 @@ class RemoteStore:
             PersistError: The store refused.
         """
         with ExplainedErrors(f"delete {id}", self.path):
+            # No listing for each deletion: retention may delete many in a row. One look at the newer one that makes
+            # this one obsolete is enough.
             whole = self.known()
             if not (whole and whole[0].id > id and self._counts(whole[0])):
                 whole = self.checkpoints()
@@ -233,6 +238,7 @@ class RemoteStore:
 
     def _remove(self, place: str) -> None:
         """Remove a place; first it ceases to count."""
+        # The manifest first: if this process dies now, what is left does not count, and a sweep removes it.
         self._objects.remove(f"{place}/{NAME}")
         self._objects.remove_all(place)
         self._catalog.forget(place)
@@ -247,6 +253,7 @@ class RemoteStore:
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):
                 raise FileNotFoundError(f"{url} is not there any more")
+            # Not moved: a store has no rename, and a copy of damaged bytes would cost as much as the checkpoint.
             self._objects.put(f"{place}/{WHY}", _reason(why).encode())
         return url
 
@@ -259,6 +266,7 @@ class RemoteStore:
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()
             for place, object in found.unfinished:
+                # An unfinished place of another host may be an upload under way: only its age tells.
                 if is_ours(place) or _is_abandoned(place, self._objects.written_at(object)):
                     self._objects.remove_all(place)
                     removed.append(place)
@@ -288,6 +296,7 @@ class RemoteStore:
         with ExplainedErrors("mark", self.path):
             if not self.identity().mark:
                 self._objects.put(_IDENTITY, claim.encode())
+            # Read back: of two nodes that wrote at once, both then go by the last one's.
             return self.identity().mark
 
     def close(self) -> None:

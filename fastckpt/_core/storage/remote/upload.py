@@ -25,6 +25,8 @@ def upload_images(
         name, source = image
         object = f"{place}/{name}"
         with metrics.phase("persist.write", step=request.id.step, file=name):
+            # 1. upload, digesting the very bytes that are sent   2. compare with what was known of the image   3. if
+            # asked, read it back from the store
             entry = FileEntry(name, *_upload(objects, source.path, object, copy))
             source.compare(entry.size, entry.digest)
         if read_back:
@@ -58,6 +60,7 @@ def _upload(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tupl
         on_exit.callback(os.close, reader)
         size = os.fstat(reader).st_size
         part = part_size(size)
+        # One request: a multipart upload needs three at least.
         if size <= part:
             data = _read_exactly(reader, size, 0)
             pace.wait_for(size)

@@ -24,6 +24,7 @@ class WaitNotice:
     def request(self, deed: str, limit: float | None) -> Iterator[None]:
         """A request is on its way for as long as this lasts: at most ``limit`` seconds; None if nobody knows."""
         patience = self._patience
+        # A timer for each request, since the thread that makes it is blocked in the client.
         watch = threading.Timer(patience, self._tell, (deed, patience, limit))
         watch.daemon = True
         watch.start()
