@@ -160,9 +160,11 @@ class ResumableSampler(Sampler[int]):
 
     def _draw(self) -> Iterator[int]:
         position, length = self.position, self._length
+        # One step of the whole epoch: a plain DataLoader makes its own batches of these indices.
         everything = Split(self.split.rank, self.split.world, max(length, 1), self.split.rest)
         places = everything.positions(position.cursor, length)
         seed, epoch, jumps = position.seed, position.epoch, position.jumps
+        # In chunks: one lookup in a tensor for each index would take longer than most samples.
         for start in range(0, len(places), CHUNK):
             check_length(epoch, length, self.order.length(seed, epoch))
             yield from self.order.take(seed, epoch, places[start : start + CHUNK])
@@ -175,6 +177,7 @@ def load(position: DataPosition, order: Order, state: Mapping[str, Any]) -> None
     Raises:
         ConfigError: It does not; nothing has changed then.
     """
+    # Into a copy first, so that a state that is refused changes nothing.
     loaded = DataPosition(position.seed, jumps=position.jumps)
     loaded.load(state)
     length, identity = order.length(loaded.seed, loaded.epoch), order.identity(loaded.seed, loaded.epoch)

@@ -274,6 +274,7 @@ def kept_from_stepping(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     for optimizer in optimizers:
         parameters = parameters_of(optimizer)
         if parameters and not optimizer.state and all(parameter.grad is None for parameter in parameters):
+            # One gradient is enough: torch's _init_optim_state returns early if any parameter has one.
             parameters[0].grad = torch.zeros_like(parameters[0])
             marked.append(parameters[0])
     try:

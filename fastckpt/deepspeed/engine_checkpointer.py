@@ -222,6 +222,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
         theirs = _latest(directory, LATEST)
+        # The first rank's view, so that all ranks load the same even while a file system shows it to some only.
         theirs = agreement(self._writer.place.world_size).gather(theirs if theirs and _is_foreign(theirs) else "")[0]
         if asked or not theirs:
             return folder
@@ -247,6 +248,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             # DeepSpeed reads this file itself when it reassembles a model of ZeRO 3
             (folder.path.parent / LATEST).write_text(folder.path.name)
         with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
+            # The engine loads from the directory of links; paths in its answer are replaced by where the checkpoint
+            # will be.
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
             path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
         own = folder.path / self._own
@@ -264,6 +267,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             raise ConfigError(
                 f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
             )
+        # DeepSpeed may save a step under several tags: the second is newer, and memory has one save for each id.
         is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
         named = CheckpointNames(tag, LATEST if save_latest else "", anew=is_other)
         named.check(step)

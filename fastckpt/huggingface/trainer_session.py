@@ -142,6 +142,7 @@ class TrainerSession:
         step, lasting = trainer.state.global_step, storage_type is StorageType.DISK
         if lasting and step >= trainer.state.max_steps:
             self.wait()  # nothing is stalled any more, and no later checkpoint makes up for this one if it is skipped
+        # A step is saved once in a history: another one lets its contents differ.
         if step == self.saved_step:
             folder.session.begin_history()  # since then it was measured, or its epoch has ended
         if self._overlap and isinstance(optimizer := _torch_optimizer(trainer), Optimizer):
@@ -186,6 +187,7 @@ class TrainerSession:
         except (PersistError, TimeoutError) as error:
             logger.error("the newest checkpoints are not all on storage: %s", error)
         if dist.is_initialized() and self._trainer.args.world_size > 1:
+            # Before any rank looks for directories: what others persist is there once all have waited.
             dist.barrier()
         self._settle_best()
 

@@ -35,6 +35,7 @@ class Removal:
         try:
             with closing(open_store(directory)) as store:
                 scan = store.scan()
+                # Not the first, which is the newest: until there is a newer one it may be all that a resume has.
                 for kept in scan.whole[1:]:
                     if self._is_unwanted(kept):
                         self._delete(store, kept)

@@ -20,6 +20,7 @@ def begin_epoch(dataset: Any, epoch: int) -> None:
         dataset.set_epoch(epoch)
     for stage in _stages(dataset):
         if isinstance(getattr(stage, "epoch", None), int):
+            # One less: the stage counts up before it uses the number.
             stage.epoch = epoch - 1
 
 

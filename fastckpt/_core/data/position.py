@@ -34,6 +34,7 @@ class DataPosition:
     def jump(self, epoch: int, cursor: int = 0) -> None:
         """Set the position."""
         self.epoch, self.cursor = whole("epoch", epoch), whole("cursor", cursor)
+        # An iterator under way compares this number: a position that was set must not be moved on by its old batches.
         self.jumps += 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -94,6 +95,7 @@ def nothing_own(own: Mapping[str, Any]) -> None:
 
 def whole(name: str, value: Any, low: int = 0, end: int = 2**63) -> int:
     """``value``, if it is a whole number from ``low`` on below ``end``; raises ConfigError otherwise."""
+    # bool is an int to Python, and True as a cursor would pass for 1.
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value < end:
         raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {end - 1}")
     return value

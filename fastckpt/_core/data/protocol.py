@@ -65,6 +65,7 @@ def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any]
     if not known:
         _load_foreign(data, common, own)
         return
+    # Common first: what a rank has of its own is checked against the number of ranks and shards in it.
     data.load_state_dict(common)
     if own:
         data.load_rank_state_dict(own)
@@ -74,6 +75,7 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     rank, _ = rank_and_world(None, None)
     here = _circumstances(data)
     saved = here | read(common, tuple(name for name in here if name in common))
+    # Such a state counts in its own units (batches of a rank, or of a worker): with other numbers it leads elsewhere.
     if changed := [name for name in here if saved[name] != here[name]]:
         raise ConfigError(
             f"{type(data).__name__} would go on with other data: it was saved with "

@@ -26,6 +26,7 @@ def checksum(sample: Any) -> int:
     hasher = xxhash.xxh3_64()
     for piece in itertools.islice(_pieces(sample, DEPTH), PIECES):
         hasher.update(piece)
+    # 63 bits fit into a signed integer of a checkpoint.
     return int(hasher.intdigest()) >> 1
 
 
@@ -37,6 +38,7 @@ def _pieces(node: Any, depth: int) -> Iterator[Any]:
     elif isinstance(node, bytes | bytearray | memoryview):
         yield bytes(node)
     elif depth and (children := _children(node)) is not None:
+        # A list of numbers at once: piece by piece it would use up PIECES.
         if set(map(type, children)) <= set(_PLAIN):
             yield repr(children).encode()
             return
@@ -56,6 +58,7 @@ def _children(node: Any) -> list[Any] | None:
     if isinstance(node, list | tuple):
         return list(node)
     if isinstance(node, Set):
+        # Sets of strings have another order in each process, because Python randomizes their hashes.
         return sorted(checksum(each) for each in node)
     items = node if isinstance(node, Mapping) else _attributes(node)
     return None if items is None else [part for item in items.items() for part in item]

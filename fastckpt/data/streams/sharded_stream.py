@@ -52,9 +52,11 @@ class ShardedStream(Source):
         self._sequence += 1
         self._ended = set()
         sequence, begins, turn = self._sequence, list(self._begins), self._turn
+        # Before the first request of a shard, because DataLoader deals requests out in turn: one trial for each worker.
         yield from self._judge.ask(self.seed, self.epoch, self._shards)
         for number in count():
             shard = number % self._shards
+            # Only a worker's first request has its position: afterwards it goes on from its own iterator.
             start = begins[shard] if number < turn + self._shards else ShardStart()
             yield ShardRequest(sequence, self.seed, self.epoch, start if number >= turn else None, self._counts)
 
@@ -72,6 +74,7 @@ class ShardedStream(Source):
             return SourceAnswer.NOTHING
         if after is SourceAnswer.END:
             self._ended.add(shard)
+            # Shards may be of unlike lengths: the epoch is over with the longest.
             return SourceAnswer.END if len(self._ended) == self._shards else SourceAnswer.NOTHING
         self._begins[shard] = after
         self._turn = (shard + 1) % self._shards

@@ -162,6 +162,7 @@ class Judge:
 
     def judge(self, tried: Tried) -> None:
         """Raise ConfigError unless a resume would find the samples again, and all ranks read the same."""
+        # Openings of one worker first, then ranks, then workers: the message names the nearest cause.
         self._refuse(tried.seen, tried.again, "when it is opened again")
         if not self._alike:
             return
@@ -207,4 +208,5 @@ class Judge:
 def _of_all_ranks(key: str, samples: list[int]) -> list[int]:
     """The finding of the first rank to arrive. No rank waits: one may iterate late, or never."""
     store = dist.distributed_c10d.PrefixStore("fastckpt/stream", default_store())
+    # compare_set of c10d's store sets the value if there is none, and returns what is there: one request, no wait.
     return [int(each) for each in store.compare_set(key, "", " ".join(map(str, samples)) or " ").decode().split()]
