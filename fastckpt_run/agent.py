@@ -238,8 +238,8 @@ class FastckptAgent(HookedAgent):
         proceed()
         self._watch.close()
         if self.context and self.get_worker_group().state != WorkerState.SUCCEEDED:
-            # Children of workers outlive them in their process group, and may hold ports, devices and the memory of
-            # images.
+            # Children of workers outlive them in their process group,
+            # and may hold ports, devices and the memory of images.
             for pid in self.context.pids().values():
                 kill_orphans(pid)
 

@@ -131,8 +131,8 @@ class BoundSubprocessHandler(SubprocessHandler):
             env=env,
             stdout=self._stdout,
             stderr=self._stderr,
-            # A session of its own: killing its process group also reaches the worker's children, and Ctrl-C reaches
-            # only the agent.
+            # A session of its own: killing its process group also reaches
+            # the worker's children, and Ctrl-C reaches only the agent.
             start_new_session=True,
             preexec_fn=lambda: die_with(agent),  # noqa: PLW1509 (between fork and exec is the point)
         )
@@ -162,8 +162,8 @@ class ScriptWorkers(SubprocessContext):
     def _capture_process_failures(self, done_local_ranks: set[int]) -> None:
         for local_rank in self._running_local_ranks:
             worker = self.subprocess_handlers[local_rank].proc
-            # torch's poll would reap: as long as the worker is a zombie, its pid and group can be given to no other
-            # process.
+            # torch's poll would reap: as long as the worker is a zombie,
+            # its pid and group can be given to no other process.
             exitcode = peek(worker.pid) if worker.returncode is None else worker.returncode
             if exitcode and worker.returncode is None:
                 kill_group(worker.pid)  # before torch reaps it and the number loses its meaning

@@ -125,8 +125,8 @@ class BatchStream:
                 )
             with self._generators():
                 mark, batch = self._answer(answers)
-            # DataLoader takes a StopIteration of the user's code for the end of the epoch: samples would be lost
-            # silently.
+            # DataLoader takes a StopIteration of the user's code for
+            # the end of the epoch: samples would be lost silently.
             if mark is None and not self._source.ends_here():
                 raise RuntimeError(
                     f"epoch {self.epoch} broke off before its end: the data set or collate_fn raised StopIteration"

@@ -72,8 +72,8 @@ class SampleReader:
             return request.after, self._collate(samples if self._batched else samples[0])
         # In the main process the generators are training's own; a loader worker's belong to nobody else.
         restores = get_worker_info() is None
-        # Fetched again as long as a generator is drawn from that was not seeded: each turn adds one at least, of three.
-        # three.
+        # Fetched again as long as a generator is drawn from that was
+        # not seeded: each turn adds one at least, of three.
         while True:
             watch, failure = DrawWatch(self._drawn, restores=restores), None
             try:

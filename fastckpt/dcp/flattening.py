@@ -71,8 +71,8 @@ def _layout(leaf: Any) -> Any:
     kind = type(leaf)
     if kind is DTensor:
         spec, local = spec_of(leaf), local_part(leaf)
-        # Mesh and placements, not the local shape alone: equal shards of another layout have other offsets in the
-        # whole.
+        # Mesh and placements, not the local shape alone: equal
+        # shards of another layout have other offsets in the whole.
         return kind, spec.mesh, spec.placements, spec.shape, local.dtype, local.shape
     if isinstance(leaf, ShardedTensor):
         shards = [

@@ -63,8 +63,8 @@ class MappedReader(FileSystemReader):
         files[place.relative_path] = file
         for offset, data in header.segments:
             start = place.offset + offset
-            # The archive around the tensor is compared byte by byte: only then is its data known to be raw and at this
-            # offset.
+            # The archive around the tensor is compared byte by byte:
+            # only then is its data known to be raw and at this offset.
             if file[start : start + len(data)] != data:
                 return None
         (dtype, shape), start = layout, place.offset + header.gaps[0].offset

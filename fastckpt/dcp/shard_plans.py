@@ -252,8 +252,8 @@ class ShardPlans:
         for rank, plan in enumerate(plans):
             files = [in_order(plan.items), *([copies[rank]] if copies[rank] else [])]
             items = [[tuple(item_of(item)) for item in file] for file in files]
-            # The newest save of all offers: earlier saves of this plan would lack the parts of ranks that offered
-            # later.
+            # The newest save of all offers: earlier saves of this
+            # plan would lack the parts of ranks that offered later.
             self._mailbox.put(f"{number}/items/{rank}", (objection, max(saves), items))
         # The store keeps all keys in memory for the whole job: what everybody has read is removed.
         self._clear(f"{number}/offer/{rank}" for rank in ranks)

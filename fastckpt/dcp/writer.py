@@ -193,10 +193,10 @@ class SharedMemoryWriter(BaseCheckpointer, StorageWriter):
             self._finish(metadata, results)
 
     def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        self._see_that_it_is_alone()
-        metadata.version = CURRENT_DCP_VERSION
         # 1. where each item is, of all ranks   2. skip the save if a rank's part is missing   3. `.metadata`, whose
         # commit makes the checkpoint count
+        self._see_that_it_is_alone()
+        metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {result.index: result.storage_data for of_rank in results for result in of_rank}
         metadata.storage_meta = self.storage_meta()
         assert self.last is not None

@@ -248,8 +248,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             # DeepSpeed reads this file itself when it reassembles a model of ZeRO 3
             (folder.path.parent / LATEST).write_text(folder.path.name)
         with loading(engine, self._writer.threads), not_universal(engine) if is_ours else nullcontext():
-            # The engine loads from the directory of links; paths in its answer are replaced by where the checkpoint
-            # will be.
+            # The engine loads from the directory of links; paths in
+            # its answer are replaced by where the checkpoint will be.
             given.arguments |= {"load_dir": str(folder.path.parent), "tag": folder.path.name}
             path, client_state = engine.load_checkpoint(*given.args, **given.kwargs)
         own = folder.path / self._own

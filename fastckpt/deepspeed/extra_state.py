@@ -29,8 +29,8 @@ def restore_own(engine: DeepSpeedEngine, own: dict[str, Any]) -> None:
     """Put back what `own_state` gave."""
     restore_rng(own["rng"])
     for name, buffer in engine.module.named_buffers():
-        # A buffer may have another shape in a model that was changed: DeepSpeed's own loader judges the model, not
-        # this.
+        # A buffer may have another shape in a model that was
+        # changed: DeepSpeed's own loader judges the model, not this.
         if name in own["buffers"] and own["buffers"][name].shape == buffer.shape:
             buffer.copy_(own["buffers"][name])
 

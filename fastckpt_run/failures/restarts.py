@@ -114,8 +114,8 @@ class Restarts:
 
     def _end(self, *, failed: bool, why: str = "") -> None:
         attempt = self._attempt(why)
-        # Only time with progress earns restarts back: else a job that fails every hour at one step would go on for
-        # ever.
+        # Only time with progress earns restarts back: else a job
+        # that fails every hour at one step would go on for ever.
         if attempt not in stalls([*self._attempts, attempt])[-1:]:
             self._trained += attempt.seconds
         self._attempts.append(replace(attempt, failed=failed))

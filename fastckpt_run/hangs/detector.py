@@ -116,13 +116,13 @@ class HangWatch:
         return hang is not None
 
     def _look(self, *, may_restart: bool) -> Hang | None:
+        # 1. telemetry, and whether this process itself was suspended   2. limits, from the slowest recent step   3. who
+        # is silent for longer   4. a close look at these
         if self._setting == "off":
             return None
         now = time.monotonic()
         passed = self._notice_pause(now)
         lines = self._lines()
-        # 1. telemetry, and whether this process itself was suspended   2. limits, from the slowest recent step   3. who
-        # is silent for longer   4. a close look at these
         self._step_times.see(lines)
         self._hangs = [when for when in self._hangs if now - when < _REMEMBERED]
         allowed = limits(
@@ -152,8 +152,8 @@ class HangWatch:
             self.killed.update(running)
             end = time.monotonic() + _DEATH_TIMEOUT
             while running and time.monotonic() < end:  # one death is enough: torch stops the other workers after it
-                # A process in uninterruptible sleep (D) does not die of SIGKILL until the kernel returns: then all are
-                # killed.
+                # A process in uninterruptible sleep (D) does not die of
+                # SIGKILL until the kernel returns: then all are killed.
                 if any(peek(pid) is not None for pid in running):
                     return
                 time.sleep(0.001)

@@ -59,8 +59,8 @@ class Activity:
         self._runnable = {thread for thread, state in waiting.items() if state == "R"}
         passed, self._sampled = now - self._sampled, now
         done = max([much - before.get(what, 0.0) for what, much in self._work.items()], default=0.0)
-        # A thread that was runnable at both looks wants a processor and gets none: the host is overloaded, not the job
-        # hung.
+        # A thread that was runnable at both looks wants a processor
+        # and gets none: the host is overloaded, not the job hung.
         starved = not runnable.isdisjoint(self._runnable)
         if not before or done > passed or starved or "D" in waiting.values():
             self._last = now

@@ -42,8 +42,8 @@ class StepTimes:
             if line.steps > last.steps > 0:
                 now = line.beat / 1e9
                 took = (line.beat - last.beat) / (line.steps - last.steps) / 1e9
-                # The old maximum decays: one very slow step must not allow silence of that length for the rest of the
-                # job.
+                # The old maximum decays: one very slow step must not
+                # allow silence of that length for the rest of the job.
                 self._slowest, self._when = max(took, self.slowest(now)), now
 
     def slowest(self, now: float) -> float:

@@ -169,8 +169,8 @@ class Preloader:
         """A template that can fork a worker with ``environment``, now or after as long as the imports take."""
         while self._template is not None:
             template = self._template
-            # Limits, affinity, user and umask are inherited at fork from the template, which has those of its own
-            # start.
+            # Limits, affinity, user and umask are inherited at fork
+            # from the template, which has those of its own start.
             if template.inherited != inheritance():
                 raise TemplateError("what workers inherit from the agent has changed since the template started")
             # Worth waiting for, as an executed worker would spend the same time on the same imports.

@@ -76,8 +76,8 @@ def fork(agent: socket.socket, descriptors: list[int], printed: list[int]) -> Fo
     """
     read, write = os.pipe()
     try:
-        # 1. fork a process that forks the worker and ends   2. the worker, an orphan, becomes the agent's child   3.
-        # its pid goes by way of the pipe to the template, and from there to the agent
+        # 1. fork a process that forks the worker and ends   2. the worker, an orphan, becomes the
+        # agent's child   3. its pid goes by way of the pipe to the template, and from there to the agent
         middle = os.fork()
     except OSError as error:
         middle = -1

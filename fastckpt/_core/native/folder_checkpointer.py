@@ -154,6 +154,8 @@ class FolderCheckpointer(BaseCheckpointer):
             ConfigError: No checkpoint can have a file, or a directory, of such a name.
             StepError, NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
+        # 1. release what was loaded   2. check names   3. another history, if the same step has
+        # other contents   4. save, with the names as details, which the agent needs to publish
         writer = self._writer
         arguments.saving(step, files, None, metrics)
         self.let_go()
@@ -164,8 +166,6 @@ class FolderCheckpointer(BaseCheckpointer):
             self._checked = frozenset(files)
         if named.anew:
             self._writer.begin_history()
-        # 1. release what was loaded   2. check names   3. another history, if the same step has other contents   4.
-        # save, with the names as details, which the agent needs to publish
         details = {FOLDER: named.folder, LATEST: named.tracker, OF_EACH_NODE: sorted(common)}
         path = f"{named.folder}/" if named.folder else ""
         if path and "://" not in writer.directory:

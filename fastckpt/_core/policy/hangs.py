@@ -160,7 +160,7 @@ def culprits(witnesses: Sequence[Witness], *, sees_all: bool) -> tuple[list[Witn
     that are elsewhere than most; of several, those with fewer steps. Unless all ranks of the job are in sight, the
     culprit may be one that is not.
     """
-    # The kernel's state cannot be in error, while places and counts of steps are circumstantial.
+    # What the kernel reports is certain; places and counts of steps are circumstantial.
     for states, why in (("T", "is stopped (SIGSTOP)"), ("D", "waits in the kernel, uninterruptibly")):
         if found := [witness for witness in witnesses if witness.state and witness.state in states]:
             return found, why

@@ -100,8 +100,8 @@ class KeepEveryMinutes:
         ordered = sorted(entries, key=lambda entry: entry.id)
         for entry in ordered:
             period = entry.time // (60 * self.minutes)
-            # Compared with the period of the last kept one, not with a time: the rule gives the same result after
-            # deletions.
+            # Compared with the period of the last kept one, not with
+            # a time: the rule gives the same result after deletions.
             if period != last:
                 last = period
                 kept.append(entry.id)

@@ -75,8 +75,8 @@ class _Wait:
         if self._job.take_over and self._owner is None:
             logger.warning("taking over %s from %s", self._job.location, owner)
             self._victim = owner
-            # The newer history makes the owner find itself superseded: it stops its workers and lets go of the arena's
-            # lock.
+            # The newer history makes the owner find itself superseded:
+            # it stops its workers and lets go of the arena's lock.
             self._tenure.take_from(owner.launch)
         what = "it saves to" if owner.is_alive else "it has died, but a process that it started keeps the memory of"
         logger.warning("waiting, for up to %.0f s, for %s: %s %s", left, owner, what, self._job.location)

@@ -66,11 +66,11 @@ class Coordinator:
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
+        # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take what is
+        # whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest, and
+        # look for what was left elsewhere
         loop = asyncio.get_running_loop()
         with metrics.phase("arena.adopt"):
-            # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take
-            # what is whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. digests, and
-            # what is left elsewhere
             alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
         if not alone:
             logger.warning("writers of an earlier job still use %s: its memory is not resumed", self.arena.path)
@@ -200,9 +200,9 @@ class Coordinator:
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
-        # 1. read all records: messages of dead workers may be lost   2. drop the pins of dead readers, keep those of
-        # persists   3. give up what another job has superseded   4. forget the generation of writers   5. flush the
-        # newest
+        # 1. read all records: messages of dead workers may be lost   2. drop the
+        # pins of dead readers, keep those of persists   3. give up what another job
+        # has superseded   4. forget the generation of writers   5. flush the newest
         self._read(*self.slots)
         for slot in self.slots if self.arena.is_there() else ():
             # A persist that was under way when the workers died still reads the slot.

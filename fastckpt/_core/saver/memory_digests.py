@@ -74,8 +74,8 @@ class MemoryDigests:
         # Looked at after every block: a save that begins waits for one block of the digest at most.
         pace = _Pace(lambda: self._closed or self._saves != saves or slot.id != save)
         work = asyncio.get_running_loop().run_in_executor(self._pool, _digests, slot.path, save, records.files, pace)
-        # asyncio.wait leaves the thread's exception in the future, whatever it is, so no error ends the event loop's
-        # task.
+        # asyncio.wait leaves the thread's exception in the future,
+        # whatever it is, so no error ends the event loop's task.
         await asyncio.wait([work])
         error = work.exception()
         if error is None:

@@ -31,8 +31,8 @@ class Reservations:
         self._present: dict[Slot, Sizes] = {}
         self._stale: dict[Slot, set[str]] = {}
         self._asked: dict[str, int] = {}
-        # Two locks: `_lock` orders reservations, which take long; `_checking` also lets `prepare` learn at once that
-        # memory is too small.
+        # Two locks: `_lock` orders reservations, which take long; `_checking`
+        # also lets `prepare` learn at once that memory is too small.
         self._lock = asyncio.Lock()
         self._checking = asyncio.Lock()
         self._pool = ThreadPoolExecutor(1, "fastckpt-reserve")
@@ -137,8 +137,8 @@ class Reservations:
         for name, size in sizes.items():
             self._images_in(slot).pop(name, None)  # as long as it is not there for certain
             with metrics.phase("arena.reserve", image=name):
-                # In a thread: the kernel allocates every page that posix_fallocate reserves, and the event loop must go
-                # on answering.
+                # In a thread: the kernel allocates every page that posix_fallocate
+                # reserves, and the event loop must go on answering.
                 await loop.run_in_executor(self._pool, self._arena.reserve, slot.path, name, size)
             self._images_in(slot)[name] = size
 

@@ -53,8 +53,8 @@ class Saver:
 
     def __init__(self, settings: Settings, address: str = "") -> None:
         choose(settings.mode)
-        # An abstract socket: no file is left if this process is killed. Random, because another user could bind a name
-        # that can be guessed.
+        # An abstract socket: no file is left if this process is killed.
+        # Random, because another user could bind a name that can be guessed.
         self.address = address or f"@fastckpt-{os.getpid()}-{secrets.token_hex(8)}"
         self._settings = settings
         self._copier = Copier(settings.persist_mbps)
@@ -226,12 +226,12 @@ class Saver:
             if key not in self._keepers:
                 for (directory, _), former in self._keepers.items():
                     if directory == hello.directory:
-                        # The node's rank has changed with a new rendezvous: the agent that is first now must be able to
-                        # open histories.
+                        # The node's rank has changed with a new rendezvous: the
+                        # agent that is first now must be able to open histories.
                         await former.levels.step_down()
                 loop = asyncio.get_running_loop()
-                # Memory that nobody owns is removed before more is reserved, and in a thread: a GiB takes 0.2 s to
-                # release.
+                # Memory that nobody owns is removed before more is
+                # reserved, and in a thread: a GiB takes 0.2 s to release.
                 await loop.run_in_executor(None, sweep, Path(self._settings.arenas))
                 # Not here: for the arena of an owner that has just died one may have to wait.
                 make = partial(Coordinator, hello, self._settings, self._copier, self.address, self._ending)

@@ -63,8 +63,8 @@ class Slot:
         is_done = part is not None and part.id == self.id
         if is_done is (writer in self.done):
             return
-        # A record appears with a commit, and disappears if somebody removed it: either way the set follows the
-        # directory.
+        # A record appears with a commit, and disappears if somebody
+        # removed it: either way the set follows the directory.
         self.done ^= {writer}
         if is_done and part is not None:
             self._parts[writer] = part
@@ -103,8 +103,8 @@ class Slot:
         """
         records = slots.read(self.path)
         if self.id == save == records.committed:
-            # Of several nodes, files that each node has for itself have digests of their own; the manifest names the
-            # first node's.
+            # Of several nodes, files that each node has for itself have
+            # digests of their own; the manifest names the first node's.
             own = records.files.keys() - (() if of_first else records.common)
             ours = {name: digest for name, digest in digests.items() if name in own}
             try:

@@ -97,7 +97,7 @@ class WorkerConnection:
             case m.Pin():
                 # Once a rank has begun a save, memory has changed since the saver compared it.
                 verified = [] if keeper.writers.latest else keeper.readers.verified()
-                # Pinned before the answer: what the worker is told of cannot be overwritten before it reads it.
+                # Pinned before the answer: what it names cannot be overwritten before the worker reads it.
                 held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
                 return m.Pinned(held, durable, verified, keeper.readers.lost())
             case m.NextHistory():

@@ -111,8 +111,8 @@ class Profiler:
             self._intervals = provisional(pace, self.progress, self._terms.overhead, self._terms.every.fixed(pace))
             self._check = turn + self._distance(turn, pace)
             if self._left == 0 and self._lacking > 0:
-                # Enough iterations, but too few snapshots, where saves are rare: measure them now rather than wait for
-                # long.
+                # Enough iterations, but too few snapshots, where saves
+                # are rare: measure them now rather than wait for long.
                 self._each_until = self._check = turn + self._lacking
         else:
             self._check = turn + 1

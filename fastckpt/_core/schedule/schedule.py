@@ -99,8 +99,8 @@ class AdaptiveSchedule:
 
     def turn(self, step: int) -> Due:
         """The saves that are due now."""
-        # 1. measure the iteration that has ended   2. without known costs: profile, until the profile is complete   3.
-        # else follow what is measured   4. the saves due by the intervals in force; the gate may put a persist off
+        # 1. measure the iteration that has ended   2. without known costs: profile, until the profile is complete
+        # 3. else follow what is measured   4. the saves due by the intervals in force; the gate may put a persist off
         seen = self._watch.turn()
         self._turns, self._step = self._turns + 1, step
         turn = self._turns

@@ -62,8 +62,8 @@ class FilePlans:
 
     def _planner(self, name: str, state: Any) -> Any:
         """The planner of the file of this name, of the kind that the state asks for."""
-        # By kind, too: a name that was a torch.save file may hold safetensors in the next save, which have another
-        # planner.
+        # By kind, too: a name that was a torch.save file may hold
+        # safetensors in the next save, which have another planner.
         key = name, type(state) if isinstance(state, Tensors | Raw) else object
         if key not in self._planners:
             makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}

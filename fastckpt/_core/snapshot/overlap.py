@@ -193,8 +193,8 @@ class Overlap:
             logger.warning("a step is captured into a CUDA graph, whose replays cannot be seen: saves do not overlap")
         if os.getpid() != self._pid:
             return
-        # Streams that step are noted even without a pending copy: the next `begin` must know whether staging is ordered
-        # before all of them.
+        # Streams that step are noted even without a pending copy: the next
+        # `begin` must know whether staging is ordered before all of them.
         self._streams.trains()
         if self._watched is not None:
             self._hold()
@@ -233,8 +233,8 @@ class ShareMemoryGuard:
         self._wait = wait
         with share_memory_lock:
             for key in self._keys:
-                # setdefault: another thread may be sharing the same storage now, whose lock must stay where torch put
-                # it.
+                # setdefault: another thread may be sharing the same
+                # storage now, whose lock must stay where torch put it.
                 share_memory_map.setdefault(key, self)  # type: ignore[arg-type]
 
     def __enter__(self) -> None:

@@ -218,8 +218,8 @@ class Snapshotter:
         # `begin` takes the connection's lock and `slot` releases it, so `slot` is called after an error, too.
         self._link.begin(save, {}, self._departures.found(save.history))
         try:
-            # Planning needs no slot, so it overlaps with the saver's choice; sizes follow in a second message if they
-            # changed.
+            # Planning needs no slot, so it overlaps with the saver's
+            # choice; sizes follow in a second message if they changed.
             plans = self._plan(states)
         finally:
             answer = self._link.slot()

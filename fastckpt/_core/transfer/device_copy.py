@@ -187,7 +187,6 @@ def batches(pieces: Sequence[CopyPiece], room: int) -> Iterator[list[CopyPiece]]
 
 def records_graph() -> bool:
     """Return whether this thread captures a CUDA graph instead of launching work."""
-    # is_initialized first: asking for the current stream would otherwise create a CUDA context in a job on the CPU.
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 

@@ -28,7 +28,6 @@ class DeviceStreams:
             if (own := self._lane(each)) is None:
                 copy_at_once(part)
                 continue
-            # memory.
             with closing(DeviceCopy(own, part)) as transfer:
                 transfer.begin()
                 transfer.finish()

@@ -151,8 +151,8 @@ def _run(spans: list[Span]) -> None:
 def _run_fresh(spans: list[Span]) -> None:
     for target, source, size in spans:
         for offset in range(0, size, FRESH_PIECE):
-            # Faulting in and copying alternate, so that the copy finds the pages that the kernel has just zeroed in the
-            # cache.
+            # Faulting in and copying alternate, so that the copy finds
+            # the pages that the kernel has just zeroed in the cache.
             start, piece = target + offset, min(FRESH_PIECE, size - offset)
             # madvise takes page-aligned addresses only; the first page may be there already, which does no harm.
             first = start // PAGE * PAGE
@@ -169,8 +169,8 @@ def _shares(spans: list[Span], count: int) -> list[list[Span]]:
         offset = 0
         while offset < size:
             index = min(count - 1, done * count // max(1, total))
-            # Rounded up, so that the shares cover the last byte; cut again at PIECE to keep each call of memmove
-            # bounded.
+            # Rounded up, so that the shares cover the last byte; cut
+            # again at PIECE to keep each call of memmove bounded.
             end_of_share = -(-total * (index + 1) // count)
             piece = min(size - offset, PIECE, max(1, end_of_share - done))
             shares[index].append((target + offset, source + offset, piece))

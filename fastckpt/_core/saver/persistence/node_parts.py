@@ -90,8 +90,8 @@ class NodeParts:
             while not self._is_in_vain(pending.id):
                 await asyncio.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_PAUSE)
-                # Each look also publishes if all parts are there: whichever node looks next does it, also if others
-                # died.
+                # Each look also publishes if all parts are there:
+                # whichever node looks next does it, also if others died.
                 manifest, trouble = await self._try(pending.complete, trouble)
                 if manifest is not None:
                     await then(manifest)

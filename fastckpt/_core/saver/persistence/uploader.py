@@ -192,8 +192,8 @@ class Uploader:
         self.tenure.hold(Opening.of(newest.id, {**newest.manifest.details, "parent": newest.manifest.parent}))
         with metrics.phase("upload", step=newest.id.step):
             self._publish(newest)
-        # After the manifest is written: if another job has opened a newer history meanwhile, this one does not count as
-        # uploaded.
+        # After the manifest is written: if another job has opened a
+        # newer history meanwhile, this one does not count as uploaded.
         self.tenure.check()
         size, seconds = newest.manifest.size, time.perf_counter() - start
         self.copies.arrived(newest.id, size)

@@ -110,7 +110,7 @@ class Catalog:
     def scan(self) -> RemoteScan:
         """Read all manifests, and list all objects; raises FileNotFoundError if there is no such bucket."""
         folders = [folder for folder in self._objects.folders() if _STEP.fullmatch(folder)]
-        # Listing an empty bucket and one that does not exist look alike, and only one of them is a fresh start.
+        # Listings of an empty bucket and of one that does not exist look alike, and only one of both is a fresh start.
         if not folders and not self._objects.bucket_is_there():
             raise FileNotFoundError(f"{self._objects.url()}: no such bucket, or it cannot be reached")
         listed = self._list(folders)

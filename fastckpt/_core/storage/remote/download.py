@@ -46,7 +46,7 @@ def _download_once(objects: Objects, name: str, entry: FileEntry, into: FileIO |
         if into:
             with room_for(entry, Path(os.fspath(into.name)).parent):
                 _write(into, part)
-    # TLS and the store's own checksums cover the transfer, not what was stored: this compares with what was saved.
+    # Compared with what was saved, not with what the store believes to hold.
     if found.hexdigest() != entry.digest:
         raise BadCheckpoint(
             f"{objects.url(name)} is damaged: its xxh3-128 is {found.hexdigest()}; {entry.digest} was saved"

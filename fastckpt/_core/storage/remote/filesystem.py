@@ -122,7 +122,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 
 def _made(url: str, protocol: str) -> tuple[Any, str]:
-    # fsspec shares instances by their arguments: another user's closing or settings would reach ours.
+    # fsspec shares instances by their arguments: what else this process does with one would reach ours.
     options: dict[str, Any] = {"skip_instance_cache": True}
     if protocol not in ("webdav", "dav"):  # which keeps no listings, and refuses to be told
         options["use_listings_cache"] = False  # what one was a while ago tells nothing

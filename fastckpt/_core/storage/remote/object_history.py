@@ -45,8 +45,8 @@ class ObjectHistories:
                 return made
             try:
                 made = self._objects.create(self._name(record.history), record.to_bytes())
-                # A store that ignores the condition would let every job win: created twice means that it does not know
-                # it.
+                # A store that ignores the condition would let every job
+                # win: created twice means that it does not know it.
                 if not made or not self._objects.create(self._name(record.history), record.to_bytes()):
                     return made
                 fault = "makes an object twice that was to be made once"

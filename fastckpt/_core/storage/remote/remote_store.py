@@ -93,8 +93,9 @@ class RemoteStore:
             BadCheckpoint: The request is such as no manifest can hold, say a name with ``..``.
         """
         with ExplainedErrors(f"persist {request.id}", self.path):
-            # 1. upload into a place of its own   2. compare the sizes that the store lists   3. the user's copy   4.
-            # the manifest, which commits   5. the tracker, and removal of what was replaced: failures there are logged
+            # 1. upload into a place of its own   2. compare the sizes that the store
+            # lists   3. the user's copy   4. the manifest, which commits   5. the
+            # tracker, and removal of what was replaced: failures there are logged
             request = request.at(_own(self._objects, request.target))
             place = new_place(request.id)
             with ExitStack() as on_failure:
