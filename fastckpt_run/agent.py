@@ -206,6 +206,8 @@ class FastckptAgent(HookedAgent):
     def restart_workers(self, proceed: Callable[[], None]) -> None:
         """Restart the workers; each restart has a number of its own."""
         worker_group = self.get_worker_group()
+        # What `proceed` does: `stop_workers` (kill, reap, pin and flush),
+        # `meet` (a rendezvous with an empty store), `start_workers`.
         if worker_group.state == WorkerState.HEALTHY:  # torch has seen other nodes wait, and spends no restart
             self._restarts.interrupted()
             worker_group.spec.max_restarts += 1  # but this one, too, has a number of its own

@@ -141,6 +141,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             StepError: The engine has gone back since the last save, and nothing was loaded.
             NotLoadable, ArenaTooSmall: As for `DdpCheckpointer.save_checkpoint`.
         """
+        # 1. DeepSpeed's own files, taken from its checkpoint engine instead of written   2. generators and buffers of
+        # this rank   3. the topology, in the first rank of each node   4. scripts, once   5. save
         self._writer.be_ready()
         engine, folders, storage_type = self._engine, self._folders, at_least(storage_type, tag is not None)
         step, tag = engine.global_steps, str(f"global_step{engine.global_steps}" if tag is None else tag)
@@ -196,6 +198,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
                 change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
         """
+        # 1. refuse waiting gradients   2. choose and verify   3. check the topology   4. the engine loads   5.
+        # generators
         if micro := accumulated(self._engine):
             raise ConfigError(
                 f"the engine has gradients of {micro} micro-batches, which its next step would add to what is loaded: "
@@ -222,7 +226,6 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
         directory = self._writer.directory
         folder = self._folders.find(asked, foreign=bool(asked) and _is_foreign(asked))
         theirs = _latest(directory, LATEST)
-        # The first rank's view, so that all ranks load the same even while a file system shows it to some only.
         theirs = agreement(self._writer.place.world_size).gather(theirs if theirs and _is_foreign(theirs) else "")[0]
         if asked or not theirs:
             return folder

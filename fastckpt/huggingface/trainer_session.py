@@ -137,6 +137,8 @@ class TrainerSession:
         return result
 
     def _save(self, storage_type: StorageType) -> SaveResult:
+        # 1. another history, if this step was saved before   2. the files of this rank   3. save, with the metrics that
+        # retention needs   4. undo the best checkpoint's name if it was skipped
         trainer, folder = self._trainer, self._folder
         self.loaded()
         step, lasting = trainer.state.global_step, storage_type is StorageType.DISK

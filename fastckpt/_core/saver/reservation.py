@@ -59,6 +59,8 @@ class Reservations:
             await self._check(self._sizes | sizes)
 
     async def _check(self, sizes: Sizes) -> None:
+        # Three slots let a save begin while one is persisted and
+        # one is the newest; two still hold one whole checkpoint.
         size, short = sum(sizes.values()), ""
         while (lacking := self._lacking(size, ENOUGH if (spare := self._spare()) else LEAST)) is not None:
             if spare is None:

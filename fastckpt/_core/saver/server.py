@@ -222,6 +222,8 @@ class Saver:
         """The keeper of the worker's checkpoint directory."""
         # One at a time: the ranks of a node say hello at once, and the first makes the coordinator for all.
         async with self._opening:
+            # 1. close the histories of this node under its former number   2. remove memory that nobody owns   3. wait
+            # for the arena, in a thread   4. adopt, or give up what it holds
             key = (hello.directory, hello.group_rank)
             if key not in self._keepers:
                 for (directory, _), former in self._keepers.items():

@@ -152,6 +152,8 @@ class Tenure:
                 logger.warning("%s", error)  # say, for want of the right to delete: it can be written all the same
 
     def _open(self, opening: Opening) -> None:
+        # 1. wait for the predecessor, unless that was done   2. look for newer histories   3. create the record, or
+        # find that another agent of this job has   4. renew it from now on   5. look again
         if self._passed is None:  # the place did not answer when the job began
             try:
                 self.enter()

@@ -179,6 +179,8 @@ class Uploader:
     def _upload_newest(self) -> None:
         """Upload the newest checkpoint of the fast store, unless the remote one has it, or one that is newer."""
         assert self.remote is not None and self.tenure is not None
+        # 1. what both stores hold   2. the right to publish in the remote one   3. upload   4. the right again: only
+        # then does it count   5. retention there
         if self.copies.newest is None:
             self._look()
         # Read from storage at each attempt: retention may have deleted what was the newest before.

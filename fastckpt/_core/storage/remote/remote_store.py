@@ -210,6 +210,8 @@ class RemoteStore:
             ConfigError: It is the newest whole one.
             PersistError: The store refused.
         """
+        # 1. never the newest whole one, by a fresh listing if that is not certain   2. the user's copy, if it is this
+        # checkpoint's   3. the manifest, then the rest
         with ExplainedErrors(f"delete {id}", self.path):
             # No listing for each deletion: retention may delete many in a row. One look at the newer one that makes
             # this one obsolete is enough.
@@ -263,6 +265,8 @@ class RemoteStore:
 
         Call while no other process of this host publishes. Returns the URLs of what was removed.
         """
+        # 1. uploads that dead writers left under way   2. places without
+        # a manifest   3. records of histories that decide nothing
         with ExplainedErrors("sweep", self.path):
             removed = self._objects.abort_uploads(_is_abandoned)
             found = self._catalog.scan()

@@ -54,6 +54,8 @@ def _upload(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tupl
     Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
     reached.
     """
+    # 1. a small file in one request   2. a large one in parts, of which memory holds a few   3. the object, made of its
+    # parts; after a failure they are aborted
     digest = xxhash.xxh3_128()
     with ExitStack() as on_exit:
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
