@@ -270,7 +270,6 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             raise ConfigError(
                 f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
             )
-        # DeepSpeed may save a step under several tags: the second is newer, and memory has one save for each id.
         is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
         named = CheckpointNames(tag, LATEST if save_latest else "", anew=is_other)
         named.check(step)
