@@ -148,7 +148,7 @@ class FastckptAgent(HookedAgent):
         return pids
 
     def monitor(self, proceed: Callable[[], RunResult]) -> RunResult:
-        """Wait for a death, a hang or the longest wait; then let torch look."""
+        """Wait for a death, a hang or the longest wait; then have torch look."""
         # 1. wait   2. deaths, those of killed culprits included: record them, let copies in shared memory end
         # 3. work that must not delay a death: the template, the event log, notices   4. torch reads the exit codes
         # 5. decide on restarts, before torch does by the number that is left

@@ -85,7 +85,7 @@ class FsdpShardCheckpointer(BaseCheckpointer):
         weights_only: Whether what is no shard, such as ``rank_state``, must load with ``weights_only=True``.
         verify: How much is compared with what was saved; see `DdpCheckpointer`, likewise ``remote`` and
             ``remote_deletion_strategy``.
-        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied behind the next
+        overlap: The optimizer, or several, whose shards of parameters and of ``state`` may be copied during the next
             forward and backward; see `DdpCheckpointer`.
         stage: Which stage of a pipeline this rank has: a number or a word, alike on all ranks that share it. Each rank
             then saves and loads what its stage has. None: all ranks save one state.

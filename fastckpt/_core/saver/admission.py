@@ -70,7 +70,7 @@ class _Wait:
             raise PersistError(f"the job ended while it waited for {owner}")
 
     def _meet(self, owner: Owner, left: float) -> None:
-        """Say whom it waits for; of those that take over, one has succeeded when there is another owner."""
+        """Log whom it waits for; of those that take over, one has succeeded when there is another owner."""
         # Of several jobs that take over, the one that has replaced the first owner keeps the directory.
         if self._job.take_over and self._owner is None:
             logger.warning("taking over %s from %s", self._job.location, owner)

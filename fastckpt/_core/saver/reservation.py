@@ -156,7 +156,7 @@ class Reservations:
             self._forget(sizes, writer)
 
     async def prepare(self, sizes: Sizes, writer: int) -> None:
-        """Have a writer's images in all slots that are empty, in a while; raises ArenaTooSmall as soon as known."""
+        """Reserve a writer's images in all empty slots in the background; raises ArenaTooSmall at once."""
         self._asked |= dict.fromkeys(sizes, writer)
         await self.check(sizes)
         self.reserve_ahead(sizes, writer)
@@ -171,7 +171,7 @@ class Reservations:
         self._asked = {n: owner for n, owner in self._asked.items() if n in left or n in self._sizes}
 
     def reserve_ahead(self, sizes: Sizes, writer: int = 0) -> None:
-        """Have the images in all slots that are empty, in a while."""
+        """Reserve the images in all empty slots in the background."""
         if any(slot.id is None and not _has(slot, sizes) for slot in self._slots):
             task = asyncio.create_task(self._reserve_empty(sizes, writer))
             self._ahead.add(task)

@@ -87,7 +87,7 @@ class Saver:
         self._call(restart()).result(START_TIMEOUT)
 
     def flush(self) -> None:
-        """Begin to flush the newest checkpoint in memory; call when workers are told to end, which may take long."""
+        """Begin to flush the newest checkpoint in memory; call when workers are asked to end, which may take long."""
 
         async def flush() -> None:
             for keeper in self._keepers.values():
@@ -133,7 +133,7 @@ class Saver:
         return not self._shut_out and all(keeper.levels.may_start_over for keeper in [*self._keepers.values()])
 
     def telemetry(self) -> dict[str, list[Telemetry]]:
-        """What each local rank said last, by checkpoint directory; at any time, also when all have ended."""
+        """The last telemetry of each local rank, by checkpoint directory; at any time, also when all have ended."""
         found: dict[str, list[Telemetry]] = {}
         for (directory, _), keeper in list(self._keepers.items()):  # one more if this node's rank has changed
             found[directory] = max(found.get(directory, []), keeper.progress.read(), key=_last_beat)
@@ -144,7 +144,7 @@ class Saver:
 
         Before that, writers in other processes have a moment to finish; if this process has ``failed``, whose own rank
         the others may be waiting for, only as long as a save may still become whole by them. One that ends with a
-        checkpointer open may have failed, too, and said so by its exit code alone: they have it as long as they talk.
+        checkpointer open may have failed, too, as only its exit code shows: they have it as long as they send messages.
         """
         if self._loop.is_closed():
             return

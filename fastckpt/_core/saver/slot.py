@@ -24,7 +24,7 @@ class Slot:
     Attributes:
         size: Bytes of the checkpoint, once it is whole.
         target: Where its writers want its model's file, once it is whole; empty for the default.
-        wanted: Where its model's file is to lie on storage, once it is whole, and how; as in Persister.submit.
+        wanted: Where its model's file is to be on storage, once it is whole, and how; as in Persister.submit.
         pins: Who needs it to stay as it is, and why.
         verified: Whether its images were read since its writers died, and are what their digests say.
         lost: What it held that was found bad, and why; until the next save.
@@ -87,7 +87,7 @@ class Slot:
             self.clear()
 
     def _damage(self) -> str:
-        """Why what is committed cannot be resumed, as far as sizes and names tell; empty for nothing."""
+        """Why what is committed cannot be resumed, as far as sizes and names show; empty if it can."""
         records = slots.read(self.path)
         details, world_size = records.details, records.details.get("world_size", 1)
         # Earlier versions left out ranks that had gone; of several nodes, others have the rest.
@@ -132,7 +132,7 @@ class Slot:
         self.clear()
 
     def lose(self, why: str) -> None:
-        """Remember that what it holds is bad: that it existed is no reason to start afresh without a word."""
+        """Remember that what it holds is bad: that it existed must not end in a silent fresh start."""
         self.lost = f"{self.id} in memory is bad, and given up: {why}"
         logger.warning("%s", self.lost)
 
@@ -142,7 +142,7 @@ class Slot:
         self.forget()
 
     def forget(self) -> None:
-        """Be known to hold nothing, whatever lies there."""
+        """Be known to hold nothing, whatever is there."""
         self.id, self.writers, self.done, self.committed = None, frozenset(), set(), False
         self.wanted.clear()
 
@@ -151,7 +151,7 @@ class Slot:
         self.wanted[path] = max(urgency, self.wanted.get(path, urgency))
 
     def take_wanted(self) -> dict[str, Urgency]:
-        """Where its model is to lie on storage, and how, which is told once; nowhere yet, if it is not whole."""
+        """Where its model is to be on storage, and how, once; empty as long as it is not whole."""
         wanted, self.wanted = (self.wanted, {}) if self.committed else ({}, self.wanted)
         return wanted
 

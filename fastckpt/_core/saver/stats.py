@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fastckpt._core.format.ids import SaveId
 
 KINDS = 20
-"""How many unlike reasons are told apart."""
+"""Reasons that are counted apart, at most."""
 OTHER = "other reasons"
 
 
@@ -89,7 +89,7 @@ class SaverStats:
         return [target for asked, target in self.asked if asked == save]
 
     def save(self, save: SaveId, size: int) -> None:
-        """A checkpoint of ``size`` bytes is whole in memory; it may be said more than once."""
+        """A checkpoint of ``size`` bytes is whole in memory; may be reported more than once."""
         if save != self.saved:
             self.saved = save
             self.saves += 1

@@ -11,7 +11,7 @@ logger = logging.getLogger("fastckpt")
 
 
 class WorkerProgress:
-    """The owner's side of the block that belongs to an arena. Without memory for it, nothing is said.
+    """The owner's side of the block that belongs to an arena. Without memory for it there is no telemetry.
 
     Attributes:
         name: Under which workers find the block; empty if there is none.
@@ -31,7 +31,7 @@ class WorkerProgress:
             logger.warning("workers cannot tell how far they are: %s", error)
 
     def read(self) -> list[Telemetry]:
-        """What each worker said last; after `close`, what they had said by then. May be called in any thread."""
+        """The last telemetry of each worker; after `close`, as of then. May be called in any thread."""
         with self._lock:
             if self._block is not None:
                 # Under the lock, because `close` unmaps the block while the agent's thread may be reading it.

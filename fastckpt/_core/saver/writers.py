@@ -13,7 +13,7 @@ NEVER = SaveId(LARGEST, LARGEST)
 REMEMBERED = 16
 """Saves of which it is known who began them."""
 CLOSED = "has closed"
-"""How a writer has left that took leave."""
+"""How a writer has left that deregistered."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Writers:
                 gone[rank] = replace(gone[rank], loan=None)
 
     def lose(self, rank: int, pid: int) -> bool:
-        """A rank hung up or died without taking leave; False if it was gone before."""
+        """A rank hung up or died without deregistering; False if it was gone before."""
         # Its deregistration came first, or another process has the rank by now.
         if self._present.get(rank) != pid:
             return False

@@ -25,7 +25,7 @@ from fastckpt.errors import FastckptError, PersistError
 logger = logging.getLogger("fastckpt")
 
 FIRST_WORDS = (4.0, 26.0)
-"""Seconds of the end of a job after which it says what it waits for, and from then until it says so again."""
+"""Seconds of the end of a job until it logs what it waits for, and from then until it logs that again."""
 FURTHER_WORDS = 60.0
 
 

@@ -36,7 +36,7 @@ class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, and its caller told so. What newer ones may overtake is pinned as it
+    what cannot have a slot meanwhile is skipped, with the reason. What newer ones may overtake is pinned as it
     begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
     checkpoint is tried again.
 

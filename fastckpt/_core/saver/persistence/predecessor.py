@@ -30,7 +30,7 @@ class Job:
         launch: What no other launch is called.
         location: Its checkpoint directory.
         take_over: Whether it waits for nobody.
-        exclusive: Whether a place that cannot tell two jobs apart is refused.
+        exclusive: Whether a place that cannot distinguish two jobs is refused.
     """
 
     launch: str

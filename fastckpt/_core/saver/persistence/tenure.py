@@ -33,7 +33,7 @@ LAST = 5.0
 
 @dataclass(frozen=True)
 class Opening:
-    """What a save tells of its history; the arguments are as in `Record`."""
+    """The facts about its history that a save has; the arguments are as in `Record`."""
 
     id: SaveId
     token: str
@@ -85,7 +85,7 @@ class Tenure:
         Raises:
             PlaceInUse: Another job saves there, and goes on to.
             PersistError: The place does not answer.
-            ConfigError: It cannot tell two jobs apart.
+            ConfigError: It cannot distinguish two jobs.
         """
         if not self._enabled:
             return 0

@@ -37,7 +37,7 @@ class Uploader:
 
     One checkpoint is on its way at a time, and none waits in a queue: when one has arrived, the newest that the fast
     store holds goes next, so what became durable meanwhile and is not the newest is passed over. While one is on its
-    way, `busy` names it, so that retention leaves it. Trouble is told and retried for as long as the job lasts; the
+    way, `busy` names it, so that retention leaves it. Trouble is reported and retried for as long as the job lasts; the
     fast store goes on without regard to it. Without a remote store all this does nothing.
 
     Attributes:

@@ -18,13 +18,13 @@ from fastckpt._core.storage.io.unbuffered import SECTOR, UnbufferedWriter, creat
 BLOCK = 32 * 2**20
 """Bytes that are mapped, digested and written at once."""
 READ = 2 * 2**20
-"""Bytes read at once from the page cache: they are digested while they lie in the processor's."""
+"""Bytes read at once from the page cache: they are digested while they are in the processor's."""
 READ_DIRECT = 8 * 2**20
 """Bytes read at once from storage: enough to keep it busy."""
 
 
 class CopyPacing(Protocol):
-    """Says when bytes may be written."""
+    """Decides when bytes may be written."""
 
     @property
     def portion(self) -> int | None:
@@ -79,7 +79,7 @@ def digest_file(path: Path, *, direct: bool = False, pace: CopyPacing = _AtOnce(
     """The xxh3-128 digest of a file in 32 hexadecimal digits; raises OSError if it cannot be read.
 
     With ``direct`` the bytes are read from storage, past the page cache, as far as the file system can do that:
-    so it is told what storage holds, not what was meant to be written there. ``pace`` is asked before bytes are
+    so the digest is that of what storage holds, not of what was meant to be written. ``pace`` is asked before bytes are
     digested.
     """
     digest = xxhash.xxh3_128()

@@ -89,7 +89,7 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def explained(deed: str, place: Path, sources: Iterable[Path] = ()) -> Iterator[None]:
-    """Turn an OSError into a PersistError that tells deed and path, bytes needed and free, and the remedy."""
+    """Turn an OSError into a PersistError with deed and path, bytes needed and free, and the remedy."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Modes of files on storage: as the umask of the job says, or as its user chose."""
+"""Modes of files on storage, by the umask of the job or its user's choice."""
 
 import logging
 import os

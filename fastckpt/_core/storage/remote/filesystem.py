@@ -1,4 +1,4 @@
-"""An fsspec file system at a URL: each request has a deadline, and is told of while it has no answer."""
+"""An fsspec file system at a URL: each request has a deadline, and is logged while it has no answer."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +50,8 @@ class RemoteFilesystem:
         root: The same as fsspec has it, without the protocol.
         names: The protocols that it is for.
         is_s3: Whether it is of S3.
-        reading: What to tell it when parts of files are to be read.
-        has_buckets: Whether objects lie in buckets, without directories.
+        reading: Options for requests that read parts of files.
+        has_buckets: Whether objects are in buckets, without directories.
     """
 
     def __init__(self, url: str) -> None:

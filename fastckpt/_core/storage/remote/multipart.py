@@ -73,8 +73,8 @@ def abort_abandoned(client: RemoteFilesystem, is_abandoned: Callable[[str, float
     """Abort uploads that dead writers left under way; returns their names.
 
     Args:
-        client: That of an S3, and what lies below its root.
-        is_abandoned: Tells it from a name relative to the root, and the time of its beginning.
+        client: That of an S3; uploads below its root are looked at.
+        is_abandoned: Called with a name relative to the root, and the time when the upload began.
     """
     bucket, prefix, _ = client.fs.split_path(client.root + "/")
     answer = client.ask("list uploads", "call_s3", "list_multipart_uploads", Bucket=bucket, Prefix=prefix)

@@ -55,13 +55,13 @@ class Objects:
         self._cleaner = ThreadPoolExecutor(1, "fastckpt-clean")
 
     def path(self, name: str) -> str:
-        """Where an object lies, as fsspec has it; a name that begins with "/" is not relative."""
+        """The path of an object, as fsspec has it; a name that begins with "/" is not relative."""
         if name.startswith("/"):
             return name[1:] if self.has_buckets else name
         return f"{self._root}/{name}".rstrip("/")
 
     def name(self, url: str) -> str:
-        """The name of what lies at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
+        """The name of what is at a URL of this store, as `path` takes it; ConfigError if it is of another one."""
         path: str = fsspec.core.strip_protocol(url).rstrip("/")
         if path.startswith(self._root + "/"):
             return path[len(self._root) + 1 :]
@@ -121,7 +121,7 @@ class Objects:
         return True
 
     def names(self, name: str) -> list[str]:
-        """The names of all that lies directly below a name, relative to it."""
+        """The names of all that is directly below a name, relative to it."""
         path = self.path(name)
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=False)
@@ -196,7 +196,7 @@ class Objects:
                 yield from self._below(inner)
 
     def folders(self, name: str = "") -> list[str]:
-        """The names of what lies directly below a name and has objects below it, relative to it."""
+        """The names of what is directly below a name and has objects below it, relative to it."""
         path = self.path(name)
         try:
             found = self._client.ask(f"list {path}", "ls", path, detail=True)
@@ -205,7 +205,7 @@ class Objects:
         return sorted(info["name"].rstrip("/")[len(path) + 1 :] for info in found if info["type"] == "directory")
 
     def written_at(self, name: str) -> float:
-        """When an object was written, in seconds since the epoch; infinity if the store does not tell."""
+        """When an object was written, in seconds since the epoch; infinity if the store does not report it."""
         try:
             with self._client.told("see when an object was written"):
                 return float(self._client.fs.modified(self.path(name)).timestamp())
@@ -255,7 +255,7 @@ class Objects:
         return self._pool.map(work, names)
 
     def later(self, deed: str, work: Callable[[], Any]) -> None:
-        """Clean something up, in the background: whoever failed tells of it first. Not done, it is left to a sweep."""
+        """Clean something up in the background: the failure itself is reported first. What fails is left to a sweep."""
 
         def clean() -> None:
             with LoggedErrors(f"{deed}; the next sweep will"):
@@ -271,7 +271,7 @@ class Objects:
 
 
 def _condition(client: RemoteFilesystem) -> dict[str, Any]:
-    """What to tell a client so that it makes an object only if there is none; empty if it cannot be told."""
+    """Options with which a client makes an object only if there is none; empty if it has none."""
     method = getattr(client.fs, "_pipe_file" if client.fs.async_impl else "pipe_file")
     known = inspect.signature(method).parameters if client.has_its_own("pipe_file") else {}
     conditions: dict[str, Any] = {"mode": "create", "overwrite": False}

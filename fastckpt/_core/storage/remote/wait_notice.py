@@ -1,4 +1,4 @@
-"""Says when a store does not answer: what is waited for, where, and up to how long."""
+"""Log lines for a store that does not answer: what is waited for, where, and up to how long."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 logger = logging.getLogger("fastckpt")
 
 FIRST = 5.0
-"""Seconds without an answer after which that is said. A store that then answers has twice as long the next time."""
+"""Seconds without an answer after which that is logged. A store that then answers has twice as long the next time."""
 LONGEST = 60.0
 
 
