@@ -55,6 +55,7 @@ def _main(argv: Sequence[str] | None) -> None:
     except click.ClickException as error:
         _exit(error.exit_code, f"fastckpt-run: error: {error.format_message()}")
     except NotDurable as error:
+        # A code of its own (75): launched again, the job resumes from memory and persists.
         _exit(os.EX_TEMPFAIL, f"fastckpt-run: error: {error}")
     except FastckptError as error:
         _exit(2 if isinstance(error, ConfigError) else 1, f"fastckpt-run: error: {error}")

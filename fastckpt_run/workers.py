@@ -54,6 +54,8 @@ def kill_orphans(leader: int) -> None:
 
 def kill_group(leader: int) -> None:
     """Kill all processes of the group that the unreaped child ``leader`` leads."""
+    # No such group: it has ended, or its leader has not called
+    # setsid yet. EPERM: what is left of it runs as another user.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

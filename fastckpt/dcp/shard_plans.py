@@ -247,6 +247,8 @@ class ShardPlans:
             plans, metadata = DefaultSavePlanner().create_global_plan(list(offers))
             copies = copies_for_nodes(offers, plans, nodes)
             self._assigned = Assigned(number, nodes, [in_order(p.items) for p in plans], copies, metadata)
+        # What DCP's planner raises for states that do not go together.
+        # Sent to all ranks, so that all raise it and none waits.
         except (ValueError, AssertionError) as error:
             plans, copies, objection = [SavePlan([]) for _ in ranks], [[] for _ in ranks], str(error)
         for rank, plan in enumerate(plans):

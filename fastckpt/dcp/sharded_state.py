@@ -211,6 +211,7 @@ def as_before_on_error(parts: Iterable[object]) -> Iterator[None]:
     before = [dict(each.state) for each in optimizers]
     try:
         yield
+    # Also KeyboardInterrupt: whoever catches it goes on with the optimizer as it was.
     except BaseException:
         for optimizer, state in zip(optimizers, before, strict=True):
             optimizer.state.clear()

@@ -198,8 +198,8 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
             ConfigError: It was saved by another number of ranks, or with another stage of ZeRO, and DeepSpeed cannot
                 change that; or the engine has gradients of micro-batches that no step has used. Nothing was applied.
         """
-        # 1. refuse waiting gradients   2. choose and verify   3. check the topology   4. the engine loads   5.
-        # generators
+        # 1. refuse waiting gradients   2. choose and verify
+        # 3. check the topology   4. the engine loads   5. generators
         if micro := accumulated(self._engine):
             raise ConfigError(
                 f"the engine has gradients of {micro} micro-batches, which its next step would add to what is loaded: "

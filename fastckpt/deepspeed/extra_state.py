@@ -46,5 +46,6 @@ def put_scripts(engine: DeepSpeedEngine, directory: str) -> None:
             shutil.copyfile(Path(str(package.origin)).parent / "utils" / script, target)
             # Executable, as DeepSpeed makes them.
             target.chmod(0o744)
+        # A convenience of DeepSpeed's: without the scripts the checkpoint is whole.
         except OSError as error:
             logger.warning("%s could not be put beside the checkpoints: %s", script, error)

@@ -43,6 +43,7 @@ class Removal:
             for path in sorted(self._unwanted - ours) if not is_busy else ():
                 unlink(path)
                 self._unwanted.discard(path)
+        # Retried at the next removal: what is not removed yet stays in the set.
         except (FastckptError, OSError) as error:
             logger.warning("checkpoints that are not kept could not be removed: %s", error)
 

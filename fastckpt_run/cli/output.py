@@ -74,6 +74,7 @@ def answering(function: Callable[..., CommandOutput]) -> Callable[..., None]:
     def run(*arguments: Any, as_json: bool, **options: Any) -> None:
         try:
             answer = function(*arguments, **options)
+        # These say what is wrong and what to do; anything else is a defect, and shows its traceback.
         except (FastckptError, OSError) as error:
             click.echo(f"fastckpt: error: {plain(str(error))}", err=True)
             sys.exit(TROUBLE)

@@ -70,6 +70,7 @@ class EventLog:
                 self._unwritten = self._write(self._unwritten)
                 pause = FIRST_PAUSE
             except OSError as error:
+                # Once, and at debug: persists to the same directory report the trouble.
                 if pause == FIRST_PAUSE:
                     logger.debug("events cannot be written to %s: %s", self._folder, error)
                 if not self._pause(pause):

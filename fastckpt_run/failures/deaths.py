@@ -32,6 +32,7 @@ def peek(pid: int) -> int | None:
     try:
         # WNOWAIT leaves the zombie, and with it the exit code for torch and the pid for kill_group.
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    # It is not a child any more: torch has reaped it, and has its exit code.
     except ChildProcessError:
         return None
     if found is None:

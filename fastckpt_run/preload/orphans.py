@@ -49,6 +49,7 @@ class Child:
 
     def holds(self, file: str) -> bool:
         """Return whether it has ``file`` open, named as links in /proc name it."""
+        # Another process may end, or close descriptors, while /proc is read.
         with suppress(OSError):
             return any(os.readlink(path) == file for path in Path(f"/proc/{self.pid}/fd").iterdir())  # noqa: PTH115
         return False

@@ -23,7 +23,9 @@ logger = logging.getLogger("fastckpt.launcher")
 
 AUTO, OFF = "auto", "off"
 _OFF = {OFF, "no", "false", "0", ""}
+# Seconds that workers wait for the template's imports, which an executed worker would spend as well.
 _PATIENCE = 60.0
+# A template that dies again and again has a cause that the next one has, too: from then on workers are executed.
 _FAILURES = 3
 
 

@@ -64,6 +64,7 @@ def left_elsewhere(settings: Settings, arena: Path, directory: str, newest: Save
 
 
 def _census(directory: Path) -> list[ArenaEntry]:
+    # Another launch's place may be gone, or not readable for this user: then nothing is known of it.
     with suppress(OSError):
         return census(directory)
     return []

@@ -286,6 +286,7 @@ class Coordinator:
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:
             self._read(slot)
+            # Skipped on all ranks alike, since this decision is remembered for the id.
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
 

@@ -111,6 +111,7 @@ class Slot:
                 slots.write_digests(self.path, save, records.digests | ours)
                 # A digest that began before the writers died does not cover what they may have written afterwards.
                 self.verified = ours.keys() == records.files.keys() and since >= self._recovered
+            # Without digests a resume compares sizes only; the checkpoint itself is whole.
             except OSError as error:
                 logger.warning("%s in memory has no digests: %s", save, error)
 

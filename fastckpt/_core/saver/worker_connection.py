@@ -138,6 +138,7 @@ def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
     try:
         # A pidfd refers to this very process and becomes readable at its death, while a pid may be given to another.
         fd = os.pidfd_open(pid)
+    # It died before it could be watched: the stream ends at once, as its death would have ended it.
     except ProcessLookupError:
         reader.feed_eof()
         return lambda: None

@@ -25,6 +25,7 @@ class WorkerProgress:
         self._lock = threading.Lock()
         try:
             self._block = TelemetryBlock(self.name, ranks)
+        # Telemetry is for reports and hang detection: a job without it trains and saves all the same.
         except FastckptError as error:
             unlink(self.name)
             self.name = ""

@@ -112,6 +112,7 @@ class BackgroundCopy:
         try:
             with metrics.phase("overlap.copy", step=step):
                 self._copy()
+        # torch raises a RuntimeError for a failed device: this save is lost, and training learns of the device itself.
         except (RuntimeError, MemoryError) as error:
             logger.warning("step %d was not saved: it could not be copied: %s", step, error)
             return SaveOutcome(f"it could not be copied: {error}", str(error))

@@ -270,6 +270,7 @@ class Snapshotter:
                     self._images.map(path)
                     waiting.remove(path)
         except OSError as error:
+            # The first save maps what is missing, and reports what is wrong with it.
             logger.debug("mapping ahead of the first save ended: %s", error)
 
     def close(self) -> None:

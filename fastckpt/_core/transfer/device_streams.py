@@ -72,6 +72,7 @@ class DeviceStreams:
             transfer = DeviceCopy(lane, still, moving, samples)
         except torch.OutOfMemoryError:
             self.copy(moving)
+            # The estimate of free memory was too high, say by fragmentation: copied at once instead.
             transfer = DeviceCopy(lane, still, (), samples)
         # Staging is ordered before later work of the current stream alone, not of another one that an optimizer uses.
         trained = self._trained.pop(lane.device, set())

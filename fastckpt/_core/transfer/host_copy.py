@@ -15,6 +15,7 @@ PIECE = 32 << 20
 FRESH_PIECE = 1 << 20
 """The same into memory without pages yet: few enough that the new pages are still cached when they are copied to."""
 PAGE = 4096
+# Of madvise(2), since Linux 5.14; Python's mmap module has no name for it.
 MADV_POPULATE_WRITE = 23
 SHARED_PIECE = 4 << 20
 """The same, where another thread may help: `Backlog.finish` copies at most one piece of each helper twice."""

@@ -85,5 +85,6 @@ def _content(node: Any) -> Iterator[Any]:
         elif hasattr(node, "tobytes"):
             yield f"{[getattr(node, name, None) for name in ('dtype', 'typecode', 'mode', 'shape', 'size')]}".encode()
             yield node.tobytes()
+    # What cannot be read counts by its type: a checksum must not stop a stream that training can read.
     except _CANNOT_BE_READ:
         return

@@ -78,6 +78,7 @@ def from_json(text: str, circumstances: ProfileKey, overhead: float) -> Remember
         profile = Profile(**content["profile"])
         tuned = content["intervals"] if content["overhead"] == overhead else None
         return Remembered(profile, Intervals(*map(index, tuned)) if tuned else None)
+    # Whatever the checkpoint holds: a profile that cannot be read costs a new profile, never the resume.
     except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         return Ignored(f"it cannot be used: {str(error)[:200]}")
 

@@ -69,6 +69,7 @@ class DirectoryMark:
         while self._arena.claim.due:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
+            # Reported when the directory could not be marked first; persists report the same trouble.
             with contextlib.suppress(FastckptError, OSError):
                 await self._mark()
 

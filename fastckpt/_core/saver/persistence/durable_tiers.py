@@ -102,6 +102,7 @@ class DurableTiers:
             if self.upload.tenure:
                 await loop.run_in_executor(self.upload.pool, self.upload.tenure.hold, opening)
         except (FastckptError, OSError) as error:
+            # At debug: a persist calls `hold` again, and reports what it raises.
             logger.debug("%s is not opened yet: %s", opening.id, error)
         else:
             self._claimed = history

@@ -221,8 +221,8 @@ class Persister:
 
     async def _persist(self, job: PersistJob) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
-        # 1. publish, or contribute this node's part, in a thread   2. with a manifest it is durable; with a part, wait
-        # for the others
+        # 1. publish, or contribute this node's part, in a thread   2. with
+        # a manifest it is durable; with a part, wait for the others
         start = time.perf_counter()
         hand_over = partial(job.hand_over, self.storage, self.tenure)
         work = asyncio.get_running_loop().run_in_executor(self.pool, hand_over)

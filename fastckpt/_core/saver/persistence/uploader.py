@@ -164,6 +164,7 @@ class Uploader:
         if self._hurry.is_set():
             await asyncio.sleep(pause)
             return
+        # The pause, which the end of the job cuts short.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), pause)
 

@@ -104,6 +104,7 @@ def _needed(sources: Iterable[Path]) -> str:
     try:
         return binary(sum(source.stat().st_size for source in sources))
     except OSError as error:
+        # This is part of an error's text: a second error here must not hide the first.
         return f"an unknown size ({error})"
 
 

@@ -210,6 +210,7 @@ class Objects:
             with self._client.told("see when an object was written"):
                 return float(self._client.fs.modified(self.path(name)).timestamp())
         except (NotImplementedError, FileNotFoundError):
+            # Never old enough to be swept: without a time, an upload under way cannot be excluded.
             return math.inf
 
     def copy(self, source: str, target: str) -> None:

@@ -151,6 +151,7 @@ class RemoteStore:
             share = share_in(self._objects, place)
             return PartObjects(self._objects, self._catalog, id, share).settle(self._finish) if share else None
         except FastckptError as error:
+            # A candidate less, not an error: an older checkpoint can be resumed, and a warning names this one.
             return Unfinished(id, f"it cannot be published: {error}")
 
     def scan(self) -> RemoteScan:
