@@ -56,7 +56,7 @@ class Copy:
         self._stop = threading.Event()
 
     def file(self, source: Path, target: Path) -> tuple[int, str]:
-        """`copy_file` at the pace of this checkpoint; raises Stopped when another copy of it has failed."""
+        """`copy_file` at the pace of this checkpoint; raises CopyStopped when another copy of it has failed."""
         return copy_file(source, target, self)
 
     def guard(self, work: Callable[["Copy", Item], Result], item: Item) -> Result:
@@ -75,7 +75,7 @@ class Copy:
         return self._limit.portion if self._limit else None
 
     def wait_for(self, count: int) -> None:
-        """Wait until ``count`` bytes may be written; raises Stopped if they no longer shall be."""
+        """Wait until ``count`` bytes may be written; raises CopyStopped if they no longer shall be."""
         self._go_on_after(self._limit.reserve(count) if self._limit else 0)
 
     def _go_on_after(self, seconds: float) -> None:

@@ -181,7 +181,7 @@ class Catalog:
 
         def read(place: str) -> None:
             try:
-                # What is bad is reported by `_whole`, which also looks whether it was deleted meanwhile.
+                # What is bad is reported by `_judge_one`, which first looks whether it was deleted meanwhile.
                 self._read(place, sizes[place])
             except BadCheckpoint:
                 pass
