@@ -43,7 +43,7 @@ def lacks_seed(dataset: Any) -> bool:
 def remedy(dataset: Any) -> str:
     """Advice to make a data set give the same samples at each start, and on each rank."""
     return REMEDIES.get(_home(dataset)) or (
-        "Have __iter__ begin anew, and make its generators there, from a seed and the epoch (set_epoch); what each "
+        "Have __iter__ begin again, and make its generators there, from a seed and the epoch (set_epoch); what each "
         "rank chooses for itself needs sharded=True"
     )
 

@@ -67,7 +67,7 @@ class ScanResult(Protocol[Kept_co, Place_co]):
 
     @property
     def quarantined(self) -> Sequence[tuple[Place_co, str]]:
-        """Paths or URLs of what was set aside because it was found bad, and why."""
+        """Paths or URLs of what was quarantined because it was found bad, and why."""
 
     @property
     def gathered(self) -> Sequence[SaveId]:

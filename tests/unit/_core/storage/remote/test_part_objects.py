@@ -118,7 +118,7 @@ def test_what_was_set_aside_is_not_published_again(store, tmp_path):  # noqa: F8
         last = contribute(store, tmp_path, NEW, Share(node, 2))
     last.complete()
     store.quarantine(store.checkpoints()[0], "bad")
-    with pytest.raises(PersistError, match="set aside"):
+    with pytest.raises(PersistError, match="quarantined"):
         last.complete()
     assert ids(store) == []
 
