@@ -216,8 +216,11 @@ class Deletion:
             logger.warning(
                 "%s was not deleted: %s is the newest of a history that this one did not resume from. To delete it: "
                 "fastckpt prune %s --drop-history %d",
-                path, id, self._store.path, id.history,
-            )  # fmt: skip
+                path,
+                id,
+                self._store.path,
+                id.history,
+            )
         self._put_off |= ids & newest
         for id in sorted(ids - newest - others):
             self._store.delete(id)

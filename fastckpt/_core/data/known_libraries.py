@@ -5,9 +5,9 @@ from typing import Any
 
 REMEDIES = {
     "webdataset": "Pass WebDataset(..., seed=0, detshuffle=True), and .compose(webdataset.detshuffle(1000, seed=0)) or "
-                  ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
+    ".shuffle(1000, seed=0); without sharded=True also nodesplitter=None and workersplitter=None",
     "datasets": "Pass .shuffle(seed=0); with split_dataset_by_node pass sharded=True to the loader",
-}  # fmt: skip
+}
 
 
 def begin_epoch(dataset: Any, epoch: int) -> None:
