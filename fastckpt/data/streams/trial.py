@@ -105,8 +105,8 @@ def look_again(opened: Callable[[], Callable[[int], Any]]) -> Seen:
         PATIENCE,
         logger.warning,
         (
-            "the stream is being opened a second time, to see that it gives the same samples, and has given none for %g "
-            "s: if it can be opened once only, pass repeatable=False",
+            "the stream is being opened a second time, to see that it gives the same samples, and has given none for "
+            "%g s: if it can be opened once only, pass repeatable=False",
             PATIENCE,
         ),
     )
