@@ -243,5 +243,4 @@ class Deletion:
 
 
 def _is_named(stored: StoredCheckpoint, real: str, root: str) -> bool:
-    own, step = normalised(str(stored.path)), f"checkpoint-{stored.id.step}"
-    return real in (own, f"{root}/{stored.id.step}") or (real == f"{root}/{step}" and own.startswith(f"{real}/"))
+    return real in (normalised(str(stored.path)), normalised(str(stored.place)), f"{root}/{stored.id.step}")
