@@ -86,7 +86,7 @@ class FastckptAgent(HookedAgent):
         signals, outcome = 0, "failed"
         try:
             self._preloader.begin(self.get_worker_group().spec)
-            result: RunResult = super().run(role)
+            result: RunResult | None = super().run(role)
             self._explain(result)
             outcome = outcome_of(result)
         except SignalException as error:
@@ -94,6 +94,9 @@ class FastckptAgent(HookedAgent):
             raise
         finally:
             self._finish(signals, outcome)
+        if result is None:  # torch swallows RendezvousGracefulExitError, and its launcher fails on the None
+            logger.warning("this node waited for a place in the job until the other nodes had ended it")
+            return RunResult(WorkerState.SUCCEEDED)
         # After the flush: only now is it known what is durable.
         if self._job_settings.require_persist and not result.is_failed():
             require_durable(self._saver.report())

@@ -74,8 +74,9 @@ class ResumableSampler(Sampler[int]):
             logger.warning(
                 "epoch %d was drawn to its end, but advance() did not count %d samples of each rank, which come now. "
                 "If a DataLoader with drop_last=True has dropped them, call set_epoch() before each epoch",
-                self.position.epoch, self._left,
-            )  # fmt: skip
+                self.position.epoch,
+                self._left,
+            )
         self._begun, self._drawn_out, self._advanced = True, False, 0
         return self._draw()
 
@@ -127,8 +128,10 @@ class ResumableSampler(Sampler[int]):
             ConfigError: A whole epoch was drawn, and `advance` never called.
         """
         if self._forgotten:
-            raise ConfigError("an epoch was drawn, but advance() never called: the position is unknown. Call advance("
-                              "len(batch)) after each step, or use ResumableDataLoader")  # fmt: skip
+            raise ConfigError(
+                "an epoch was drawn, but advance() never called: the position is unknown. Call advance("
+                "len(batch)) after each step, or use ResumableDataLoader"
+            )
         return self.position.state(self._length, self.order.identity(self.position.seed, self.position.epoch))
 
     @public

@@ -105,7 +105,7 @@ class ShardPlans:
             if not self._fits(shape, shards):
                 self._call(save)
             if self._round.called is not None and save <= self._round.called and not (together or self._is_alone):
-                raise Unplanned("the structure of the state has changed: the ranks plan anew in their next save")
+                raise Unplanned("the structure of the state has changed: the ranks plan again at their next save")
             if self._round.structure is None:
                 self._offer(save, shape, leaves, flat.create_local_plan())
             with contextlib.suppress(Overtaken):

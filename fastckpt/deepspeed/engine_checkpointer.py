@@ -271,7 +271,7 @@ class DeepSpeedCheckpointer(BaseCheckpointer):
                 f"a checkpoint cannot be called {tag!r}, as DeepSpeed has files of such names: choose another"
             )
         is_other = self._last is not None and self._last[0] == step and self._last[1] != tag
-        named = CheckpointNames(tag, LATEST if save_latest else "", anew=is_other)
+        named = CheckpointNames(tag, LATEST if save_latest else "", begins_history=is_other)
         named.check(step)
         return named
 

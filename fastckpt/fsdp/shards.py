@@ -374,5 +374,5 @@ class _Reader(SharedMemoryReader):
         rank, step = self._writer.place.rank, self.loaded_step
         self._checkpointer.rank_state = RankState(self._own["state"] if self._own else {}, rank, step)
         if self._own is None:
-            logger.warning("rank %d has no state of its own in this checkpoint: its random numbers start anew", rank)
+            logger.warning("rank %d has no state of its own in this checkpoint: its random state is not restored", rank)
         self.restore()

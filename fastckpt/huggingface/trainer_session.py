@@ -107,7 +107,7 @@ class TrainerSession:
         if has_only_model(self._found.path) and self._trainer.args.process_index == 0:
             logger.warning(
                 "step %d has the model alone, as save_only_model asks: optimizer, scheduler and random generators "
-                "begin anew",
+                "begin again",
                 self.loaded_step,
             )
         return str(self._found.path)
@@ -234,7 +234,7 @@ def check(trainer: Trainer, options: CheckpointOptions) -> None:
         )
     if args.auto_find_batch_size:
         raise ConfigError(
-            "auto_find_batch_size begins training anew with another batch size, from a checkpoint that is let go by "
+            "auto_find_batch_size begins training again with another batch size, from a checkpoint that is let go by "
             "then. Find the size with transformers' Trainer first, and give it as per_device_train_batch_size."
         )
     if args.save_on_each_node:

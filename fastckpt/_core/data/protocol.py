@@ -43,8 +43,10 @@ def data_state(data: Any) -> DataState:
     if hasattr(data, "rank_state_dict"):
         return DataState(data.state_dict(), data.rank_state_dict())
     rank, _ = rank_and_world(None, None)
-    return DataState(_circumstances(data) | {"version": VERSION, "foreign": 1},
-                     {"version": VERSION, "rank": rank, "state": data.state_dict()})  # fmt: skip
+    return DataState(
+        _circumstances(data) | {"version": VERSION, "foreign": 1},
+        {"version": VERSION, "rank": rank, "state": data.state_dict()},
+    )
 
 
 def load_data_state(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
@@ -87,8 +89,9 @@ def _load_foreign(data: Any, common: Mapping[str, Any], own: Mapping[str, Any] |
     if hasattr(getattr(data, "sampler", None), "next_yielded") and not here["workers"]:
         logger.warning(
             "%s without loader workers gives nothing in the next epoch if it was saved after the end of one: give "
-            "torch's DistributedSampler (docs/data.md)", type(data.sampler).__name__,
-        )  # fmt: skip
+            "torch's DistributedSampler (docs/data.md)",
+            type(data.sampler).__name__,
+        )
     data.load_state_dict(own["state"])
 
 

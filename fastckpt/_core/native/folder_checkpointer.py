@@ -164,7 +164,7 @@ class FolderCheckpointer(BaseCheckpointer):
         if files.keys() != self._checked:
             check_names(files)
             self._checked = frozenset(files)
-        if named.anew:
+        if named.begins_history:
             self._writer.begin_history()
         details = {FOLDER: named.folder, LATEST: named.tracker, OF_EACH_NODE: sorted(common)}
         path = f"{named.folder}/" if named.folder else ""

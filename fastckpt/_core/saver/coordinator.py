@@ -299,7 +299,7 @@ class Coordinator:
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
-        logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
+        logger.warning("%s was removed: what was in memory is lost; it was created again", self.arena.path)
 
     def _read(self, *slots: Slot) -> None:
         for slot in slots:

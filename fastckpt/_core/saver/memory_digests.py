@@ -1,4 +1,4 @@
-"""Digests the newest checkpoint in memory behind everybody's back, so that bytes that change later are found.
+"""Digests the newest checkpoint in memory in the background, so that bytes that change later are found.
 
 When the workers have died it does so again, and compares: they need not, while all wait for them to train on.
 """

@@ -44,7 +44,12 @@ class DecisionLog:
         overhead = None if first or not isfinite(decision.overhead) else float(decision.overhead)
         self._link.tell_decided(
             Decided(
-                max(0, int(decision.step)), intervals.memory, intervals.storage, overhead, self._bound,
-                decision.changed, decision.why,
+                max(0, int(decision.step)),
+                intervals.memory,
+                intervals.storage,
+                overhead,
+                self._bound,
+                decision.changed,
+                decision.why,
             )
-        )  # fmt: skip
+        )

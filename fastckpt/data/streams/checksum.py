@@ -13,8 +13,16 @@ PIECES = 20_000
 DEPTH = 8
 """Containers within each other that are looked into."""
 _PLAIN = (bool, int, float, complex, str, type(None))
-_CANNOT_BE_READ = (ArithmeticError, AttributeError, LookupError, NotImplementedError, OSError, RuntimeError, TypeError,
-                   ValueError)  # fmt: skip
+_CANNOT_BE_READ = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def checksum(sample: Any) -> int:

@@ -174,7 +174,7 @@ class StreamReader:
         if sample is END:
             raise ConfigError(
                 f"{type(self.dataset).__name__} gives nothing when it is iterated again: the last step cannot be "
-                "filled up from its beginning. Have __iter__ begin anew, or pass drop_last=True or uneven=True"
+                "filled up from its beginning. Have __iter__ begin again, or pass drop_last=True or uneven=True"
             )
         return [sample]
 

@@ -66,7 +66,7 @@ class RemoteScan:
         places: Every checkpoint with all files of its manifest, newest id first; of one id, the one published last
             comes first.
         damaged: URLs of places that are no whole checkpoints although they have a manifest, and why.
-        quarantined: URLs of places that were set aside because they were found bad, and why.
+        quarantined: URLs of quarantined places, and why.
         unfinished: Names of places without a manifest, with the name of one of their objects.
     """
 

@@ -55,7 +55,7 @@ class ObjectHistories:
                     raise
                 fault = f"does not know conditional requests ({error})"
             raise ConfigError(
-                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that heeds "
+                f"{self._objects.url()} {fault}: two jobs that save there cannot be told apart. Use a store that knows "
                 "If-None-Match (AWS S3 does), or accept that with --fast-no-exclusive."
             )
 

@@ -83,7 +83,7 @@ class PartObjects:
     def _sizes(self) -> Mapping[str, int]:
         sizes = self._objects.sizes(self.place)
         if WHY in sizes:
-            raise PersistError(f"{self._objects.url(self.place)} was set aside as bad; {self.id} is not saved again")
+            raise PersistError(f"{self._objects.url(self.place)} was quarantined as bad; {self.id} is not saved again")
         return sizes
 
     def _part(self, node: int, sizes: Mapping[str, int]) -> Manifest | None:

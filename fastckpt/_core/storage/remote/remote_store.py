@@ -56,7 +56,7 @@ class RemoteStore:
         .fastckpt/identity                              tells this store from one that later takes its URL
 
     The reader's rule. A checkpoint counts if its manifest is there and undamaged, lies in a place of its id, and names
-    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was set aside.
+    objects that are all there in their recorded sizes, and if no ``why.txt`` in the place says that it was quarantined.
     Each attempt to publish has a place of its own, so nothing is ever overwritten that a manifest names: the
     manifest is written last, and whoever reads finds the old or the new checkpoint whole. A file that a user named is
     a copy that the store makes of the model; nothing is read from it.
@@ -253,7 +253,7 @@ class RemoteStore:
         It stays at its URL, which is returned; ``why.txt`` tells why. Raises PersistError if it is not there any more.
         """
         url, self._known = bad if isinstance(bad, str) else bad.place, None
-        with ExplainedErrors(f"set aside {url}", self.path):
+        with ExplainedErrors(f"quarantine {url}", self.path):
             place = self._objects.name(url)
             if NAME not in self._objects.sizes(place):
                 raise FileNotFoundError(f"{url} is not there any more")

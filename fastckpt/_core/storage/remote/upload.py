@@ -27,7 +27,7 @@ def upload_images(
         with metrics.phase("persist.write", step=request.id.step, file=name):
             # 1. upload, digesting the very bytes that are sent   2. compare with what was known of the image   3. if
             # asked, read it back from the store
-            entry = FileEntry(name, *_upload(objects, source.path, object, copy))
+            entry = FileEntry(name, *upload_file(objects, source.path, object, copy))
             source.compare(entry.size, entry.digest)
         if read_back:
             with metrics.phase("persist.read_back", step=request.id.step, file=name):
@@ -48,7 +48,7 @@ def check_complete(objects: Objects, manifest: Manifest, place: str) -> None:
             )
 
 
-def _upload(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
+def upload_file(objects: Objects, source: Path, name: str, pace: CopyPacing) -> tuple[int, str]:
     """Make an object of a file; its size in bytes, and its xxh3-128 digest in 32 hexadecimal digits.
 
     Memory holds a few parts at a time. After a failure nothing is left of it soon, as far as the store can be
