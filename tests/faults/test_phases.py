@@ -10,8 +10,8 @@ PERSIST = (
     "persist.write",
     "persist.manifest",
     "persist.retire",
-    "persist.record",
     "persist.rename",
+    "persist.link",
     "persist.tracker",
     "persist.drop",
 )

@@ -66,6 +66,9 @@ class Coordinator:
 
     async def open(self) -> None:
         """Read what memory and storage hold."""
+        # 1. end the writers of a dead owner   2. adopt or give up its memory, by the directory's mark   3. take what is
+        # whole in its slots   4. look in the durable tiers, and wait for other jobs there   5. begin to digest, and
+        # look for what was left elsewhere
         loop = asyncio.get_running_loop()
         with metrics.phase("arena.adopt"):
             alone = await loop.run_in_executor(None, self.arena.drive_out_writers, ORPHANS_DEADLINE)
@@ -77,6 +80,7 @@ class Coordinator:
         self.slots += [Slot(path) for path in self.arena.slots]
         for slot in self.slots:
             slot.recover()
+        # Before `levels.open`: what is in memory of another line must not count as the newest checkpoint known.
         await loop.run_in_executor(None, self._forget_others)
         in_memory = max((slot.id for slot in self.slots if slot.id), default=None)
         self.writers.newest_history = await self.levels.open(in_memory)
@@ -107,6 +111,7 @@ class Coordinator:
         try:
             self.levels.join(hello)
         except FastckptError:
+            # A refused writer is no member: else each save would wait for its part.
             self.writers.lose(hello.local_rank, pid)
             raise
         self.digester.enabled = hello.verify != "never"
@@ -127,6 +132,7 @@ class Coordinator:
 
     def _settle(self, gone: int) -> None:
         """Lend to the saves under way what a writer that is gone lends; give up those to which it lends nothing."""
+        # Oldest first, so that a lender's part goes into the older save before the newer one needs it, too.
         for slot in sorted(self.slots, key=lambda slot: slot.id or ()) if self.arena.is_there() else ():
             if slot.id is None or slot.committed or gone not in slot.writers - slot.done:
                 continue
@@ -194,8 +200,12 @@ class Coordinator:
 
     def restart(self) -> None:
         """All workers are dead and reaped: read the records, pin the newest checkpoint and flush it."""
+        # 1. read all records: messages of dead workers may be lost   2. drop the
+        # pins of dead readers, keep those of persists   3. give up what another job
+        # has superseded   4. forget the generation of writers   5. flush the newest
         self._read(*self.slots)
         for slot in self.slots if self.arena.is_there() else ():
+            # A persist that was under way when the workers died still reads the slot.
             pins = {name: why for name, why in slot.pins.items() if name.startswith(PIN)}
             slot.recover()
             slot.pins.update(pins)
@@ -223,7 +233,9 @@ class Coordinator:
         save = SaveId(message.history, message.step)
         self._hear_of_other_nodes(message.closed)
         again = self.writers.begin(writer, save)
+        # One decision for each id: the first rank's message makes it, and all others get the same answer.
         known = self._decisions.get(save)
+        # A rank that asks for the same save again was skipped before: a slot may be free by now.
         decision = self._decide(save) if known is None or (again and isinstance(known, Skip)) else known
         persisted, trouble = self.news(writer), self.levels.trouble
         if isinstance(decision, Slot) and (unlike := self.writers.out_of_step(writer, save)):
@@ -233,6 +245,7 @@ class Coordinator:
             return Skipped("memory holds it already", persisted, trouble)
         if isinstance(decision, Slot) and decision.id == save:
             await self._room.reserve(decision, message.files, writer)
+            # In the background: the next save goes to another slot, and finds its memory reserved.
             self._room.reserve_ahead(message.files, writer)
             return Granted(str(decision.path), persisted, trouble)
         reason = decision.reason if isinstance(decision, Skip) else "a newer step has taken its slot"
@@ -252,6 +265,7 @@ class Coordinator:
         return decision
 
     def _choose(self, save: SaveId) -> Slot | Skip:
+        # A digest reads memory at full speed, and would slow down the copies of this save.
         self.digester.make_way()
         self._room.look_again()
         choice = choose_slot([slot.view() for slot in self.slots], self.writers.latest)
@@ -268,9 +282,11 @@ class Coordinator:
             if not self.arena.is_there():
                 self._restore()
             self._room.clear_away(slot, slot.begin(save, self.writers.all))
+            # After `begin`, which removes the old records, and before any writer copies into the slot.
             self._lend(slot, save)
         except (OSError, ArenaInUse) as error:
             self._read(slot)
+            # Skipped on all ranks alike, since this decision is remembered for the id.
             return Skip(f"{self.arena.path} cannot be written to: {error}")
         return slot
 
@@ -279,10 +295,11 @@ class Coordinator:
             raise ArenaInUse("the job ends, and its memory is given back")
         for slot in self.slots:
             slot.forget()
+        # The slots are forgotten first: what has their names now may be another job's.
         self.arena.restore()
         for slot in self.slots:
             slot.clear()
-        logger.warning("%s was removed: what was in memory is lost; it was made anew", self.arena.path)
+        logger.warning("%s was removed: what was in memory is lost; it was created again", self.arena.path)
 
     def _read(self, *slots: Slot) -> None:
         for slot in slots:
@@ -311,7 +328,9 @@ class Coordinator:
         if slot is None:
             return
         if message.persist:
+            # Before the record is read: with the last part the slot is whole, and is submitted with what was wanted.
             slot.want(message.path, urgency_of(message))
+        # Only this writer's record: reading all of them each time would cost the square of the number of ranks.
         self._take(slot, partial(slot.read_part, writer))
         if slot.committed:
             self.digester.look()
@@ -349,6 +368,9 @@ class Coordinator:
 
         Returns whether all persists have come to an end.
         """
+        # 1. read what late writers have left   2. flush, and wait for persists and uploads   3. look whether what was
+        # durable still is   4. close the records of histories   5. remove the memory, or keep it if its newest
+        # checkpoint is durable nowhere
         self.look()
         self.flush()
         drained = await self.levels.finish(self._settings.flush_timeout)
@@ -363,6 +385,7 @@ class Coordinator:
         self._skipped.report(max(ids, default=None), self._directory)
         lost = newest is not None and (self.persister.durable is None or self.persister.durable < (newest.id or ()))
         if lost and newest is not None and (self._settings.flush or self.persister.trouble or not drained):
+            # Only the locks: the files stay for the next job, which adopts them.
             self.arena.release()
             why = self.persister.trouble if drained else f"its flush was not done in {self._settings.flush_timeout:g} s"
             logger.error(
@@ -379,6 +402,7 @@ class Coordinator:
     async def abandon(self) -> None:
         """Leave the memory as it was found: `open` has failed."""
         await self._end(wait=True)
+        # An adopted arena may hold the only copy of an earlier job's state; a new one is empty.
         await asyncio.to_thread(self.arena.release if self.arena.adopted else self.arena.remove)
 
     async def _end(self, *, wait: bool) -> None:

@@ -52,12 +52,14 @@ class WorkerConnection:
         try:
             while (message := await receive(reader)) is not None:
                 self._heard = time.monotonic()
+                # One message at a time, in order: a worker's commit is handled before its next begin.
                 answer = await self._answer_anyway(message)
                 if isinstance(message, m.UNANSWERED):
                     continue
                 writer.write(pack(answer))
                 await writer.drain()
         finally:
+            # Also after a cancelled task or a protocol error: a writer that is not listened to counts as gone.
             death()
             if self._keeper is not None:
                 self._keeper.lost(self._rank, self._pid)
@@ -93,7 +95,9 @@ class WorkerConnection:
                 await keeper.prepare(self._rank, message.files)
                 return m.Done()
             case m.Pin():
+                # Once a rank has begun a save, memory has changed since the saver compared it.
                 verified = [] if keeper.writers.latest else keeper.readers.verified()
+                # Pinned before the answer: what it names cannot be overwritten before the worker reads it.
                 held, durable = keeper.readers.pin(self._pid), list(keeper.levels.newest or ())
                 return m.Pinned(held, durable, verified, keeper.readers.lost())
             case m.NextHistory():
@@ -132,7 +136,9 @@ def _watch(pid: int, reader: asyncio.StreamReader) -> Callable[[], None]:
     """
     loop = asyncio.get_running_loop()
     try:
+        # A pidfd refers to this very process and becomes readable at its death, while a pid may be given to another.
         fd = os.pidfd_open(pid)
+    # It died before it could be watched: the stream ends at once, as its death would have ended it.
     except ProcessLookupError:
         reader.feed_eof()
         return lambda: None

@@ -50,16 +50,20 @@ class FilePlans:
     def capacity(self, name: str, plan: Plan) -> int:
         """The size of the image: that of the last save if it fits, so that its mapping can be kept."""
         last = self.sizes.get(name)
+        # A file of another size is another file: the agent would reserve it, and this worker map and fault it in again.
         return last if last is not None and plan.skeleton.fits(last) else plan.skeleton.capacity()
 
     def forget_but(self, names: Collection[str]) -> None:
         """Drop sizes and planners of other files once there are many: names may contain the number of the step."""
+        # Only beyond twice the files of a save, so that two sets of names that alternate both keep their skeletons.
         if len(self.sizes) > 2 * len(names) + REMEMBERED:
             self.sizes = {name: size for name, size in self.sizes.items() if name in names}
             self._planners = {key: planner for key, planner in self._planners.items() if key[0] in names}
 
     def _planner(self, name: str, state: Any) -> Any:
         """The planner of the file of this name, of the kind that the state asks for."""
+        # By kind, too: a name that was a torch.save file may hold
+        # safetensors in the next save, which have another planner.
         key = name, type(state) if isinstance(state, Tensors | Raw) else object
         if key not in self._planners:
             makers = {Tensors: SafetensorsPlanner, Raw: RawPlanner}

@@ -546,7 +546,7 @@ class TestQuarantine:
             pytest.skip("needs a file system and a user that can make a directory immutable")
         try:
             assert self.load(three) == [2, 2]
-            assert "stays where it is: cannot set aside" in said.text
+            assert "stays where it is: cannot quarantine" in said.text
             three.end()
         finally:
             subprocess.run(["chattr", "-i", three.directory], check=True)

@@ -203,7 +203,7 @@ def test_no_rank_saves_beyond_a_rank_that_has_closed(tmp_path: Path, changes: bo
     thread.join()
     second.files(SaveId(1, 2), state(2, 4, 0))
     if changes:
-        with pytest.raises(Unplanned, match="ranks plan anew"):
+        with pytest.raises(Unplanned, match="ranks plan again"):
             first.files(SaveId(1, 3), state(3, 5, 0))
     second.close(SaveId(1, 2))
     second.close(None)
@@ -212,7 +212,7 @@ def test_no_rank_saves_beyond_a_rank_that_has_closed(tmp_path: Path, changes: bo
     for together in (False, True):
         with pytest.raises(Unplanned, match="has closed its checkpointer"):
             first.files(SaveId(1, 4), state(4, 4, 0), together=together)
-    with pytest.raises(Unplanned, match="has closed its checkpointer" if not changes else "ranks plan anew"):
+    with pytest.raises(Unplanned, match="has closed its checkpointer" if not changes else "ranks plan again"):
         first.files(SaveId(1, 2), state(2, 7, 0))
 
 

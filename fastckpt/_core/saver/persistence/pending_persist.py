@@ -51,6 +51,7 @@ class PendingPersist:
         if self.save is not None and self.save < save:
             self._tally.overtaken += 1
         self.save = max(save, self.save or save)
+        # All nodes have this save and agreed on it: no pause is needed to let them settle on one.
         if agreed and not self._is_busy():
             self._pay()
         self.look()
@@ -71,6 +72,7 @@ class PendingPersist:
 
     def hurry(self) -> None:
         """The job ends: nothing more is saved, and what is owed is persisted as soon as it can be."""
+        # No newer save will come, so the newest in memory is the one, on every node.
         self._alone = True
         self.look()
 

@@ -36,7 +36,7 @@ class Persister:
     """The way from memory to the storage of one checkpoint directory.
 
     A slot is pinned from `submit` until it is durable, so that every checkpoint that was asked for becomes durable;
-    what cannot have a slot meanwhile is skipped, and its caller told so. What newer ones may overtake is pinned as it
+    what cannot have a slot meanwhile is skipped, with the reason. What newer ones may overtake is pinned as it
     begins to be persisted. While storage is in trouble nothing is pinned, so that memory stays new, and only the newest
     checkpoint is tried again.
 
@@ -79,10 +79,12 @@ class Persister:
         self._peers = NodeParts(lambda id: self.durable is not None and self.durable > id, self._complain)
         self._task: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        # One thread: one persist has the whole rate of the device, and is durable before the next begins.
         self.pool = ThreadPoolExecutor(1, "fastckpt-persist")
 
     async def open(self) -> SaveId | None:
         """Clear away what dead persists left; returns the newest durable id, if there is one."""
+        # The first node sweeps later, when it holds the history's record: another job may be publishing until then.
         look = partial(_look, self.storage, sweep=not self._first)
         self.tally.durable, self.newest_history = await asyncio.get_running_loop().run_in_executor(self.pool, look)
         self.tenure.saw(self.durable)
@@ -155,6 +157,7 @@ class Persister:
         job = PersistJob(slot, slot.id, target or slot.target, flush, lasting)
         self.owed.paid(job.id)
         known = [*self._done, *self._peers.all, *((j.id, j.target) for j in self._jobs)]
+        # Each rank reports the same save, and a flush may name what was submitted before.
         if (job.id, job.target) in known:
             return
         if lasting:
@@ -218,9 +221,12 @@ class Persister:
 
     async def _persist(self, job: PersistJob) -> BaseException | None:
         """Persist a job's slot; returns what went wrong, whatever it is: no error may end this loop."""
+        # 1. publish, or contribute this node's part, in a thread   2. with
+        # a manifest it is durable; with a part, wait for the others
         start = time.perf_counter()
         hand_over = partial(job.hand_over, self.storage, self.tenure)
         work = asyncio.get_running_loop().run_in_executor(self.pool, hand_over)
+        # asyncio.wait raises nothing of the thread's, so no error of a persist can end the loop over the jobs.
         await asyncio.wait([work])
         if error := work.exception():
             return error
@@ -237,6 +243,7 @@ class Persister:
         self.tally.asked.discard((job.id, job.target))
         self.news.append(job.id)
         digests = {entry.name: entry.digest for entry in manifest.files}
+        # The copy computed these digests on the way: a resume from memory can then compare without another reading.
         job.slot.attest(job.id, digests, start, of_first=self._first)
         self.trouble = ""
         self.tally.made_durable(job.id, size := manifest.size, seconds)
@@ -256,6 +263,7 @@ class Persister:
         attempt = job.attempts
         self._complain(f"{job.id} could not be persisted (attempt {attempt}): {error}", job.id.step, attempt=attempt)
         while self._jobs:
+            # All jobs give their pins back: saves must find slots while storage is in trouble.
             self._finish(self._jobs[0])
         if job.attempts < ATTEMPTS:
             self._jobs.append(job)
@@ -280,6 +288,7 @@ class Persister:
         if job.slot.id == job.id:
             job.slot.give_up(str(error))
         newest = self._newest_slot()
+        # An older slot may still be newer than storage.
         if job.flush and newest is not None:
             self.flush(newest)
 

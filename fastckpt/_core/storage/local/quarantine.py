@@ -14,7 +14,7 @@ from fastckpt.errors import BadCheckpoint
 
 KIND = "quarantine"
 WHY = "why.txt"
-"""Tells in a bad checkpoint's directory when it was set aside, from where, and what is wrong with it."""
+"""The file in a bad checkpoint's directory that says when it was quarantined, from where, and what is wrong with it."""
 _REASON = "why: "
 _LONGEST = 4096
 """Characters of a ``why.txt`` that are read."""
@@ -42,7 +42,7 @@ def quarantine(layout: Layout, place: Path, why: str) -> Path:
 
 
 def quarantined(layout: Layout) -> list[tuple[Path, str]]:
-    """All places that were set aside, and why."""
+    """All quarantined places, and why."""
     return [(place, _why(place)) for place in layout.drafts(KIND)]
 
 

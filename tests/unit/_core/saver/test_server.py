@@ -332,7 +332,7 @@ class TestTwoJobs:
         held = {slot: slots.read(slot) for slot in arena.glob("slot-*")}
         for step in (2, 3):
             refused = one.save_checkpoint(step, state(step), storage_type=MEMORY)
-            assert not refused and "another job has made it anew" in refused.reason
+            assert not refused and "another job has created it again" in refused.reason
         with pytest.raises(FileNotFoundError):
             next(iter(ranks.saver._keepers.values())).arena.reserve(arena / "slot-0", "model.pt", 4096)
         ranks.workers_die()

@@ -32,7 +32,7 @@ def test_a_publication_killed_at_any_phase_leaves_old_or_new(directory, crash, s
     publish(directory, OLDEST)
     id, target = scene(directory)
     killed = crash(directory, "publish", id, target=target, phase=f"persist.{phase}")
-    assert killed or (phase == "link" and not target.endswith(".pt"))
+    assert killed or (phase == "link" and not target.endswith("ckpt.pt"))
     found = assert_sound(CheckpointDirectory(directory.path))
     assert found[0] == (id if phase in ("link", "tracker", "drop") or not killed else OLD)
     assert OLDEST in found

@@ -109,6 +109,33 @@ def test_a_write_through_a_hard_linked_target_is_damage(directory, target):
     assert target.read_bytes() == b"another size"
 
 
+@pytest.mark.parametrize("name", ["mine.pt", "sub/mine.pt"])
+def test_a_path_in_the_checkpoints_own_directory_is_one_more_name_of_the_model_there(directory, name):
+    targets = {step: directory.path / f"checkpoint-{step}" / name for step in (7, 8)}
+    for step, target in targets.items():
+        publish(directory, SaveId(0, step), str(target))
+        assert target.samefile(directory.path / f"checkpoint-{step}/model.pt")
+    publish(directory, SaveId(1, 8), str(targets[8]))
+    publish(directory, SaveId(1, 9))
+    publish(directory, SaveId(1, 9), str(directory.path / "checkpoint-9" / name))
+    assert assert_sound(directory) == [(1, 9), (1, 8), (0, 7)]
+    assert [stored.owns_target() for stored in directory.checkpoints()] == [True] * 3
+    directory.delete(SaveId(0, 7))
+    assert assert_sound(directory) == [(1, 9), (1, 8)] and directory.sweep() == []
+    assert sorted(path.name for path in directory.path.glob("checkpoint-*")) == ["checkpoint-8", "checkpoint-9"]
+    assert_named(directory)
+    assert_clean(directory)
+
+
+def test_a_path_of_another_file_or_directory_of_a_checkpoint_is_refused_and_leaves_nothing(directory):
+    publish(directory, SaveId(0, 6))
+    for path in ("checkpoint-7", "checkpoint-6/mine.pt", "checkpoint-7/rank_0.pt", "checkpoint-7/manifest.json"):
+        with pytest.raises(ConfigError, match=f"cannot save .*{path.split('/')[-1]}"):
+            publish(directory, SaveId(0, 7), str(directory.path / path))
+    assert assert_sound(directory) == [(0, 6)] and not (directory.path / "checkpoint-7").exists()
+    assert_clean(directory)
+
+
 @pytest.fixture
 def earlier(directory, target):
     """A checkpoint as earlier versions wrote it: its model is at the user's path alone."""

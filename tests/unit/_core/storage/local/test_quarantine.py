@@ -156,7 +156,7 @@ def test_a_quarantine_that_storage_refuses_changes_nothing(directory, fast_path)
         os.seteuid(65534)
     try:
         with pytest.raises(
-            PersistError, match=r"cannot set aside step 6 of history 1 .*(Permission denied|not permit)"
+            PersistError, match=r"cannot quarantine step 6 of history 1 .*(Permission denied|not permit)"
         ):
             CheckpointDirectory(directory.path).quarantine(bad, "it is bad")
     finally:

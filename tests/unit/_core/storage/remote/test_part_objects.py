@@ -61,7 +61,7 @@ def test_uploaded_parts_of_unlike_attempts_are_not_joined(store, tmp_path):  # n
 
 def test_a_lost_object_is_noticed_before_its_part_counts(store, tmp_path, monkeypatch):  # noqa: F811
     """Somebody deleted it, or aborted its upload: the persist has failed, and is tried again."""
-    real, lost = upload._upload, []
+    real, lost = upload.upload_file, []
 
     def lose_the_first(objects, source, name, pace):
         done = real(objects, source, name, pace)
@@ -70,7 +70,7 @@ def test_a_lost_object_is_noticed_before_its_part_counts(store, tmp_path, monkey
             objects.remove(name)
         return done
 
-    monkeypatch.setattr(upload, "_upload", lose_the_first)
+    monkeypatch.setattr(upload, "upload_file", lose_the_first)
     with pytest.raises(PersistError, match="but the store has none"):
         contribute(store, tmp_path, NEW, Share(0, 1))
     assert contribute(store, tmp_path, NEW, Share(0, 1)).complete()
@@ -118,7 +118,7 @@ def test_a_quarantined_checkpoint_is_not_published_again_from_its_parts(store, t
         last = contribute(store, tmp_path, NEW, Share(node, 2))
     last.complete()
     store.quarantine(store.checkpoints()[0], "bad")
-    with pytest.raises(PersistError, match="set aside"):
+    with pytest.raises(PersistError, match="quarantined"):
         last.complete()
     assert ids(store) == []
 

@@ -20,6 +20,7 @@ from fastckpt._core.format.ids import SaveId
 from fastckpt._core.storage.image_source import PublishRequest
 from fastckpt._core.storage.remote import filesystem as client_module
 from fastckpt._core.storage.remote import objects as objects_module
+from fastckpt._core.storage.remote import upload
 from fastckpt._core.storage.remote.remote_store import RemoteStore
 from fastckpt._core.storage.store import normalised, open_store, target_in
 from fastckpt.errors import BadCheckpoint, ConfigError, PersistError
@@ -348,8 +349,9 @@ def test_a_quarantined_checkpoint_in_a_store_is_never_deleted(store, tmp_path):
 def die_at(monkeypatch: pytest.MonkeyPatch, store: RemoteStore, method: str, call: int) -> None:
     """From that call on nothing of the store's writer happens: neither what was to come, nor any cleaning up."""
     calls = [0]
-    for name in ("put", "upload", "remove", "copy"):
-        real = getattr(store._objects, name)
+    places = {"put": store._objects, "upload_file": upload, "remove": store._objects, "copy": store._objects}
+    for name, place in places.items():
+        real = getattr(place, name)
 
         def dying(*arguments: Any, name: str = name, real: Any = real) -> Any:
             calls[0] += (name == method) or calls[0] >= call
@@ -357,10 +359,12 @@ def die_at(monkeypatch: pytest.MonkeyPatch, store: RemoteStore, method: str, cal
                 raise ConnectionError("the process is dead")
             return real(*arguments)
 
-        monkeypatch.setattr(store._objects, name, dying)
+        monkeypatch.setattr(place, name, dying)
 
 
-@pytest.mark.parametrize(("method", "call"), [("upload", 1), ("upload", 3), ("copy", 1), ("put", 4), ("put", 5)])
+@pytest.mark.parametrize(
+    ("method", "call"), [("upload_file", 1), ("upload_file", 3), ("copy", 1), ("put", 4), ("put", 5)]
+)
 def test_a_killed_upload_leaves_the_old_or_the_new_checkpoint(near, tmp_path, monkeypatch, method, call):
     publish(near, tmp_path, SaveId(1, 10))
     writer = RemoteStore(near.path)
@@ -598,7 +602,7 @@ def test_invalid_locations_are_refused(location):
     ],
 )
 def test_paths_of_the_user_resolve_to_targets_in_the_store(location, path, target):
-    assert target_in(location, path) == target
+    assert target_in(location, path, SaveId(0, 6)) == target
 
 
 @pytest.mark.parametrize(
@@ -607,7 +611,7 @@ def test_paths_of_the_user_resolve_to_targets_in_the_store(location, path, targe
 )
 def test_targets_outside_the_store_are_refused(location, path):
     with pytest.raises(ConfigError, match="cannot save to"):
-        target_in(location, path)
+        target_in(location, path, SaveId(0, 6))
 
 
 def test_unknown_protocols_are_refused_with_the_remedy():
